@@ -154,7 +154,7 @@ FILES = {
         "levels deep",
     ),
     "the header exceeds the maximum length": damaged(
-        long_header, WeightError, WEIGHTS, "truncated or no safetensors file"
+        long_header, WeightError, WEIGHTS, "truncated or not a safetensors file"
     ),
     "config.json names a class": damaged(
         config_fields(architectures=["evil:M"]), ModelError, "config.json", "installed model"

@@ -1,4 +1,4 @@
-"""A model runner on a tiny model, with attention that is built again each step, or counts on."""
+"""A model runner on a tiny model, with attention that is rebuilt each step or advanced."""
 
 from functools import partial
 
@@ -70,5 +70,5 @@ def steps(runner):
 
 @pytest.fixture
 def runner_of():
-    """What makes a runner: of a model, a backend, parts of a device, a number of blocks."""
+    """Creates a runner from a model, a backend, device parts and a number of blocks."""
     return make_runner

@@ -14,7 +14,7 @@ T, H, K, D = 5, 4, 2, 8
 
 
 class Turning:
-    """A layer that turns: keeps the rotation, gives back its queries."""
+    """A layer that rotates: stores the rotary arguments, returns its queries."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         self.rotary_args = rotary_args
@@ -22,7 +22,7 @@ class Turning:
 
 
 class Marking:
-    """A layer that writes a number into its cache and its output, and keeps what it was given."""
+    """A layer that writes a number to its cache and its output, and stores its arguments."""
 
     def __init__(self, mark):
         self.mark, self.calls = mark, []
@@ -47,7 +47,7 @@ def qkv():
     return tuple(torch.randn(T, heads, D, generator=generator) for heads in (H, K, K))
 
 
-def test_each_index_has_its_layer_its_cache_and_its_metadata(qkv):
+def test_each_index_selects_layer_cache_and_metadata(qkv):
     table, layers, caches = make_table()
     for index in (2, 0, 1):
         assert torch.equal(table.attend(index, *qkv), qkv[0] + (index + 1))
@@ -75,7 +75,7 @@ def test_a_layer_that_applies_rope_gets_the_rotary_args(qkv, rotary_args):
     assert layer.rotary_args is None
 
 
-def test_for_others_the_ops_apply(qkv, rotary_args):
+def test_for_other_layers_the_ops_apply_rope(qkv, rotary_args):
     table, layers, _ = make_table()
     turned = rotary_args.apply(*qkv[:2])
     assert (turned[0] - qkv[0]).abs().max() > 0.5
@@ -84,7 +84,7 @@ def test_for_others_the_ops_apply(qkv, rotary_args):
     assert torch.equal(given[0], turned[0]) and torch.equal(given[1], turned[1])
 
 
-def test_without_a_cache_turning_takes_its_memory_all_the_same(qkv, rotary_args):
+def test_without_a_cache_rotation_needs_the_same_memory(qkv, rotary_args):
     class Counting(TorchOps):
         num_turned = 0
 
@@ -97,7 +97,7 @@ def test_without_a_cache_turning_takes_its_memory_all_the_same(qkv, rotary_args)
     assert ops.num_turned == 1 and out_THD.shape == qkv[0].shape and not out_THD.any()
 
 
-def test_in_a_compiled_graph_the_ops_apply(qkv, rotary_args):
+def test_in_a_compiled_graph_the_ops_apply_rope(qkv, rotary_args):
     layer = Turning()
     table = AttentionTable([layer], [torch.zeros(2)], (0,), rotates=True)
     table.metadata = [None]
@@ -115,7 +115,7 @@ def test_the_result_is_new_and_contiguous(qkv):
     assert torch.equal(q_THD, qkv[0])  # the input is only read
 
 
-def test_slots_are_unique_and_a_table_goes_with_its_owner(qkv):
+def test_slots_are_unique_and_a_table_is_freed_with_its_owner(qkv):
     tables = [make_table()[0] for _ in range(3)]
     assert len({table.slot for table in tables}) == 3
     slot = tables[0].slot
@@ -127,7 +127,7 @@ def test_slots_are_unique_and_a_table_goes_with_its_owner(qkv):
         torch.ops.dovetail.attend(*qkv, slot, 1)
 
 
-def test_no_attention_is_zeros(qkv):
+def test_attention_without_a_cache_returns_zeros(qkv):
     out_THD = NoAttention(8).attend(7, *qkv)
     assert out_THD.shape == (T, H, D) and out_THD.is_contiguous()
     assert not out_THD.any()
@@ -149,7 +149,7 @@ def compiled():
 
 
 @torch.inference_mode()
-def test_a_compiled_model_calls_the_layers_of_the_table_that_it_is_given(qkv, compiled):
+def test_a_compiled_model_calls_the_layers_of_the_given_table(qkv, compiled):
     tables = [make_table(mark) for mark in (1, 10)]
     for _ in range(2):
         for (table, _, caches), mark in zip(tables, (1, 10), strict=True):

@@ -1,4 +1,4 @@
-"""The memory of the KV cache: who shares what, and what it costs before it is used."""
+"""The memory of the KV cache: how layers share it, and that unused memory is not allocated."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ class BlocksFirst(FakeAttentionBackend):
 
 
 class Strided(BlocksFirst):
-    """The same, and blocks may lie apart."""
+    """The same, with strided blocks."""
 
     capabilities = AttentionCapabilities(
         dtypes=frozenset({"float32"}), features=frozenset({PADDED_PAGES})
@@ -46,7 +46,7 @@ def zeros(num_bytes):
 
 
 def take(backend, *groups):
-    """Buffers for groups, each a list of specs: one layer each, called "group.layer"."""
+    """Return buffers for groups, each a list of specs with one layer each, "group.layer"."""
     specs = {f"{g}.{i}": one for g, layers in enumerate(groups) for i, one in enumerate(layers)}
     config = KVCacheConfig(
         num_blocks=NUM_BLOCKS,
@@ -63,7 +63,7 @@ def storage(tensor):
 
 
 @pytest.mark.parametrize("backend", [FakeAttentionBackend, BlocksFirst])
-def test_the_ith_layers_of_all_groups_share_a_buffer(backend):
+def test_layers_with_the_same_index_in_all_groups_share_a_buffer(backend):
     buffers, config = take(backend, [spec(), spec()], [spec(window=8), spec(window=8)], [spec()])
     caches = buffers.caches
     assert config.num_buffers == 2
@@ -83,7 +83,7 @@ def test_a_block_is_a_row_of_every_buffer():
         assert not pages_NP[[0, 1, 2, 4]].any()
 
 
-def test_smaller_pages_stand_at_the_beginning_of_larger_ones():
+def test_smaller_pages_start_at_the_beginning_of_larger_ones():
     buffers, config = take(Strided, [spec(head_size=3)], [spec(head_size=2)])
     assert config.page_size_bytes == 128  # 96 and 64 bytes are used
     large, small = buffers.caches["0.0"], buffers.caches["1.0"]
@@ -95,12 +95,12 @@ def test_smaller_pages_stand_at_the_beginning_of_larger_ones():
     assert not values[[0, 3, 4]].any()
 
 
-def test_a_backend_that_wants_blocks_side_by_side_is_not_given_others():
+def test_a_backend_that_requires_contiguous_blocks_gets_no_strided_ones():
     with pytest.raises(ModelError, match="'fake' does not declare 'padded_pages'"):
         take(BlocksFirst, [spec(head_size=3)], [spec(head_size=2)])
 
 
-def test_laying_out_the_memory_touches_none_of_it():
+def test_dividing_the_memory_allocates_no_pages():
     code = (
         "import resource, torch\n"
         "from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup\n"

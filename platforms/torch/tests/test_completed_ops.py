@@ -1,4 +1,4 @@
-"""A provider overrides the operations that it has; torch computes the others."""
+"""A provider overrides some operations; torch computes the others."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ X_T2D = torch.tensor([[0.5, -1.0, 2.0, 3.0]])
 
 
 class NegativeSilu(Ops):
-    """Overrides one operation, with a result of its own."""
+    """Overrides one operation, with a different result."""
 
     def silu_and_mul(self, x_T2D):
         return -TorchOps().silu_and_mul(x_T2D)
@@ -33,7 +33,7 @@ class Structural:
         return x_T2D
 
 
-def test_an_overridden_operation_is_the_providers_and_the_others_are_torchs():
+def test_the_provider_computes_overridden_operations_and_torch_the_others():
     ops, torch_ops = CompletedOps(NegativeSilu()), TorchOps()
     assert ops.overridden == {"silu_and_mul"}
     assert torch.equal(ops.silu_and_mul(X_T2D), -torch_ops.silu_and_mul(X_T2D))
@@ -41,7 +41,7 @@ def test_an_overridden_operation_is_the_providers_and_the_others_are_torchs():
     assert torch.equal(ops.rms_norm(X_T2D, weight, 1e-6), torch_ops.rms_norm(X_T2D, weight, 1e-6))
 
 
-def test_torch_has_every_operation_but_the_draw():
+def test_torch_has_every_operation_except_the_draw():
     names = {name for name, method in vars(Ops).items() if hasattr(method, "is_optional")}
     assert names - overridden_operations(TorchOps) == {"draw_tokens"}
 
@@ -68,7 +68,7 @@ def test_a_new_operation_leaves_existing_providers_valid(monkeypatch):
         assert torch.equal(ops.gelu(X_T2D), X_T2D + 1)
 
 
-def test_equal_bits_are_promised_only_for_what_the_provider_computes():
+def test_batch_invariance_is_declared_only_for_the_providers_operations():
     def provider(names):
         methods = {name: getattr(TorchOps, name) for name in names}
         return type("Provider", (Ops,), {"batch_invariant": frozenset({"float32"}), **methods})

@@ -1,5 +1,4 @@
-"""Steps that continue from the last one: when they do, and that the tokens are those of any
-step."""
+"""Steps that continue the last one: when they do, and that tokens do not change."""
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ counting = pytest.mark.parametrize("runner", [CountingBackend], indirect=True)
 
 
 @counting
-def test_columns_are_counted_on_to_the_end_of_a_block(steps, model):
+def test_columns_are_incremented_to_the_end_of_a_block(steps, model):
     expected = model.answer(PROMPT, 9)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 4, True))[1]]
     for place, num_gathered in zip(range(4, 12), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):
@@ -23,7 +22,7 @@ def test_columns_are_counted_on_to_the_end_of_a_block(steps, model):
 
 
 @counting
-def test_what_was_sampled_on_the_way_is_there_for_the_next_gathering(steps, model):
+def test_sampled_tokens_are_written_before_the_next_gathering(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(2, PROMPT, [3, 4])
     steps.run((2, 0, 4, True), (0, 0, 4, True))
     for place in (4, 5, 6):
@@ -33,14 +32,14 @@ def test_what_was_sampled_on_the_way_is_there_for_the_next_gathering(steps, mode
     steps.join(1, [8], [9])
     got = steps.run((0, 7, 1, True), (1, 0, 1, True))
     assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 1)[0]}
-    # The row forgot nothing: brought back from the beginning, it gives the same.
+    # The row has all tokens: after a rejoin it gives the same.
     got = steps.run((0, 0, 8, True), (1, 1, 1, True))
     assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 2)[1]}
 
 
 @counting
 @pytest.mark.parametrize("change", ["order", "start", "count", "samples", "fewer", "block"])
-def test_whatever_else_changes_is_gathered(steps, model, change):
+def test_any_other_change_causes_a_gathering(steps, model, change):
     for row, blocks in ((0, [7]), (1, [2])):
         steps.join(row, [3], blocks)
     steps.run((0, 0, 1, True), (1, 0, 1, True))
@@ -63,7 +62,7 @@ def test_whatever_else_changes_is_gathered(steps, model, change):
         assert got[1] == model.answer([3], 2 if change == "start" else 3)[-1]
 
 
-def test_a_draw_does_not_depend_on_how_the_step_was_made(steps):
+def test_a_draw_does_not_depend_on_the_kind_of_step(steps):
     drawn = {"temperature": 2.0, "seed": 5}
     steps.join(0, [3], [7], **drawn)
     together = [steps.run((0, place, 1, True))[0] for place in range(4)]
@@ -71,14 +70,14 @@ def test_a_draw_does_not_depend_on_how_the_step_was_made(steps):
     steps.join(0, [3], [7], **drawn)
     apart = []
     for place in range(4):
-        steps.join(1, [5], [2])  # somebody comes and goes in every step
+        steps.join(1, [5], [2])  # a request joins and leaves in every step
         apart.append(steps.run((0, place, 1, True), (1, 0, 1, True))[0])
         steps.builder.leave(1)
     assert together == apart
 
 
 @counting
-def test_a_grammar_holds_in_a_step_that_continues(steps, model):
+def test_a_grammar_is_applied_in_a_step_that_continues(steps, model):
     steps.join(0, [3], [7]).run((0, 0, 1, True))
     grammar = GrammarOutput(runs=(0,), bitmask=np.array([[1 << 11]], np.uint32).tobytes())
     assert steps.run((0, 1, 1, True), grammar=grammar) == {0: 11}

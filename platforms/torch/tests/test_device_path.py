@@ -1,4 +1,4 @@
-"""The runner's path to a device that works by itself gives, step by step, what the host's gives."""
+"""The runner gives the same results on an asynchronous device as on the host, step by step."""
 
 from array import array
 
@@ -18,7 +18,7 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_programs_give_the_same(runner_of, seed, depth):
+def test_random_programs_give_the_same_results(runner_of, seed, depth):
     program = Program(seed, 40)
     assert sum(count for _, _, count in program.steps) > 30
     expected = play(runner_of(Model(), Backend, num_blocks=NUM_BLOCKS), program)
@@ -28,7 +28,7 @@ def test_random_programs_give_the_same(runner_of, seed, depth):
     assert any(one.logprobs for one in got) and any(one.prompt_logprobs for one in got)
 
 
-def test_nothing_is_waited_for_before_it_is_requested(runner_of):
+def test_no_wait_before_a_result_is_requested(runner_of):
     parts = late_parts()
     runner = runner_of(Model(), Backend, parts)
     steps = Steps(runner)
@@ -60,7 +60,7 @@ def new_request(row, tokens, **params):
     )
 
 
-def test_what_goes_wrong_on_the_device_is_reported_to_the_caller(runner_of):
+def test_a_device_error_is_reported_to_the_caller(runner_of):
     parts = late_parts()
     runner = runner_of(Model(), Backend, parts)
     builder = StepBuilder()
@@ -78,7 +78,7 @@ def test_what_goes_wrong_on_the_device_is_reported_to_the_caller(runner_of):
             late.result()
 
 
-def test_warming_up_leaves_no_trace(runner_of):
+def test_warming_up_changes_no_state(runner_of):
     runner = runner_of(Model(), Backend, late_parts())
     runner.warm_up()
     expected = Model().answer(PROMPT, 3)
@@ -123,7 +123,7 @@ def test_the_op_provider_draws_for_all_rows_at_once(runner_of):
     assert columns.positions_R.tolist() == [1, 2, 3]
 
 
-def test_what_a_step_takes_is_measured_with_its_draws(runner_of):
+def test_the_memory_of_a_step_is_measured_with_its_draws(runner_of):
     asked = []
 
     def draw_tokens(logits_RV, columns: DrawColumns):
@@ -152,8 +152,8 @@ def test_greedy_steps_send_one_packet(runner_of, monkeypatch):
     assert len(packets) == 2
 
 
-def test_a_device_is_what_it_says():
-    """The stand-in finds what it is there to find."""
+def test_the_fake_asynchronous_device_detects_errors():
+    """The stand-in detects the errors that it is meant to detect."""
     device = LateDevice()
     source, target = torch.arange(4), torch.zeros(4, dtype=torch.int64)
     event = device.fetch([source], [target])

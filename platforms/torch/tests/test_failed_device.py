@@ -1,4 +1,4 @@
-"""The handle of a step on a device that has failed meanwhile, which its events tell."""
+"""The handle of a step on a device that has failed, as reported by its events."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from dovetail_torch.runner.late_output import LateOutput
 
 
 class FailedEvent:
-    """An event of a device that has failed: whoever asks is told."""
+    """An event of a failed device: every call raises."""
 
     def query(self):
         raise RuntimeError("an illegal memory access was encountered")
@@ -15,7 +15,7 @@ class FailedEvent:
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_a_failure_is_reported_by_the_result_each_time(timeout):
+def test_every_call_of_result_raises_the_failure(timeout):
     output = LateOutput(FailedEvent(), (object(),), (object(),), lambda tensors: tensors)
     assert output.done()
     for _ in range(2):

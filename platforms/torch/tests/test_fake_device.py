@@ -1,4 +1,4 @@
-"""The fake device computes as the host does, and lets the host reach nothing."""
+"""The fake device computes as the host does, and the host cannot access its memory."""
 
 import gc
 
@@ -20,7 +20,7 @@ def device(request):
     DEVICE.check()
 
 
-def test_it_has_a_name_of_its_own(device):
+def test_the_device_has_its_own_name(device):
     x = torch.zeros(3, device=device)
     assert isinstance(x, FakeDeviceTensor) and x.device == device and x.device.type == NAME
     assert torch.get_device_module(NAME) is install()
@@ -44,7 +44,7 @@ def test_it_has_a_name_of_its_own(device):
         lambda **kw: torch.empty(2, 0, **kw),
     ],
 )
-def test_what_is_made_there_is_what_the_host_makes(make, device):
+def test_new_tensors_equal_those_of_the_host(make, device):
     made, due = make(device=device), make()
     assert isinstance(made, FakeDeviceTensor)
     assert (made.shape, made.dtype, made.stride()) == (due.shape, due.dtype, due.stride())
@@ -82,11 +82,11 @@ def test_a_program_gives_the_same_bits(device):
         assert isinstance(made, FakeDeviceTensor)
         if torch.is_inference_mode_enabled():
             assert torch.equal(made.cpu(), due)
-        # Outside, torch takes attention apart before the device is asked.
+        # Otherwise torch decomposes attention before it calls the device.
         torch.testing.assert_close(made.cpu(), due)
 
 
-def test_views_share_and_copies_do_not(device):
+def test_views_share_memory_and_copies_do_not(device):
     x = torch.zeros(4, device=device)
     view, copy = x[1:], x.clone()
     view.fill_(1)
@@ -97,7 +97,7 @@ def test_views_share_and_copies_do_not(device):
 
 
 @pytest.mark.parametrize("mode", [False, True])
-def test_views_are_of_the_mode_of_their_base(mode, device):
+def test_views_have_the_inference_mode_of_their_base(mode, device):
     with torch.inference_mode(mode):
         base, due = torch.zeros(4, device=device), torch.zeros(4)
     with torch.inference_mode(not mode):
@@ -108,7 +108,7 @@ def test_views_are_of_the_mode_of_their_base(mode, device):
     assert base.tolist() == [0, 1, 1, 1]
 
 
-def test_a_module_lives_there_and_is_filled_in_place(device):
+def test_a_module_on_the_device_is_filled_in_place(device):
     layer = nn.Linear(3, 2, device=device)
     weight = torch.arange(6.0).view(2, 3)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_a_module_lives_there_and_is_filled_in_place(device):
     assert made.tolist() == [[3.0, 12.0]]
 
 
-def test_numbers_drawn_there_follow_the_seed(device):
+def test_random_numbers_follow_the_seed(device):
     torch.manual_seed(5)
     first = torch.empty(4, device=device).uniform_().tolist()
     torch.manual_seed(5)
@@ -130,7 +130,7 @@ def test_numbers_drawn_there_follow_the_seed(device):
         torch.empty(4, device=device).uniform_(generator=torch.Generator())
 
 
-def test_the_host_cannot_reach_it_and_devices_do_not_mix(device):
+def test_the_host_cannot_access_it_and_devices_do_not_mix(device):
     x = torch.zeros(3, device=device)
     with pytest.raises(TypeError):
         x.numpy()
@@ -141,12 +141,12 @@ def test_the_host_cannot_reach_it_and_devices_do_not_mix(device):
     assert (x + torch.tensor(2.0)).tolist() == [2, 2, 2]  # a number may come from the host
 
 
-def test_a_result_does_not_grow_its_place(device):
+def test_a_result_does_not_resize_its_output(device):
     with pytest.raises(RuntimeError, match="right shape"):
         torch.add(torch.ones(3, device=device), 1, out=torch.empty(0, device=device))
 
 
-def test_memory_is_counted_and_given_back(device):
+def test_memory_is_counted_and_freed(device):
     module = install()
     gc.collect()
     before = module.memory_allocated()
@@ -167,7 +167,7 @@ def test_memory_is_counted_and_given_back(device):
     assert module.memory_allocated() == before
 
 
-def test_more_than_there_is_cannot_be_had(device):
+def test_more_than_the_total_memory_cannot_be_allocated(device):
     DEVICE.memory.total_bytes = DEVICE.memory.allocated_bytes + 4 * MIB
     x = torch.zeros(MIB, device=device)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
@@ -181,7 +181,7 @@ def test_more_than_there_is_cannot_be_had(device):
         torch.zeros(MIB // 2, device=device)
 
 
-def test_the_module_answers_as_a_devices_does(device):
+def test_the_module_has_the_api_of_a_device_module(device):
     module = install()
     assert module.is_available() and module.device_count() == 1 and module.current_device() == 0
     module.set_device(device)

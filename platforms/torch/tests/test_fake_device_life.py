@@ -1,4 +1,4 @@
-"""A worker's whole life on the fake device: its contract, memory, shortages, tokens, the watch."""
+"""A worker's life cycle on the fake device: contract, memory, out of memory, tokens, watch."""
 
 import gc
 
@@ -55,14 +55,14 @@ class Waiting(FakeDeviceWorker):
 
 
 class Forgetful(AcceleratorQueues):
-    """Does not keep what it fetches."""
+    """Does not keep the sources of copies."""
 
     def fetch(self, sources, targets):
         return super().fetch([source.clone() for source in sources], targets)
 
 
 class Overwriting(AcceleratorQueues):
-    """Goes on computing in what it fetches."""
+    """Overwrites the sources of copies."""
 
     def fetch(self, sources, targets):
         event = super().fetch(sources, targets)
@@ -71,7 +71,7 @@ class Overwriting(AcceleratorQueues):
 
 
 class Unordered(AcceleratorQueues):
-    """Fetches what may not be computed yet."""
+    """Copies tensors that may not be computed yet."""
 
     def fetch(self, sources, targets):
         with self._module.stream(self._module.Stream()):
@@ -90,7 +90,7 @@ class Deaf:
 
 
 class ReadingEarly(AcceleratorQueues):
-    """Tells at once that copies to the host are done."""
+    """Reports at once that copies to the host are complete."""
 
     def fetch(self, sources, targets):
         super().fetch(sources, targets)
@@ -98,7 +98,7 @@ class ReadingEarly(AcceleratorQueues):
 
 
 class NeverWaiting(ReadingEarly):
-    """Tells at once that anything is done."""
+    """Reports at once that everything is complete."""
 
     def record(self):
         return Deaf()
@@ -117,7 +117,7 @@ def run_steps(worker_cls, context):
 
 
 def run_ahead(context):
-    """Return the tokens of a run in which no result is taken before all steps are launched."""
+    """Return the tokens of a run that reads no result before all steps are launched."""
     worker = FakeDeviceWorker(context)
     try:
         rig = WorkerRig(worker, bring_up(worker)[1])
@@ -138,35 +138,35 @@ def planted(checkpoint, monkeypatch, queues_cls):
     return run_steps(FakeDeviceWorker, context_of(checkpoint))
 
 
-def test_a_hidden_wait_planted_in_a_step_is_caught(checkpoint):
+def test_a_hidden_wait_in_a_step_is_detected(checkpoint):
     with pytest.raises(HiddenWaitError):
         run_steps(Waiting, context_of(checkpoint))
 
 
 @pytest.mark.parametrize("queues_cls", [Forgetful, Overwriting, Unordered])
-def test_memory_in_flight_that_is_touched_is_caught(queues_cls, checkpoint, monkeypatch):
+def test_a_write_to_memory_in_flight_is_detected(queues_cls, checkpoint, monkeypatch):
     with pytest.raises(FlightError):
         planted(checkpoint, monkeypatch, queues_cls)
 
 
-def test_slots_that_are_used_again_too_early_are_caught(checkpoint, monkeypatch):
+def test_slots_that_are_reused_too_early_are_detected(checkpoint, monkeypatch):
     assert run_ahead(context_of(checkpoint)) == run_steps(FakeDeviceWorker, context_of(checkpoint))
     monkeypatch.setattr("dovetail_torch.accelerator.runtime.AcceleratorQueues", NeverWaiting)
     with pytest.raises(FlightError):
         run_ahead(context_of(checkpoint))
 
 
-def test_a_result_that_is_read_early_is_not_the_result(checkpoint, monkeypatch):
+def test_a_result_that_is_read_too_early_is_wrong(checkpoint, monkeypatch):
     expected = run_steps(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.reset()
     try:
         found = planted(checkpoint, monkeypatch, ReadingEarly)
     except FlightError:
-        return  # its memory was used again
+        return  # its memory was reused
     assert found != expected
 
 
-def test_nothing_is_left_after_shutdown(checkpoint):
+def test_shutdown_frees_all_memory(checkpoint):
     gc.collect()
     before = install().memory_allocated()
     worker = FakeDeviceWorker(context_of(checkpoint))
@@ -178,14 +178,14 @@ def test_nothing_is_left_after_shutdown(checkpoint):
 
 
 def start(context):
-    gc.collect()  # what the last worker had
+    gc.collect()  # memory of the last worker
     worker = FakeDeviceWorker(context)
     worker.init_device()
     worker.load_model()
     return worker
 
 
-def test_the_share_of_memory_is_kept(checkpoint):
+def test_the_share_of_memory_is_not_exceeded(checkpoint):
     found = {}
     for share in (0.5, 0.75):
         worker = start(context_of(checkpoint, gpu_memory_utilization=share))
@@ -195,7 +195,7 @@ def test_the_share_of_memory_is_kept(checkpoint):
     assert found[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
-def test_what_libraries_take_counts_and_what_others_had_before_does_not(checkpoint):
+def test_memory_of_libraries_counts_and_earlier_memory_of_others_does_not(checkpoint):
     def left(outside_bytes):
         worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
         DEVICE.memory.outside_bytes += outside_bytes
@@ -210,7 +210,7 @@ def test_what_libraries_take_counts_and_what_others_had_before_does_not(checkpoi
     assert left(0) == pytest.approx(alone, abs=4096)
 
 
-def test_more_than_others_have_left_is_refused_with_the_remedy(checkpoint):
+def test_too_little_free_memory_is_refused_with_advice(checkpoint):
     DEVICE.memory.outside_bytes = 32 * MIB
     with pytest.raises(CapacityError, match=r"0\.05 GiB of private.*0\.03 of 0\.06 .* at most 0\."):
         FakeDeviceWorker(context_of(checkpoint, gpu_memory_utilization=0.8)).init_device()
@@ -244,15 +244,15 @@ def test_out_of_memory_is_reported_at_each_stage(operation, purpose, checkpoint)
         bring_up(short_of_memory(operation)(context_of(checkpoint)))
 
 
-def test_a_share_that_is_too_small_is_refused_with_what_is_needed(checkpoint):
+def test_a_share_that_is_too_small_is_refused_with_the_required_one(checkpoint):
     worker = start(context_of(checkpoint, gpu_memory_utilization=0.001))
     with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.001 allows .* GiB more"):
         worker.determine_available_memory()
 
 
-def test_a_device_that_is_not_there_is_refused(checkpoint):
+def test_a_missing_device_is_refused(checkpoint):
     DEVICE.num_devices = 0
-    with pytest.raises(PluginError, match=f"{NAME}:0 was asked for and cannot be taken"):
+    with pytest.raises(PluginError, match=f"{NAME}:0 was requested and cannot be used"):
         FakeDeviceWorker(context_of(checkpoint)).init_device()
 
 
@@ -260,7 +260,7 @@ def test_a_device_that_is_not_there_is_refused(checkpoint):
 def test_a_type_that_torch_was_not_built_for_is_refused(device_type):
     if torch.get_device_module(device_type).is_available():
         pytest.skip("there is one")
-    with pytest.raises(PluginError, match=rf"{device_type}:0 was asked for .* finds 0\."):
+    with pytest.raises(PluginError, match=rf"{device_type}:0 was requested .* finds 0\."):
         AcceleratorRuntime(device_type).activate(0, num_threads=None)
 
 
@@ -285,7 +285,7 @@ def generate(checkpoint, **options):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_an_engine_gives_the_hosts_tokens(ahead, checkpoint):
+def test_an_engine_generates_the_same_tokens_as_on_the_host(ahead, checkpoint):
     on_host = {"platform": "cpu", "ops": "torch", "linear_method": "torch", "worker_cls": "cpu"}
     expected = generate(checkpoint, **on_host)
     fake = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}

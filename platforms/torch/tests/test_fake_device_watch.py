@@ -1,4 +1,4 @@
-"""The fake device's watch: each guilty program is caught, each innocent one is let pass."""
+"""The fake device's watch: faulty programs are detected, correct ones are not."""
 
 import threading
 
@@ -56,7 +56,7 @@ WAITS = {
 
 @pytest.mark.parametrize("mode", [False, True])
 @pytest.mark.parametrize("name", WAITS)
-def test_what_makes_the_host_wait_is_found(name, mode, x):
+def test_operations_that_make_the_host_wait_are_detected(name, mode, x):
     with torch.inference_mode(mode):
         DEVICE.watch.forget()
         WAITS[name](x.clone())
@@ -83,13 +83,13 @@ PASSES = {
 
 @pytest.mark.parametrize("mode", [False, True])
 @pytest.mark.parametrize("name", PASSES)
-def test_what_does_not_is_let_pass(name, mode, x):
+def test_operations_that_do_not_wait_are_allowed(name, mode, x):
     with torch.inference_mode(mode), DEVICE.strict():
         PASSES[name](x)
     assert not DEVICE.watch.synchronisations
 
 
-def test_strictness_is_the_threads_own(x):
+def test_strict_mode_applies_to_one_thread(x):
     done = []
     with DEVICE.strict():
         thread = threading.Thread(target=lambda: done.append(x.tolist()))
@@ -98,7 +98,7 @@ def test_strictness_is_the_threads_own(x):
     assert done == [list(range(8))]
 
 
-def test_a_fetch_arrives_with_its_event(x, queues, pinned):
+def test_a_fetch_is_complete_at_its_event(x, queues, pinned):
     DEVICE.watch.forget()
     with DEVICE.strict():
         event = queues.fetch([x], [pinned])
@@ -109,7 +109,7 @@ def test_a_fetch_arrives_with_its_event(x, queues, pinned):
     DEVICE.check()
 
 
-def test_an_upload_is_free_again_after_its_event(x, queues, pinned):
+def test_an_uploads_source_may_be_written_after_its_event(x, queues, pinned):
     pinned.fill_(3)
     with DEVICE.strict():
         x.copy_(pinned, non_blocking=True)
@@ -120,7 +120,7 @@ def test_an_upload_is_free_again_after_its_event(x, queues, pinned):
     assert x.tolist() == [3] * 8
 
 
-def test_an_upload_whose_memory_is_written_is_found(x, queues, pinned):
+def test_a_write_to_the_source_of_an_upload_is_detected(x, queues, pinned):
     x.copy_(pinned, non_blocking=True)
     event = queues.record()
     pinned[5] = 9
@@ -130,7 +130,7 @@ def test_an_upload_whose_memory_is_written_is_found(x, queues, pinned):
         DEVICE.check()
 
 
-def test_an_event_before_the_copy_does_not_help(x, queues, pinned):
+def test_an_event_before_the_copy_is_not_sufficient(x, queues, pinned):
     event = queues.record()
     x.copy_(pinned, non_blocking=True)
     event.synchronize()
@@ -139,14 +139,14 @@ def test_an_event_before_the_copy_does_not_help(x, queues, pinned):
         DEVICE.check()
 
 
-def test_a_fetch_whose_target_is_written_is_found(x, queues, pinned):
+def test_a_write_to_the_target_of_a_fetch_is_detected(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     pinned[0] = 1
     with pytest.raises(FlightError, match="to it"):
         event.synchronize()
 
 
-def test_a_target_used_twice_is_found(x, queues, pinned):
+def test_a_target_of_two_fetches_is_detected(x, queues, pinned):
     queues.fetch([x], [pinned])
     with pytest.raises(FlightError, match=r"still writes; wait"):
         queues.fetch([x], [pinned])
@@ -156,7 +156,7 @@ def test_a_target_used_twice_is_found(x, queues, pinned):
         queues.fetch([x], [pinned])
 
 
-def test_half_a_buffer_is_free_while_the_other_half_flies(x, queues, pinned):
+def test_half_a_buffer_may_be_used_while_the_other_half_is_in_flight(x, queues, pinned):
     event = queues.fetch([x[:4]], [pinned[:4]])
     x[:4].clone()
     later = queues.fetch([x[4:]], [pinned[4:]])
@@ -166,7 +166,7 @@ def test_half_a_buffer_is_free_while_the_other_half_flies(x, queues, pinned):
     assert pinned.tolist() == list(range(8))
 
 
-def test_writing_to_what_a_fetch_reads_is_found(x, queues, pinned):
+def test_a_write_to_the_source_of_a_fetch_is_detected(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     with pytest.raises(FlightError, match="still reads"):
         x.add_(1)
@@ -174,7 +174,7 @@ def test_writing_to_what_a_fetch_reads_is_found(x, queues, pinned):
     x.add_(1)
 
 
-def test_writing_through_a_view_is_found_too(x, queues, pinned):
+def test_a_write_through_a_view_is_detected(x, queues, pinned):
     queues.fetch([x], [pinned])
     with pytest.raises(FlightError, match="still reads"):
         x[2:].zero_()
@@ -189,16 +189,16 @@ def test_a_stream_that_waits_for_the_event_may_write(x, queues, pinned, module):
     assert pinned.tolist() == list(range(8))
 
 
-def test_giving_back_what_a_fetch_reads_is_found(queues, pinned):
+def test_freeing_the_source_of_a_fetch_is_detected(queues, pinned):
     event = queues.fetch([torch.arange(8.0, device=NAME)], [pinned])
-    with pytest.raises(FlightError, match="given back while stream"):
+    with pytest.raises(FlightError, match="freed while stream"):
         torch.zeros(1, device=NAME)
     event.synchronize()
-    with pytest.raises(FlightError, match="given back"):
+    with pytest.raises(FlightError, match="were freed"):
         DEVICE.check()
 
 
-def test_giving_back_after_the_event_is_let_pass(queues, pinned):
+def test_freeing_after_the_event_is_allowed(queues, pinned):
     source = torch.arange(8.0, device=NAME)
     queues.fetch([source], [pinned]).synchronize()
     del source
@@ -206,7 +206,7 @@ def test_giving_back_after_the_event_is_let_pass(queues, pinned):
     DEVICE.check()
 
 
-def test_a_stream_that_does_not_wait_for_what_it_reads_is_found(x, pinned, module):
+def test_a_stream_that_reads_without_waiting_is_detected(x, pinned, module):
     stream = module.Stream()
     with module.stream(stream), pytest.raises(FlightError, match="may not have written yet"):
         pinned.copy_(x, non_blocking=True)
@@ -217,14 +217,14 @@ def test_a_stream_that_does_not_wait_for_what_it_reads_is_found(x, pinned, modul
     assert pinned.tolist() == list(range(8))
 
 
-def test_a_copy_to_the_host_that_does_not_wait_is_not_there_yet(x):
+def test_an_asynchronous_copy_to_the_host_is_not_complete_at_once(x):
     host = x.to("cpu", non_blocking=True)
     assert host.tolist() != list(range(8))
     install().synchronize()
     assert host.tolist() == list(range(8))
 
 
-def test_events_pass_by_themselves_where_that_is_asked(x, queues, pinned):
+def test_events_complete_by_themselves_with_a_lag(x, queues, pinned):
     DEVICE.reset(lag=4, seed=1)
     event = queues.fetch([x], [pinned])
     asked = 0
@@ -235,7 +235,7 @@ def test_events_pass_by_themselves_where_that_is_asked(x, queues, pinned):
     assert pinned.tolist() == list(range(8))
 
 
-def test_a_device_that_is_asked_to_stay_behind_does(x, queues, pinned):
+def test_events_do_not_complete_by_themselves_without_a_lag(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     for _ in range(100):
         torch.zeros(1, device=NAME)

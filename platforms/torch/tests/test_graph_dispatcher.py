@@ -1,4 +1,4 @@
-"""The dispatcher: when a step is captured, replayed or run eagerly; the provider is made up."""
+"""The dispatcher: when a step is captured, replayed or run eagerly, with a fake provider."""
 
 import logging
 
@@ -36,7 +36,7 @@ class Kept:
 
 
 class Provider:
-    """Replays by running again. answer: what captures come to, if not a graph."""
+    """Replays by running again. answer: the result of captures, if not a graph."""
 
     def __init__(self, **answer):
         self.answer, self.captured = answer, []
@@ -61,7 +61,7 @@ IDS, POSITIONS = torch.zeros(16, dtype=torch.int64), torch.arange(16)
 
 
 def step(dispatcher, model, num_tokens, *, uniform=True):
-    """Run a step of new numbers and hold it against the model itself; return what it cost."""
+    """Run a step of new numbers and compare it with the model; return the number of runs."""
     IDS[:num_tokens] = torch.randint(100, (num_tokens,))
     ids_T, positions_T = IDS[:num_tokens], POSITIONS[:num_tokens]
     before = model.runs
@@ -81,7 +81,7 @@ def seeded():
     torch.manual_seed(11)
 
 
-def test_a_shape_is_seen_then_captured_then_proven_then_replayed():
+def test_a_shape_is_seen_captured_verified_and_replayed():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     costs = [step(dispatcher, model, 4) for _ in range(5)]
@@ -91,7 +91,7 @@ def test_a_shape_is_seen_then_captured_then_proven_then_replayed():
     assert (counts.eager, counts.captured, counts.replayed) == (2, 1, 2)
 
 
-def test_one_proof_with_the_head_and_one_without_are_enough():
+def test_one_verification_with_the_head_and_one_without_are_enough():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 3):
@@ -102,7 +102,7 @@ def test_one_proof_with_the_head_and_one_without_are_enough():
     assert dispatcher.counts.replayed == 2
 
 
-def test_tokens_are_chosen_where_all_take_the_best():
+def test_tokens_are_sampled_if_all_rows_take_the_best():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider, lambda logits_TV: logits_TV.argmin(-1))
     descriptor = BatchDescriptor(num_tokens=2, num_requests=2, uniform=True, greedy=True)
@@ -112,10 +112,10 @@ def test_tokens_are_chosen_where_all_take_the_best():
         assert torch.equal(logits_TV, model.compute_logits(hidden_TD))
         assert best_T.tolist() == logits_TV.argmin(-1).tolist()
     assert dispatcher.counts.replayed == 1
-    step(dispatcher, model, 2)  # others of the same size have no tokens
+    step(dispatcher, model, 2)  # other batches of the same size have no tokens
 
 
-def test_a_replay_alone_is_there_once_it_is_proven():
+def test_a_replay_is_available_after_verification():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     descriptor = BatchDescriptor(num_tokens=4, num_requests=1, uniform=True)
@@ -140,7 +140,7 @@ def test_without_a_provider_or_a_key_everything_is_eager():
     assert provider.captured == []
 
 
-def test_a_lasting_obstacle_is_announced_once_and_ends_all_captures(caplog):
+def test_a_lasting_obstacle_is_logged_once_and_ends_all_captures(caplog):
     model, provider = Model(), Provider(obstacle="the operation aten::frob")
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 2, 2, 3, 3, 3):
@@ -152,7 +152,7 @@ def test_a_lasting_obstacle_is_announced_once_and_ends_all_captures(caplog):
     assert "Model" in warnings[0].getMessage()
 
 
-def test_another_obstacle_is_that_shapes_alone():
+def test_another_obstacle_affects_only_its_shape():
     model, provider = Model(), Provider(obstacle="too large", lasting=False)
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 2, 2, 2, 3, 3, 3):
@@ -166,8 +166,8 @@ def test_a_replay_that_differs_is_never_used(caplog):
     step(dispatcher, model, 2)
     step(dispatcher, model, 2)
     graph, _ = next(iter(dispatcher._entries.values()))
-    graph.replay = lambda: None  # as one that read what is no longer there
+    graph.replay = lambda: None  # like a replay that reads freed memory
     for _ in range(3):
-        step(dispatcher, model, 2)  # is right all the same
+        step(dispatcher, model, 2)  # the result is correct
     assert dispatcher.counts.replayed == 0
     assert "other results" in caplog.text

@@ -69,7 +69,7 @@ def fill(module: nn.Module, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("head_size", [20, 64])
-def test_rotary_is_that_of_transformers(rope: str, head_size: int) -> None:
+def test_rotary_equals_transformers(rope: str, head_size: int) -> None:
     config = transformers.LlamaConfig(
         head_dim=head_size,
         hidden_size=4 * head_size,
@@ -120,7 +120,7 @@ def test_numbers_that_yarn_cannot_use_are_refused_by_name(fields: dict, field: s
     assert RotaryEmbedding(make_context(hf_config={"rope_parameters": YARN}), 16)
 
 
-def test_partial_rotary_leaves_the_rest() -> None:
+def test_partial_rotary_does_not_change_the_rest() -> None:
     config = {"partial_rotary_factor": 0.5, "rope_theta": 100.0}
     rotary = RotaryEmbedding(make_context(hf_config=config), 16)
     x_THS = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(2))
@@ -145,7 +145,7 @@ def test_rotary_computes_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_is_that_of_transformers(dtype: torch.dtype) -> None:
+def test_rms_norm_equals_transformers(dtype: torch.dtype) -> None:
     norm = RMSNorm(make_context(dtype=dtype), 24, 1e-5)
     fill(norm)
     reference = LlamaRMSNorm(24, 1e-5).to(dtype)
@@ -175,7 +175,7 @@ def test_silu_and_mul_gates_with_the_first_half() -> None:
     assert torch.equal(x_T2D, before)
 
 
-def test_fused_linears_are_their_parts_side_by_side() -> None:
+def test_fused_linears_equal_their_concatenated_parts() -> None:
     heads = HeadShape(num_heads=4, num_kv_heads=2, head_size=6)
     qkv = QKVParallelLinear(make_context(), "layers.0.self_attn.qkv_proj", 10, heads, bias=True)
     fill(qkv)
@@ -201,7 +201,7 @@ def test_linear_layers_describe_themselves_to_their_method() -> None:
 
 
 class RecordingMethod(TorchLinearMethod):
-    """Packs a weight by taking it off the layer, as a packing method would."""
+    """Packs a weight by removing it from the layer."""
 
     def __init__(self) -> None:
         self.packed: list[str] = []
@@ -232,7 +232,7 @@ def test_tied_head_shares_the_weight_and_still_packs() -> None:
 
 
 class ScaledMethod(LinearMethod):
-    """Keeps two parameters a layer, so that nothing can be shared with an embedding."""
+    """Has two parameters per layer, so that nothing can be shared with an embedding."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         layer.qweight = nn.Parameter(torch.empty(shape.out_features, 1), requires_grad=False)
@@ -245,14 +245,14 @@ class ScaledMethod(LinearMethod):
         return x_TI
 
 
-def test_head_cannot_be_tied_where_the_method_keeps_something_else() -> None:
+def test_a_head_cannot_be_tied_if_the_method_has_other_parameters() -> None:
     context = make_context(linear_method=ScaledMethod())
     embed = VocabParallelEmbedding(context, 11, 4)
     with pytest.raises(ModelError, match="ScaledMethod keeps head as qweight, scales"):
         ParallelLMHead(context, "head", 11, 4, tied_to=embed)
 
 
-def test_attention_layers_come_in_the_order_of_their_indices() -> None:
+def test_attention_layers_are_ordered_by_index() -> None:
     heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
     model = nn.Module()
     model.second = Attention(heads, 1, sliding_window=5, soft_cap=30.0)
@@ -267,10 +267,10 @@ def test_attention_layers_come_in_the_order_of_their_indices() -> None:
 
 
 @pytest.mark.parametrize("sinks", [torch.zeros(3), torch.zeros(2).half()])
-def test_sinks_of_another_sort_are_refused(sinks) -> None:
+def test_sinks_of_another_dtype_or_shape_are_refused(sinks) -> None:
     heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
     assert Attention(heads, 0, sinks=nn.Parameter(torch.zeros(2))).sinks is not None
-    with pytest.raises(ContractError, match="layer 7 is given sinks"):
+    with pytest.raises(ContractError, match="layer 7 has sinks"):
         Attention(heads, 7, sinks=nn.Parameter(sinks))
 
 
@@ -289,7 +289,7 @@ class OrderOfCalls:
         return q_THD + index + v_TKD[:, :1] - k_TKD[:, :1]
 
 
-def test_attention_hands_its_index_over_and_flattens_the_heads() -> None:
+def test_attention_passes_its_index_and_flattens_the_heads() -> None:
     layer = Attention(HeadShape(num_heads=2, num_kv_heads=1, head_size=3), 4)
     q_THD = torch.arange(12.0).view(2, 2, 3)
     k_TKD = torch.ones(2, 1, 3)

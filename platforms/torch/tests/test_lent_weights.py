@@ -1,4 +1,4 @@
-"""Mapped weights instead of copies, weights that are there already, NaN, and fingerprints."""
+"""Mapped weights instead of copies, weights that are already packed, NaN, and fingerprints."""
 
 import os
 
@@ -33,7 +33,7 @@ SHAPES = {
 
 
 class Borrowing(TorchLinearMethod):
-    """Wants its weights lent."""
+    """Accepts lent weights."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         super().create(layer, shape)
@@ -65,7 +65,7 @@ class Model(nn.Module):
 
 
 class HeadFirst(nn.Module):
-    """The head before the table it is tied to: nothing may hang on the order of modules."""
+    """Has the head before its tied table: the order of modules must not matter."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def test_layers_that_borrow_are_lent_each_part(tmp_path):
     assert model.embed.is_mapped and torch.equal(model.embed.weight, weights["embed.weight"])
 
 
-def test_others_get_copies_and_so_do_casts(tmp_path):
+def test_other_layers_and_casts_get_copies(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(), weights)
     assert not model.mlp.borrowed and torch.equal(model.lm_head.weight, weights["lm_head.weight"])
@@ -118,7 +118,7 @@ def test_others_get_copies_and_so_do_casts(tmp_path):
     assert not cast.mlp.weight.isnan().any()
 
 
-def test_a_lent_table_is_the_tied_heads_weight_too(tmp_path):
+def test_a_lent_table_is_also_the_weight_of_a_tied_head(tmp_path):
     weights = make_weights(tied=True)
     model = load(tmp_path, Model(Borrowing(), tied=True), weights)
     assert model.lm_head.weight is model.embed.weight
@@ -130,7 +130,7 @@ def test_a_lent_weight_outlives_its_file(tmp_path):
     model = load(tmp_path, Model(Borrowing()), weights)
     (tmp_path / "model.safetensors").unlink()
     with torch.inference_mode():
-        model.embed.weight[0, 0] = 7  # a private mapping: nobody else sees it
+        model.embed.weight[0, 0] = 7  # a private mapping: the file does not change
     assert float(model.embed.weight[0, 0]) == 7
     assert torch.equal(model.embed.weight[1:], weights["embed.weight"][1:])
 
@@ -154,7 +154,7 @@ def test_settled_weights_are_neither_read_nor_unexpected(tmp_path, model_cls):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_named(tmp_path, name, value):
+def test_weights_that_are_not_finite_are_named(tmp_path, name, value):
     weights = make_weights()
     weights[name].view(-1)[2] = value
     model = load(tmp_path, Model(), weights)
@@ -162,7 +162,7 @@ def test_what_is_not_finite_is_named(tmp_path, name, value):
         check_finite(model)
 
 
-def test_what_its_method_looks_at_is_not_looked_at_twice(tmp_path):
+def test_weights_that_the_method_checks_are_not_checked_twice(tmp_path):
     weights = make_weights()
     weights["up_proj.weight"][0, 0] = float("nan")
     check_finite(load(tmp_path, Model(Borrowing()), weights))
@@ -171,14 +171,14 @@ def test_what_its_method_looks_at_is_not_looked_at_twice(tmp_path):
         check_finite(load(tmp_path, Model(Borrowing()), weights))
 
 
-def test_the_loader_says_which_weights_it_would_load(tmp_path):
+def test_the_loader_returns_a_fingerprint_of_its_weights(tmp_path):
     load(tmp_path, Model(), make_weights())
     loader = SafetensorsLoader(WeightLoaderContext(model_dir=tmp_path))
     assert FINGERPRINT in loader.provides
     assert loader.fingerprint() == fingerprint_files([tmp_path / "model.safetensors"])
 
 
-def test_a_fingerprint_knows_content_size_and_time_but_no_place(tmp_path):
+def test_a_fingerprint_depends_on_content_size_and_time_but_not_on_the_path(tmp_path):
     file, other = tmp_path / "a", tmp_path / "b"
     file.write_bytes(bytes(range(256)) * 400)
     os.utime(file, ns=(5, 5))

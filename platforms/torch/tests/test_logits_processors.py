@@ -1,4 +1,4 @@
-"""Logits processors in the sampler and the worker: their place, their rows, their cost."""
+"""Logits processors in the sampler and the worker: order, rows and cost."""
 
 from array import array
 from itertools import count
@@ -21,7 +21,7 @@ ASKING = {"fake_count_up": True}
 
 
 class Watched(FakeLogitsProcessor):
-    """Keeps the logits that it was given, and the calls, in the order of all processors."""
+    """Records the logits that it gets, and the calls, in the order of all processors."""
 
     clock = count()
 
@@ -72,7 +72,7 @@ def new_request(row=0, tokens=(1, 2, 3), *, num_prompt=None, stop=(), **params):
 
 
 class ExtendedSampler(Sampler):
-    """A sampler beside its extensions, which a model runner calls."""
+    """A sampler with its extensions, which a model runner would call."""
 
     def __init__(self, processors):
         made = {str(i): ProcessorExtension(one) for i, one in enumerate(processors)}
@@ -110,7 +110,7 @@ def sample(sampler, *rows, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_follows_the_tokens_of_its_row(dtype):
+def test_a_processor_gets_the_tokens_of_its_row(dtype):
     processor = Watched()
     sampler = new_sampler(
         new_request(0),
@@ -127,7 +127,7 @@ def test_it_follows_the_tokens_of_its_row(dtype):
     assert all(seen.dtype == torch.float32 for seen in processor.seen)
 
 
-def test_a_step_without_its_rows_never_calls_it(monkeypatch):
+def test_a_step_without_its_rows_does_not_call_a_processor(monkeypatch):
     processor = Watched()
     requests = [new_request(0), new_request(1, extra_args={}), new_request(2, extra_args={})]
     requests[2] = new_request(2, extra_args={}, temperature=1.0, seed=None)
@@ -138,7 +138,7 @@ def test_a_step_without_its_rows_never_calls_it(monkeypatch):
     assert sample(sampler, 1) == [0]
 
 
-def test_a_row_leaves_and_its_next_owner_is_somebody_else():
+def test_the_next_request_of_a_row_does_not_take_part():
     processor = Watched()
     sampler = new_sampler(new_request(0), processors=[processor])
     assert sample(sampler, 0) == [4]
@@ -147,11 +147,11 @@ def test_a_row_leaves_and_its_next_owner_is_somebody_else():
     assert processor.calls.count(("leave", 0)) == 1 + processor.calls.count(("join", 0))
     sampler.join(new_request(0, extra_args={}))
     assert sample(sampler, 0) == [0]
-    sampler.join(new_request(0, [1, 2, 7, 8], num_prompt=2))  # back from a preemption
+    sampler.join(new_request(0, [1, 2, 7, 8], num_prompt=2))  # resumed after a preemption
     assert sample(sampler, 0) == [9]
 
 
-def test_it_comes_after_masks_biases_and_penalties_and_before_the_temperature():
+def test_processors_run_after_penalties_and_before_the_temperature():
     processor = Watched()
     request = new_request(
         tokens=[1, 5],
@@ -167,21 +167,21 @@ def test_it_comes_after_masks_biases_and_penalties_and_before_the_temperature():
     assert (seen[1], seen[2], seen[6]) == (best[1] / 2, best[2] + 3, best[6])
 
 
-def test_they_run_in_the_order_in_which_they_are_named():
+def test_processors_run_in_the_configured_order():
     first, second = Watched(), Watched()
     assert sample(new_sampler(new_request(), processors=[second, first]), 0) == [4]
     assert second.order < first.order
     assert first.seen[0][0, 4] == second.seen[0][0, 4] + 1000
 
 
-def test_a_row_stays_special_after_min_tokens():
-    """The end of its other wishes does not put a row on the fast path."""
+def test_a_row_stays_off_the_fast_path_after_min_tokens():
+    """The row leaves the masks, but its processor keeps it off the fast path."""
     request = new_request(min_tokens=1, stop=[11])
     sampler = new_sampler(request, processors=[Watched()])
     assert [sample(sampler, 0) for _ in range(4)] == [[4], [5], [6], [7]]
 
 
-def test_what_it_returns_is_what_counts():
+def test_the_returned_logits_are_used():
     class Fresh(Watched):
         def apply(self, logits_SV, rows):
             return super().apply(logits_SV.clone(), rows)
@@ -189,7 +189,7 @@ def test_what_it_returns_is_what_counts():
     assert sample(new_sampler(new_request(), processors=[Fresh()]), 0) == [4]
 
 
-def test_the_distribution_knows_it_and_changes_nothing():
+def test_distribution_applies_processors_and_changes_no_state():
     sampler = new_sampler(new_request(temperature=1.0), processors=[Watched()])
     probs = sampler.distribution(falling(), [0])
     assert probs[0, 4] == 1.0
@@ -211,5 +211,5 @@ def test_a_processor_that_raises_fails_its_own_row_only():
     assert sample(sampler, 0, 1) == [5, 0]
 
 
-def test_the_torch_worker_says_that_it_runs_them():
+def test_the_torch_worker_declares_logits_processors():
     assert "logits_processors" in TorchWorker.provides

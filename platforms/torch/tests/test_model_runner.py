@@ -1,4 +1,4 @@
-"""The runner on a tiny model whose attention sums what the cache holds: plans in, tokens out."""
+"""The runner on a tiny model whose attention sums the cache: from plans to tokens."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from dovetail_devkit.rigs.runner_rig import MAX_LEN, SIZE, Builder, V
 PROMPT = [3, 1, 4, 1, 5, 9]
 
 
-def test_a_row_continues_by_itself(steps, model):
+def test_a_row_decodes_its_sampled_tokens(steps, model):
     expected = model.answer(PROMPT, 4)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
     got += [steps.run((1, place, 1, True))[1] for place in (6, 7, 8)]
@@ -42,12 +42,12 @@ def test_only_tokens_that_are_needed_continue_from_the_last_attention(steps, mod
     got |= steps.run((2, 4, 1, True), (0, 6, 1, True)) | steps.run((1, 0, 6, True))
     first, second = model.answer(PROMPT, 2)
     assert got == {0: second, 1: first, 2: model.answer(other, 1)[0]}
-    # one samples; nobody does; all do; one wants to know of its prompt
+    # one row samples; none; all; one requests prompt log-probabilities
     assert model.num_left == ([1, 1, 2, 6] if narrows else [8, 2, 2, 6])
 
 
 @pytest.mark.parametrize("cuts", [(1,), (4,), (2, 5), (1, 2, 3, 4, 5)])
-def test_chunks_give_what_the_whole_gives(steps, model, cuts):
+def test_chunks_give_the_same_tokens_as_a_whole_prompt(steps, model, cuts):
     steps.join(0, PROMPT, [7, 2])
     borders = [0, *cuts, 6]
     for start, end in pairwise(borders):
@@ -56,7 +56,7 @@ def test_chunks_give_what_the_whole_gives(steps, model, cuts):
     assert got == {0: model.answer(PROMPT, 1)[0]}
 
 
-def test_a_reused_row_remembers_nothing(steps, model):
+def test_a_reused_row_has_no_state_of_the_last_request(steps, model):
     steps.join(0, PROMPT, [7, 2, 5], temperature=1.0, allowed_token_ids=[3]).run((0, 0, 6, True))
     steps.builder.leave(0)
     other = [2, 2]
@@ -71,7 +71,7 @@ def test_a_row_must_not_be_taken_over_out_of_order(steps):
         steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
 
 
-def test_a_request_that_comes_back_brings_its_tokens(steps, model):
+def test_a_resumed_request_keeps_its_tokens(steps, model):
     expected = model.answer(PROMPT, 3)
     tokens = [*PROMPT, *expected[:2]]
     got = steps.join(1, tokens, [4, 9], num_prompt=6).run((1, 0, 8, True))
@@ -85,7 +85,7 @@ def test_cached_blocks_are_not_computed_again(steps, model):
     assert model.forwards[-1] == ([6, 6], [4, 5])
 
 
-def test_an_empty_plan_still_ends_rows(steps, model):
+def test_an_empty_plan_still_releases_rows(steps, model):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     steps.builder.leave(0)
     assert steps.run() == {}
@@ -124,7 +124,7 @@ def test_entries_beyond_a_rows_blocks_are_0(steps):
     assert Builder.seen[-1].block_table_RM.tolist() == [[4, 0, 0], [8, 9, 10]]
 
 
-def test_the_batch_says_where_everything_is(steps):
+def test_the_batch_has_correct_indices(steps):
     steps.join(0, PROMPT, [7, 2]).join(2, [8], [3])
     steps.run((2, 0, 1, True), (0, 0, 5, False))
     batch = Builder.seen[-1]
@@ -182,7 +182,7 @@ def test_prompt_logprobs_cover_each_position_once(steps, model, cuts):
     assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=1e-5)
 
 
-def test_a_dummy_run_leaves_no_trace(steps, runner, model):
+def test_a_dummy_run_changes_no_state(steps, runner, model):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     runner.loaded.dummy_run(30, 2)
     assert model.forwards[-1][1][-1] < MAX_LEN

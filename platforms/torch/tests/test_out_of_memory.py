@@ -1,4 +1,4 @@
-"""Want of memory becomes one error, whoever reports it; nothing else does."""
+"""Every out-of-memory error becomes one error type; other errors pass unchanged."""
 
 import errno
 
@@ -40,11 +40,11 @@ def test_an_out_of_memory_error_is_reported_with_the_remedy(who):
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_other_errors_pass(what):
+def test_other_errors_pass_unchanged(what):
     with pytest.raises(type(OTHERS[what])) as passed:
         run(lambda: fail(OTHERS[what]))
     assert passed.value is OTHERS[what]
 
 
-def test_what_goes_well_is_not_changed():
+def test_results_are_not_changed():
     assert run(lambda: 7) == 7

@@ -1,4 +1,4 @@
-"""How ranks find each other, what they exchange, and who is refused or lost."""
+"""How ranks join and exchange tensors, and which errors are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICE = torch.device("cpu")
 
 
 class Runtime:
-    """Makes groups of torch's own over loopback, and can do nothing else that matters here."""
+    """Creates torch process groups over loopback; implements only what these tests need."""
 
     def activate(self, local_rank, *, num_threads):
         return DEVICE
@@ -91,7 +91,7 @@ def join(context):
 
 
 def on_ranks(contexts, work):
-    """Join in a thread a context, do `work`, and return what came of it."""
+    """Join each context in a thread, run `work`, and return the results."""
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(lambda context: work(join(context)), contexts))
 
@@ -107,7 +107,7 @@ def test_a_single_rank_joins_no_group(make_context):
     assert ONE_RANK.all_reduce(x) is ONE_RANK.all_gather(x) is ONE_RANK.broadcast(x) is x
 
 
-def test_who_is_alone_loads_nothing_for_it():
+def test_a_single_rank_imports_no_distributed_modules():
     program = """
 import sys, torch
 before = set(sys.modules)
@@ -138,7 +138,7 @@ def test_ranks_exchange_tensors(make_context, size, dtype):
             assert torch.equal(got, wanted) and got.dtype == dtype
 
 
-def test_engines_in_one_process_do_not_meet(make_context, tmp_path):
+def test_engines_in_one_process_do_not_share_a_group(make_context, tmp_path):
     contexts = [
         make_context(rank, 2, rendezvous=f"file://{tmp_path}/{engine}")
         for engine in "ab"
@@ -149,7 +149,7 @@ def test_engines_in_one_process_do_not_meet(make_context, tmp_path):
     assert not distributed.is_initialized()
 
 
-def test_a_rank_that_no_longer_exists_is_reported(make_context, short_patience):
+def test_a_rank_that_has_exited_is_reported(make_context, short_patience):
     def work(ranks):
         if ranks.rank:
             return None
@@ -162,12 +162,14 @@ def test_a_rank_that_no_longer_exists_is_reported(make_context, short_patience):
     assert time.monotonic() - began < 10
 
 
-def test_a_rank_that_does_not_come_is_reported(make_context, short_patience):
-    with pytest.raises(PeerLostError, match=r"rank 0 of 2 does not find the others at 'file://"):
+def test_a_rank_that_does_not_join_is_reported(make_context, short_patience):
+    with pytest.raises(
+        PeerLostError, match=r"rank 0 of 2 did not find the other ranks at 'file://"
+    ):
         join(make_context(0, 2))
 
 
-def test_unlike_ranks_are_refused(make_context):
+def test_ranks_of_different_configuration_are_refused(make_context):
     contexts = [make_context(0, 2), make_context(1, 2, max_num_batched_tokens=48)]
 
     def outcome(context):
@@ -182,7 +184,7 @@ def test_unlike_ranks_are_refused(make_context):
     assert "rank 1 of 2 has another configuration" in second
 
 
-def test_sums_that_depend_on_the_batch_are_refused_where_that_is_asked(make_context, tmp_path):
+def test_sums_that_depend_on_the_batch_are_refused_with_batch_invariant(make_context, tmp_path):
     def outcome(context):
         try:
             return join(context).size
@@ -197,35 +199,37 @@ def test_sums_that_depend_on_the_batch_are_refused_where_that_is_asked(make_cont
         if size == 2:
             assert found == [2, 2]
         else:
-            assert all("sums over so many ranks depend on the size" in text for text in found)
+            assert all("sums of so many ranks depend on the batch size" in text for text in found)
 
 
-def test_numbers_that_contradict_each_other_are_refused(make_context):
+def test_contradictory_numbers_of_ranks_are_refused(make_context):
     for rank, size, asked in ((0, 1, 2), (0, 2, 1), (2, 2, 2), (-1, 2, 2)):
         context = make_context(rank, size, tensor_parallel_size=asked)
-        with pytest.raises(ConfigError, match=f"={asked} is asked, but .* rank {rank} of {size}:"):
+        with pytest.raises(
+            ConfigError, match=f"={asked} was requested, but .* rank {rank} of {size}:"
+        ):
             join(context)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rendezvous": ""}, "rendezvous '' is not a file:// URL"),
-        ({"rendezvous": "sftp://a/b"}, "rendezvous 'sftp://a/b' is not a file:// URL"),
-        ({"rendezvous": "file:///no/such/store"}, "in a folder that exists"),
+        ({"rendezvous": ""}, "rendezvous '' is neither a file:// URL"),
+        ({"rendezvous": "sftp://a/b"}, "rendezvous 'sftp://a/b' is neither a file:// URL"),
+        ({"rendezvous": "file:///no/such/store"}, "in an existing folder"),
         ({"platform": Alone()}, "platform 'somewhere' does not declare 'collectives'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anybody_is_waited_for(make_context, changes, message):
+def test_invalid_contexts_are_refused_before_waiting(make_context, changes, message):
     with pytest.raises(ConfigError, match=message):
         join(make_context(0, 3, **changes))
 
 
 class Whole(torch.nn.Module):
-    """A model that does not say that ranks can share it."""
+    """A model that does not declare support for several ranks."""
 
     def __init__(self, context):
-        raise AssertionError("it is not to be made")
+        raise AssertionError("it must not be created")
 
 
 class Registry(PluginRegistry):
@@ -236,7 +240,7 @@ class Registry(PluginRegistry):
         return Whole if kind == "model" else super().load(kind, reference)
 
 
-def test_a_model_that_is_not_made_for_it_is_refused(make_context):
+def test_a_model_without_support_for_ranks_is_refused(make_context):
     def outcome(rank):
         worker = TorchWorker(replace(make_context(rank, 2), plugins=Registry()))
         worker.init_device()

@@ -1,6 +1,6 @@
-"""Layers, weights and loaders of several ranks: together they are the layers of one.
+"""Layers, weights and loaders of several ranks: together they equal those of one rank.
 
-The ranks are threads of this process that add up in the open.
+The ranks are threads of this process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SHAPES = {
 
 
 class ThreadRanks:
-    """One of several ranks in threads; what they exchange lies in a list that all can see."""
+    """One of several ranks in threads, which exchange tensors in a shared list."""
 
     def __init__(self, rank: int, size: int, table: list, barrier: Barrier) -> None:
         self.rank, self.size = rank, size
@@ -131,7 +131,7 @@ def make_weights() -> dict[str, torch.Tensor]:
 
 
 def on_ranks(size: int, work) -> list:
-    """Call `work` with each rank's group, in a thread each, and return what came of it."""
+    """Call `work` with each rank's group, in a thread each, and return the results."""
     table, barrier = [None] * size, Barrier(size)
     groups = [ThreadRanks(rank, size, table, barrier) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool, torch.inference_mode():
@@ -150,7 +150,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_ranks_together_compute_what_one_does(folder: Path, size: int, tied: bool) -> None:
+def test_several_ranks_compute_the_same_as_one(folder: Path, size: int, tied: bool) -> None:
     ids_T = torch.tensor([0, 14, 7, 8, 3])
 
     def work(ranks) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_ranks_together_compute_what_one_does(folder: Path, size: int, tied: boo
     assert all(torch.equal(first, other) for other in others), "ranks have unlike logits"
 
 
-def test_each_rank_reads_and_holds_its_part(folder: Path) -> None:
+def test_each_rank_reads_and_stores_its_part(folder: Path) -> None:
     def work(ranks) -> tuple[int, int]:
         model = Model(ranks)
         num_read = load(folder, model)
@@ -179,7 +179,7 @@ def test_each_rank_reads_and_holds_its_part(folder: Path) -> None:
     assert all(abs(held / whole_held - 0.5) < 0.05 for _, held in halves)
 
 
-def test_few_key_heads_are_given_to_several_ranks(folder: Path) -> None:
+def test_ranks_share_key_heads_if_there_are_few(folder: Path) -> None:
     def work(ranks) -> torch.Tensor:
         model = Model(ranks)
         load(folder, model)
@@ -208,7 +208,7 @@ def test_a_row_parallel_bias_is_added_once(folder: Path) -> None:
         torch.testing.assert_close(out[0], make_weights()["o_proj.bias"])
 
 
-def test_a_bias_that_is_missing_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_bias_is_reported(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["o_proj.bias"]
     save_file(weights, tmp_path / "model.safetensors")
@@ -217,14 +217,14 @@ def test_a_bias_that_is_missing_is_noticed(tmp_path: Path) -> None:
 
 
 class Borrowing(TorchLinearMethod):
-    """Wants its weights lent."""
+    """Accepts lent weights."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         super().create(layer, shape)
         layer.borrows = frozenset({"weight"})
 
 
-def test_what_is_lent_is_the_rank_s_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lent_weights_are_the_ranks_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     model = Model(ThreadRanks(1, 2, [], Barrier(2)), Borrowing())
     with torch.inference_mode():
@@ -246,7 +246,7 @@ def test_a_wrong_shape_is_reported_as_the_checkpoint_has_it(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("period", [dummy_loader.PERIOD, 37])
-def test_random_weights_are_those_of_one_rank(
+def test_random_weights_equal_those_of_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int
 ) -> None:
     monkeypatch.setattr(dummy_loader, "PERIOD", period)
@@ -276,13 +276,13 @@ def test_shards_cover_the_whole_once() -> None:
 
 
 REFUSED = {
-    "heads": (lambda c: QKVParallelLinear(c, "a.qkv", D, HEADS), "8 heads .* among 1, 2, 4, 8:"),
+    "heads": (lambda c: QKVParallelLinear(c, "a.qkv", D, HEADS), "8 heads .* are 1, 2, 4, 8:"),
     "features": (
         lambda c: MergedColumnParallelLinear(c, "a.b", D, {"gate": 4, "up": 9}),
-        "4 output features of gate in a.b cannot .* among 1, 2, 4:",
+        "4 output features of gate in a.b cannot .* are 1, 2, 4:",
     ),
-    "inputs": (lambda c: RowParallelLinear(c, "a.down", 10, D), "10 input .* among 1, 2, 5, 10:"),
-    "vocabulary": (lambda c: VocabParallelEmbedding(c, 2, D), "vocabulary of 2 .* among 1, 2:"),
+    "inputs": (lambda c: RowParallelLinear(c, "a.down", 10, D), "10 input .* are 1, 2, 5, 10:"),
+    "vocabulary": (lambda c: VocabParallelEmbedding(c, 2, D), "vocabulary of 2 .* are 1, 2:"),
     "attention": (
         lambda c: share_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
         "8 heads .* of 0 cannot",
@@ -297,7 +297,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_divided_is_refused_with_what_can(case: str) -> None:
+def test_indivisible_sizes_are_refused_with_possible_numbers_of_ranks(case: str) -> None:
     make, message = REFUSED[case]
     context = ModelContext(
         hf_config={},
@@ -308,5 +308,5 @@ def test_what_cannot_be_divided_is_refused_with_what_can(case: str) -> None:
         max_model_len=8,
         ranks=OneRank(rank=1, size=3),
     )
-    with pytest.raises(ConfigError, match=f"tensor_parallel_size=3 is asked, but.*{message}"):
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size=3 was requested, but.*{message}"):
         make(context)

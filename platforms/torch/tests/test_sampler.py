@@ -1,4 +1,4 @@
-"""Order, masks, rows and speed path of the sampler."""
+"""Order, masks, rows and fast path of the sampler."""
 
 import time
 from array import array
@@ -88,11 +88,11 @@ def test_all_greedy_batch_is_one_argmax(monkeypatch):
         return logits.argmax(-1)
 
     def refused(*_args, **_kwargs):
-        raise AssertionError("the fast path must not come here")
+        raise AssertionError("the fast path must not call this")
 
     sampler = new_sampler(
         *(new_request(r, temperature=0) for r in range(8)),
-        new_request(8, temperature=1.0),  # somebody else's wishes cost nothing
+        new_request(8, temperature=1.0),  # parameters of other rows cost nothing
         new_request(9, temperature=0, logprobs=1),
     )
     monkeypatch.setattr(sampler, "_best_tokens", counted)
@@ -178,15 +178,15 @@ def test_bit_mask_of_wrong_length_is_refused():
 
 def test_contradicting_all_settings_leave_a_token():
     row = {"temperature": 0, "allowed_token_ids": [7, 9], "min_tokens": 1}
-    # Everything allowed is forbidden: what is forbidden gives way.
+    # Everything allowed is forbidden: the forbidden tokens are ignored.
     sampler = new_sampler(new_request(bad=[(7,)], stop=[9], **row))
     assert one(sampler, falling()) == 7
-    # The grammar allows nothing that allowed_token_ids does: the grammar wins.
+    # The grammar and allowed_token_ids share no token: the grammar has priority.
     sampler = new_sampler(new_request(**row))
     assert one(sampler, falling(), grammar=grammar_of({0: [20, 21]}, [0])) == 20
-    # The grammar allows nothing at all: it is passed over.
+    # The grammar allows no token: it is skipped.
     assert one(sampler, falling(), grammar=grammar_of({0: []}, [0])) == 7
-    # A drawing row goes the same way, without NaN.
+    # A random row behaves the same way, without NaN.
     sampler = new_sampler(new_request(bad=[(7,)], stop=[9], **{**row, "temperature": 1.0}))
     probs = sampler.distribution(falling(), [0])
     assert probs[0].nonzero().flatten().tolist() == [7, 9]
@@ -195,7 +195,7 @@ def test_contradicting_all_settings_leave_a_token():
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan])
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
-def test_broken_logits_harm_no_other_row(value, vocab):
+def test_invalid_logits_do_not_affect_other_rows(value, vocab):
     all_settings = [
         {"temperature": 0},
         {"temperature": 1.0},
@@ -214,7 +214,7 @@ def test_broken_logits_harm_no_other_row(value, vocab):
     assert torch.equal(tokens[5:], alone.sample(logits[5:], list(range(5, 10))).token_ids)
 
 
-def test_ids_outside_the_vocabulary_are_left_out():
+def test_ids_outside_the_vocabulary_are_ignored():
     sampler = new_sampler(
         new_request(
             prompt=[1, VOCAB + 5, -1],
@@ -230,12 +230,12 @@ def test_ids_outside_the_vocabulary_are_left_out():
     assert one(sampler, falling()) == 2
 
 
-def test_prompt_without_any_known_token_is_not_penalised():
+def test_a_prompt_without_known_tokens_is_not_penalized():
     sampler = new_sampler(new_request(prompt=[VOCAB], temperature=0, repetition_penalty=9.0))
     assert [one(sampler, falling()) for _ in range(2)] == [0, 1]
 
 
-def test_row_reuse_leaks_nothing():
+def test_a_reused_row_has_no_state_of_the_last_request():
     torch.manual_seed(3)
     logits = torch.randn(1, VOCAB)
     everything = new_request(
@@ -276,8 +276,8 @@ def test_row_reuse_leaks_nothing():
     assert one(used, falling()) == 0
 
 
-def test_many_rows_come_and_go():
-    """Histories stay with their rows while places are given up, reused and made."""
+def test_many_rows_join_and_leave():
+    """Histories stay with their rows while places are freed, reused and created."""
     random = torch.Generator().manual_seed(5)
     sampler = new_sampler(num_rows=64)
     prompts = {}
@@ -320,7 +320,7 @@ def test_empty_batch():
 
 @pytest.mark.clock
 def test_fast_path_is_cheap():
-    """No Python per row: it takes some 20 µs, and the bound leaves room for a busy machine."""
+    """No Python per row: it takes about 20 µs; the bound leaves room for a busy machine."""
     sampler = new_sampler(*(new_request(r, temperature=0) for r in range(16)))
     logits, rows = falling(16), list(range(16))
     took = []

@@ -89,7 +89,7 @@ def test_draws_follow_the_distribution(settings):
 
 
 def test_draw_in_a_large_vocabulary():
-    """Mass at both ends and in the ragged last block; flat elsewhere."""
+    """Mass at both ends and in the incomplete last block; flat elsewhere."""
     vocab, count = 151_936 + 5, 20_000
     weights = torch.full((1, vocab), 1e-6)
     weights[0, [0, 511, 512, 70_000, vocab - 1]] = torch.tensor([0.1, 0.2, 0.05, 0.3, 0.2])
@@ -135,7 +135,7 @@ SETTINGS = [
 ]
 
 
-def test_tokens_do_not_depend_on_mates_preemption_or_order():
+def test_tokens_do_not_depend_on_batch_preemption_or_order():
     """bfloat16 logits, so that there are ties to break; flat, so that top-p needs many."""
     vocab, steps = 5000, 12
     random = torch.Generator().manual_seed(8)
@@ -154,7 +154,7 @@ def test_tokens_do_not_depend_on_mates_preemption_or_order():
     got = {row: [] for row in alone}
     for step in range(steps):
         order = [(row + step) % len(SETTINGS) for row in range(len(SETTINGS))]
-        if step == 5:  # all are preempted and come back into other rows
+        if step == 5:  # all are preempted and resumed in other rows
             for row in alone:
                 together.leave(15 - row)
             for row, settings in enumerate(SETTINGS):
@@ -167,7 +167,7 @@ def test_tokens_do_not_depend_on_mates_preemption_or_order():
     assert got == alone
 
 
-def test_seeds_and_positions_matter():
+def test_tokens_depend_on_seed_and_position():
     logits = torch.zeros(1, 5000)
     draws = {}
     for seed in (1, 2, -1, 2**64 - 2):

@@ -1,4 +1,4 @@
-"""The processed distribution against transformers' processors, and penalties against formulas."""
+"""The processed distribution compared with transformers, and penalties with formulas."""
 
 from array import array
 
@@ -84,8 +84,8 @@ SETTINGS = [
 
 @pytest.mark.parametrize("vocab", [300, 5003, 20480])
 @pytest.mark.parametrize("spread", [0.3, 4.0])
-def test_distribution_is_that_of_transformers(vocab, spread):
-    """All wishes in one batch, mixed with a greedy row; flat and sharp distributions."""
+def test_the_distribution_equals_that_of_transformers(vocab, spread):
+    """All parameters in one batch, mixed with a greedy row; flat and sharp distributions."""
     random = torch.Generator().manual_seed(vocab)
     num_rows = len(SETTINGS)
     logits = torch.randn(num_rows + 1, vocab, generator=random) * spread
@@ -107,7 +107,7 @@ def test_distribution_is_that_of_transformers(vocab, spread):
         assert differing <= (1 if params.top_p < 1 else 0), settings
 
 
-def test_bad_words_like_transformers():
+def test_bad_words_equal_those_of_transformers():
     random = torch.Generator().manual_seed(7)
     logits = torch.randn(1, 50, generator=random)
     output = [4, 8, 15, 16, 23, 42]
@@ -122,7 +122,7 @@ def test_bad_words_like_transformers():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_penalties_by_formula_while_tokens_are_sampled(dtype):
-    """Computed in float32 from the logits as they come; counts follow what was sampled."""
+    """Computed in float32 from the unprocessed logits; counts follow the sampled tokens."""
     random = torch.Generator().manual_seed(11)
     vocab, prompt = 60, [1, 2, 2, 3]
     sampler = Sampler(num_rows=4, vocab_size=vocab, device=HOST)
@@ -151,7 +151,7 @@ def test_penalties_by_formula_while_tokens_are_sampled(dtype):
             x = x - params.frequency_penalty * count - params.presence_penalty * (count > 0)
             if params.top_k:
                 _, order = x.sort(descending=True, stable=True)
-                x[order[params.top_k :]] = -torch.inf  # exactly k, ties or not
+                x[order[params.top_k :]] = -torch.inf  # exactly k, even with ties
             torch.testing.assert_close(got[i], x.softmax(-1), rtol=1e-5, atol=1e-7)
         tokens = sampler.sample(logits.clone(), rows).token_ids.tolist()
         for row, token in zip(rows, tokens, strict=True):

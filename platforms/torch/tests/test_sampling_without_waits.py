@@ -1,4 +1,4 @@
-"""Sampling where the device may not be asked for a number: the same tokens, and nobody asks."""
+"""Sampling on devices that must not be waited for: the same tokens, without a wait."""
 
 from array import array
 
@@ -31,7 +31,7 @@ SETTINGS = [
 
 
 class NobodyAsks(TorchDispatchMode):
-    """Refuses operations whose result the host has to know."""
+    """Rejects operations whose result the host must know."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         by_mask = func is torch.ops.aten.index.Tensor and any(
@@ -77,13 +77,13 @@ def test_tokens_are_the_same_without_blocking_calls(at_once, monkeypatch):
         assert got.logprobs == expected.logprobs
 
 
-def test_a_blocking_call_is_found():
+def test_a_blocking_call_is_detected():
     logits_SV = torch.randn(1, V, generator=torch.Generator().manual_seed(1))
     with pytest.raises(AssertionError, match="wait"), NobodyAsks():
         new_sampler().sample(logits_SV, [1])
 
 
-def test_numbers_of_the_host_may_come_along():
+def test_the_hosts_numbers_may_be_sent_in_advance():
     plain, other = new_sampler(), new_sampler()
     rows = list(range(len(SETTINGS)))
     logits_SV = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2))

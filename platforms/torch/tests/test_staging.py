@@ -1,4 +1,4 @@
-"""Columns on their way to a device and back: packed, in order, and never written over."""
+"""Columns on their way to a device and back: packed, in order, and never overwritten."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ COLUMNS = (
 )
 
 
-def test_columns_arrive_as_they_are():
+def test_columns_arrive_unchanged():
     staging = Staging(HOST, LateDevice())
     for _ in range(3):
         sent = staging.send(COLUMNS)
@@ -29,17 +29,17 @@ def test_columns_arrive_as_they_are():
             assert not tensor.numel() or (tensor.data_ptr() - sent[0].data_ptr()) % 16 == 0
 
 
-def test_a_slot_is_used_again_only_when_the_device_is_past_it():
+def test_a_slot_is_reused_only_after_its_copies():
     device = LateDevice()
     staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
     taken = []
-    for number in range(12):  # two a slot
+    for number in range(12):  # two per slot
         taken.append(staging.upload(np.full(8, number, np.int32)))
-    assert device.num_waits == 4  # six slots were begun, the first two for the first time
+    assert device.num_waits == 4  # six slots were used, the first two without a wait
     assert [int(one[0]) for one in taken] == list(range(12))
 
 
-def test_a_packet_that_is_longer_than_a_slot_goes_in_pieces():
+def test_a_packet_longer_than_a_slot_is_sent_in_pieces():
     device = LateDevice()
     staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
     staging.upload(np.arange(4))
@@ -73,7 +73,7 @@ def test_a_longer_result_gets_a_longer_slot():
     assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()
 
 
-def test_settling_takes_in_all_that_is_on_its_way():
+def test_settle_waits_for_all_results():
     ring = FetchRing(LateDevice(), 64)
     late = [ring.fetch((torch.tensor([n]), torch.zeros(1)), result_of) for n in range(3)]
     ring.settle()
@@ -81,6 +81,6 @@ def test_settling_takes_in_all_that_is_on_its_way():
 
 
 @pytest.mark.parametrize("kind", [np.int16, np.bool_])
-def test_other_kinds_of_numbers_are_not_known(kind):
+def test_unknown_dtypes_are_refused(kind):
     with pytest.raises(KeyError):
         Staging(HOST, LateDevice()).upload(np.zeros(1, kind))

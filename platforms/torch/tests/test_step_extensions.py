@@ -1,4 +1,4 @@
-"""Step extensions in the model runner: who is called with which rows, and what an error does."""
+"""Step extensions in the model runner: which rows hooks get, and the effect of errors."""
 
 import re
 
@@ -18,7 +18,7 @@ CONTEXT = StepExtensionContext(
 
 
 class Watched(FakeStepExtension):
-    """Keeps the calls of its hooks."""
+    """Records the calls of its hooks."""
 
     def __init__(self):
         super().__init__(CONTEXT)
@@ -53,7 +53,7 @@ def play(request, runner_of):
     return make
 
 
-def test_hooks_get_the_rows_that_asked_and_no_others(play):
+def test_hooks_get_only_the_rows_that_take_part(play):
     watched = Watched()
     steps, model = play(watched)
     steps.join(0, PROMPT, [7, 2, 5]).join(1, [8, 8, 2], [3, 4], **ASK)
@@ -95,7 +95,7 @@ def test_a_hook_that_is_not_overridden_is_not_called(play):
     extension = OnlyAfter()
     steps, model = play(extension)
     steps.join(0, PROMPT, [7, 2, 5]).run((0, 0, 6, True))
-    assert model.num_left == [1]  # hidden states of the other tokens are not asked for
+    assert model.num_left == [1]  # hidden states of the other tokens are not requested
     assert steps.runner._sampler.takes_best([0])
     steps.run((0, 6, 1, True))
     assert list(extension.taken) == model.answer(PROMPT, 2)
@@ -116,7 +116,7 @@ def test_changed_hidden_states_change_the_logits_of_their_rows_only(play):
     assert got == {0: 0, 1: model.answer([8, 8, 2], 1)[0]}
 
 
-def test_they_run_in_order(play):
+def test_extensions_run_in_order(play):
     class Doubles(FakeStepExtension):
         def logits(self, rows, logits_RV):
             return logits_RV * 2
@@ -158,7 +158,7 @@ def test_an_error_ends_the_request_at_fault_only(play, hook):
         (lambda logits_RV: logits_RV.double(), "returned dtype torch.float64"),
     ],
 )
-def test_logits_of_a_wrong_form_fail_their_request(play, wrong, message):
+def test_invalid_logits_fail_their_request(play, wrong, message):
     class Wrong(FakeStepExtension):
         def logits(self, rows, logits_RV):
             return wrong(logits_RV)
@@ -171,7 +171,7 @@ def test_logits_of_a_wrong_form_fail_their_request(play, wrong, message):
     assert re.search(message, error)
 
 
-def test_without_extensions_nothing_is_kept(play):
+def test_without_extensions_no_state_is_stored(play):
     steps, _ = play()
     steps.join(0, PROMPT, [7, 2, 5], **ASK).run((0, 0, 6, True))
     extensions = steps.runner._extensions

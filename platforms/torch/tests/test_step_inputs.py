@@ -1,4 +1,4 @@
-"""What a step reads, derived on the device, held against the columns that the host gathers."""
+"""Inputs of a step that are computed on the device, compared with the columns of the host."""
 
 from array import array
 from random import Random
@@ -35,7 +35,7 @@ def both(block_sizes):
 
 
 class Plans:
-    """Plans in which rows are given on, grow by several blocks at once and run in parts."""
+    """Plans in which rows are reused, grow by several blocks at once and run in parts."""
 
     def __init__(self, seed, block_sizes):
         self.rng, self.block_sizes = Random(seed), block_sizes
@@ -83,7 +83,7 @@ def new_request(row, generation, rng):
 
 @pytest.mark.parametrize("block_sizes", [(4,), (8, 5), ()])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_device_derives_what_the_host_gathers(block_sizes, seed):
+def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed):
     gatherer, device = both(block_sizes)
     num_decodes = 0
     plans = Plans(seed, block_sizes)
@@ -116,7 +116,7 @@ def same(one, other):
     assert one.dtype == other.dtype and one.tolist() == other.tolist()
 
 
-def test_a_row_must_not_be_taken_over_out_of_order():
+def test_a_row_must_not_be_reused_out_of_order():
     _, device = both((4,))
     for generation in (1, 1):
         builder = StepBuilder()

@@ -12,7 +12,7 @@ def over(tensor):
 
 
 @pytest.mark.parametrize("name", ELEMENT_BYTES)
-def test_tensors_of_every_type_come_as_they_are(name):
+def test_tensors_of_every_dtype_arrive_unchanged(name):
     dtype = getattr(torch, {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(name, name))
     generator = torch.Generator().manual_seed(3)
     tensor = torch.randint(0, 2, (3, 4), generator=generator).to(dtype)
@@ -34,12 +34,12 @@ def test_tensors_of_every_type_come_as_they_are(name):
     ],
     ids=["transposed", "strided", "scalar", "empty", "grad", "expanded"],
 )
-def test_layout_does_not_matter(tensor):
+def test_tensors_of_any_layout_arrive_unchanged(tensor):
     got = over(tensor)
     assert torch.equal(got, tensor.detach()) and got.shape == tensor.shape
     got.add_(1)  # it is its own
 
 
-def test_elements_that_have_no_name_are_refused():
+def test_unsupported_dtypes_are_refused():
     with pytest.raises(MessageError, match="complex64"):
         pack_tensor(torch.ones(1, dtype=torch.complex64))

@@ -1,4 +1,4 @@
-"""The sampler's token history: what it must not do where the host runs ahead of the device."""
+"""The sampler's token history must not wait for an asynchronous device."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +19,7 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_row_joins_without_a_number_being_copied_from_the_host():
+def test_joining_a_row_copies_no_single_number_from_the_host():
     history = TokenHistory(vocab_size=9, device=torch.device("cpu"), upload=torch.from_numpy)
     with Copies() as copies:
         history.join(3, [1, 2, 2], [5])

@@ -1,4 +1,4 @@
-"""The worker's life on a runtime without a device of its own, with parts made up in this file."""
+"""The worker's life cycle on a fake runtime, with a model and plugins of this file."""
 
 import json
 from array import array
@@ -33,7 +33,7 @@ V, D = 11, 8
 
 
 class Runtime:
-    """Memory is made up. `calls`: what was asked, in order."""
+    """A runtime with simulated memory. `calls`: the calls, in order."""
 
     def __init__(self):
         self.calls, self.total, self.used, self.peak = [], 1_000_000, 100_000, 3_200
@@ -86,7 +86,7 @@ class Somewhere(Platform):
 
 
 class Tiny(nn.Module):
-    """One layer of attention between an embedding and a fused head. Remembers its inputs."""
+    """One layer of attention between an embedding and a fused head. Stores its inputs."""
 
     CONTRACT, CONTRACT_VERSION = "model", "0.5"
     architectures = ("Tiny",)
@@ -117,7 +117,7 @@ class Capped(Tiny):
 
 
 class Sinking(Tiny):
-    """Has a sink."""
+    """A model with a sink."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -135,7 +135,7 @@ class Packing(TorchLinearMethod):
 
 
 class Registry(PluginRegistry):
-    """Knows the models of this file by their architecture."""
+    """Finds the models of this file by their architecture."""
 
     def resolve(self, kind, reference):
         if kind == "model":
@@ -202,18 +202,18 @@ def start(worker, num_blocks=20):
     worker.compile_or_warm_up_model()
 
 
-def test_making_it_touches_no_device(make):
+def test_creating_a_worker_uses_no_device(make):
     _, runtime = make()
     assert runtime.calls == []
 
 
-def test_the_device_is_its_ranks_and_has_its_threads(make):
+def test_the_worker_activates_the_device_of_its_local_rank(make):
     worker, runtime = make(num_threads=2)
     worker.init_device()
     assert runtime.calls == [("activate", 3, 2)]
 
 
-def test_the_model_is_filled_and_packed_once(loaded):
+def test_the_model_is_loaded_and_packed_once(loaded):
     Packing.packed = []
     worker, _ = loaded(linear_method=Packing)
     assert Packing.packed == ["mix", "head"]
@@ -223,7 +223,7 @@ def test_the_model_is_filled_and_packed_once(loaded):
     assert context.max_model_len == 48 and context.dtype == torch.float32
 
 
-def test_layers_say_what_they_keep(loaded):
+def test_each_layer_has_a_kv_cache_spec(loaded):
     worker, _ = loaded(block_size=8)
     (spec,) = worker.get_kv_cache_spec().values()
     assert (spec.block_size, spec.num_kv_heads, spec.head_size) == (8, 1, D)
@@ -233,13 +233,13 @@ def test_layers_say_what_they_keep(loaded):
 def test_memory_for_the_cache_is_measured_by_a_step(loaded):
     worker, runtime = loaded()
     runtime.calls.clear()
-    # Half of the memory, less what is taken, less a peak that was seen at half of the tokens.
+    # Half of the memory, minus memory in use, minus a peak measured at half of the tokens.
     assert worker.determine_available_memory() == 500_000 - 100_000 - 2 * 3_200
     assert worker._model.sizes == [1, 32]  # the first: at the last position
     assert runtime.calls == ["reset_peak", "synchronize", "peak"]
 
 
-def test_no_memory_for_the_cache_says_what_is_taken(loaded):
+def test_the_error_for_no_cache_memory_states_the_memory_in_use(loaded):
     worker, runtime = loaded(gpu_memory_utilization=0.1)
     runtime.total = 1_000_000
     with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.1 allows .* raise it"):
@@ -253,14 +253,14 @@ def test_warming_up_runs_the_sizes_of_a_prompt_and_a_decode(loaded):
     assert runtime.calls[-1] == "synchronize"
 
 
-def test_a_short_model_is_warmed_up_within_its_length(loaded):
+def test_a_model_of_few_positions_is_warmed_up_within_them(loaded):
     worker, _ = loaded(max_model_len=5)
     start(worker)
     assert worker._model.sizes == [1, 5, 1]
 
 
 def answer(worker, prompt, num_tokens):
-    """Run one request by hand and return its tokens."""
+    """Run one request step by step and return its tokens."""
     builder, tokens = StepBuilder(), []
     builder.join(
         NewRequest(
@@ -286,7 +286,7 @@ def answer(worker, prompt, num_tokens):
 
 
 def dense(worker, prompt, num_tokens):
-    """The same, in the open: the whole sequence at each step, no cache."""
+    """Return the same tokens, computed from the whole sequence at each step, without a cache."""
     model, tokens = worker._model, list(prompt)
     for _ in range(num_tokens):
         x_TD = model.embedding[tokens] @ model.mix.weight.T
@@ -296,7 +296,7 @@ def dense(worker, prompt, num_tokens):
 
 
 @pytest.mark.parametrize("backend", ["torch", FakeAttentionBackend])
-def test_plans_become_tokens(loaded, backend):
+def test_the_worker_gives_the_tokens_of_a_model_without_a_cache(loaded, backend):
     if backend == "torch":
         pytest.importorskip("dovetail_attn_torch")
     worker, _ = loaded(attention_backend=backend)
@@ -345,7 +345,7 @@ def test_a_backend_that_refuses_is_not_used(loaded, monkeypatch):
         loaded()
 
 
-def test_an_unknown_part_is_named(loaded):
+def test_an_unknown_plugin_is_named(loaded):
     with pytest.raises(PluginNotFoundError, match="no ops plugin 'tosch'"):
         loaded(ops="tosch")
 

@@ -1,4 +1,4 @@
-"""Random programs under the fake device's watch: the host's results, no wait, no fault."""
+"""Random programs under the fake device's watch: same results, no hidden wait, no fault."""
 
 from contextlib import suppress
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def watched():
 
 
 class OnDevice(Model):
-    """The model of the rig, on the fake device; looks at no number."""
+    """The model of the rig, on the fake device; reads no number back."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class OnDevice(Model):
 
 
 class Strict:
-    """A runner whose steps may not wait."""
+    """A runner whose steps must not wait."""
 
     def __init__(self, runner):
         self.runner = runner
@@ -56,7 +56,7 @@ class Strict:
 
 
 @pytest.mark.parametrize(("seed", "depth", "lag"), [(0, 1, None), (1, 2, 30), (2, 5, None)])
-def test_random_programs_give_the_same_and_never_wait(runner_of, watched, seed, depth, lag):
+def test_random_programs_give_the_same_results_and_never_wait(runner_of, watched, seed, depth, lag):
     program = Program(seed, 30)
     backend = NoWaitAttentionBackend
     expected = play(runner_of(Model(), backend, num_blocks=NUM_BLOCKS), program)
@@ -79,7 +79,7 @@ def test_small_rings_are_enough(runner_of, watched, monkeypatch):
     watched_play(runner_of, watched)
 
 
-def test_a_way_there_that_does_not_wait_for_its_slot_is_found(runner_of, watched, monkeypatch):
+def test_an_upload_that_reuses_a_slot_too_early_is_detected(runner_of, watched, monkeypatch):
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "slot_bytes", 256)
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "num_slots", 2)
     past = SimpleNamespace(synchronize=lambda: None)
@@ -88,7 +88,7 @@ def test_a_way_there_that_does_not_wait_for_its_slot_is_found(runner_of, watched
         watched_play(runner_of, watched)
 
 
-def test_a_way_back_that_forgets_who_has_its_slot_is_found(runner_of, watched, monkeypatch):
+def test_a_fetch_that_reuses_a_slot_too_early_is_detected(runner_of, watched, monkeypatch):
     monkeypatch.setitem(FetchRing.__init__.__kwdefaults__, "num_slots", 1)
     real = FetchRing.fetch
 
@@ -101,7 +101,7 @@ def test_a_way_back_that_forgets_who_has_its_slot_is_found(runner_of, watched, m
         watched_play(runner_of, watched)
 
 
-def test_who_waits_is_found(runner_of, watched, monkeypatch):
+def test_a_hidden_wait_is_detected(runner_of, watched, monkeypatch):
     monkeypatch.setattr(OnDevice, "compute_logits", lambda self, x: x * float(x.sum()))
     runner = runner_of(OnDevice(), NoWaitAttentionBackend, watched, NUM_BLOCKS, NAME)
     with pytest.raises(HiddenWaitError, match="test_watched_programs"):

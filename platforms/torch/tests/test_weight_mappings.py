@@ -61,7 +61,7 @@ class Mapped(nn.Module):
 
 @pytest.fixture
 def weights():
-    """A checkpoint that fits; the matrices of c_attn and c_proj are [in, out]."""
+    """A matching checkpoint; the matrices of c_attn and c_proj are [in, out]."""
     found = {}
     for index in range(2):
         found |= {
@@ -85,7 +85,7 @@ def load(tmp_path, weights):
     return filled
 
 
-def test_every_weight_reaches_its_place_in_the_layout_of_linear_layers(load, weights):
+def test_every_weight_is_loaded_in_the_layout_of_linear_layers(load, weights):
     model, num_bytes = load(Mapped())
     for index, block in enumerate(model.h):
         assert torch.equal(block.qkv.weight, weights[f"h.{index}.c_attn.weight"].T)
@@ -159,7 +159,7 @@ def test_a_wrong_mapping_is_refused_with_the_model_named(mapping, told):
     assert told in str(caught.value) and "Mapped" in str(caught.value)
 
 
-def test_names_go_both_ways_and_the_first_mapping_applies():
+def test_names_map_both_ways_and_the_first_mapping_applies():
     names = WeightNames(MAPPINGS)
     assert names.to_model("h.3.c_proj.weight") == (("h.3.out.weight",), True)
     assert names.to_model("h.3.c_proj.bias") == (("h.3.out.bias",), False)

@@ -1,4 +1,4 @@
-"""Weight loading: the table, good checkpoints in all their forms, and each bad one refused."""
+"""Weight loading: the table, valid checkpoints in all forms, and invalid ones refused."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_table_names_each_part_and_covers_each_parameter_once() -> None:
 
 
 def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
-    """Hold that loading is refused with these words, and that nothing was written."""
+    """Check that loading is refused with these words, and that nothing was written."""
     model = model or SmallModel()
     with pytest.raises(WeightError) as caught:
         load(folder, model)
@@ -189,7 +189,7 @@ def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
     assert all(parameter.isnan().all() for parameter in model.parameters())
 
 
-def test_no_weight_files(tmp_path: Path) -> None:
+def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, str(tmp_path), "neither", "found: nothing", "dummy")
     refused(tmp_path / "absent", "neither", "found: nothing")
 
@@ -207,17 +207,17 @@ def test_files_of_another_name_need_an_index(tmp_path: Path) -> None:
 def test_missing_shard(tmp_path: Path) -> None:
     save_shards(tmp_path, make_weights())
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    refused(tmp_path, INDEX, "model-00002-of-00003.safetensors", "1 are absent")
+    refused(tmp_path, INDEX, "model-00002-of-00003.safetensors", "1 are missing")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": {}}', '{"weight_map": [1]}'])
 def test_broken_index(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
-    refused(tmp_path, INDEX, "fetch it again")
+    refused(tmp_path, INDEX, "download it again")
 
 
 @pytest.mark.parametrize("file_name", ["../model.safetensors", "/etc/passwd", 3])
-def test_index_cannot_lead_out_of_the_directory(tmp_path: Path, file_name: object) -> None:
+def test_an_index_cannot_point_outside_of_the_directory(tmp_path: Path, file_name: object) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"embed.weight": file_name}}))
     refused(tmp_path, INDEX, "embed.weight", "no file name")
 
@@ -226,11 +226,11 @@ def test_index_cannot_lead_out_of_the_directory(tmp_path: Path, file_name: objec
     ("weight_map", "words"),
     [
         ({str(n): f"{n}.safetensors" for n in range(10_001)}, "names 10001 shards; at most 10000"),
-        ({"embed.weight": "a" * 100_000}, "1 are absent ('aaa"),
+        ({"embed.weight": "a" * 100_000}, "1 are missing ('aaa"),
         ({"e" * 100_000: 3}, "no file name"),
     ],
 )
-def test_a_refused_index_is_named_in_few_words(
+def test_the_error_for_an_invalid_index_is_short(
     tmp_path: Path, weight_map: dict, words: str
 ) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
@@ -240,12 +240,12 @@ def test_a_refused_index_is_named_in_few_words(
     assert len(str(refusal.value)) < 1000
 
 
-def test_index_that_promises_what_the_shard_has_not(tmp_path: Path) -> None:
+def test_a_weight_of_the_index_that_is_not_in_its_shard_is_refused(tmp_path: Path) -> None:
     save_shards(tmp_path, make_weights())
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["norm.weight"] = "model-00001-of-00003.safetensors"
     (tmp_path / INDEX).write_text(json.dumps(index))
-    refused(tmp_path, "model-00001-of-00003.safetensors", "norm.weight", "it does not")
+    refused(tmp_path, "model-00001-of-00003.safetensors", "norm.weight", "does not contain it")
 
 
 def test_weight_in_two_shards(tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ def test_truncated_file(tmp_path: Path, kept_bytes: int) -> None:
     refused(tmp_path, str(path), "truncated")
 
 
-def test_file_of_something_else(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
-    refused(tmp_path, SINGLE, "no safetensors file")
+    refused(tmp_path, SINGLE, "not a safetensors file")
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (8, 5), (9, 4), (32,)])
@@ -294,7 +294,7 @@ def test_unexpected_weights_are_listed(tmp_path: Path) -> None:
     refused(tmp_path, "2 weights", "attn.q_norm.weight", "score.weight", "unknown to the model")
 
 
-def test_untied_model_wants_its_head(tmp_path: Path) -> None:
+def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["lm_head.weight"]
     save_file(weights, tmp_path / SINGLE)
@@ -305,7 +305,7 @@ def test_untied_model_wants_its_head(tmp_path: Path) -> None:
 def test_dtypes_that_need_scales_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     quantised = torch.zeros(4, 5).to(dtype)
     save_file(make_weights() | {"mlp.down_proj.weight": quantised}, tmp_path / SINGLE)
-    refused(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantised")
+    refused(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantized")
 
 
 def test_integer_parameters_take_their_own_dtype(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_large_dummy_weights_have_no_equal_rows() -> None:
 
 
 class Terminal:
-    """A stderr that says it is a terminal."""
+    """A stderr that claims to be a terminal."""
 
     def __init__(self, *, terminal: bool) -> None:
         self.text, self.terminal, self.encoding = "", terminal, "utf-8"
@@ -375,7 +375,7 @@ class Terminal:
 @pytest.mark.parametrize(
     ("terminal", "asked", "shown"), [(True, True, True), (False, True, False), (True, False, False)]
 )
-def test_progress_only_on_a_terminal_that_wants_it(
+def test_progress_is_shown_only_on_a_terminal_if_enabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, asked: bool, shown: bool
 ) -> None:
     stderr = Terminal(terminal=terminal)

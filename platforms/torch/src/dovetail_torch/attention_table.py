@@ -1,8 +1,8 @@
 """The attention context of the forward pass: layers, caches and this step's metadata, by index.
 
-A model is given the table as an argument and calls `attend`. Eagerly that is a plain call. Under
-`torch.compile` it is one custom operator that is told the table's slot number: a compiled graph
-holds no Python object, and two engines in one process have two slots.
+A model gets the table as an argument and calls `attend`. In eager mode that is a plain call. Under
+`torch.compile` it is one custom operator that gets the table's slot number: a compiled graph
+contains no Python object, and two engines in one process have two slots.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
 class AttentionTable:
     """Attention of all layers of one runner. Implements `AttentionContext`.
 
-    slot: its number, unique in the process. metadata: this step's, one entry a builder. needed_S:
-    int64; this step's tokens that are needed after the last attention, None for all. The runner
-    sets both before each forward pass.
+    slot: its number, unique in the process. metadata: of this step, one entry per builder.
+    needed_S: int64; this step's tokens that are needed after the last attention, None for all. The
+    runner sets both before each forward pass.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class AttentionTable:
         *,
         rotates: bool = False,
     ) -> None:
-        """layers, caches, builder_of: by layer index; the last says whose metadata it takes.
+        """layers, caches, builder_of: by layer index; the last selects the metadata of a layer.
 
-        rotates: whether the layers turn queries and keys themselves.
+        rotates: whether the layers apply rotary embedding themselves.
         """
         self.slot = next(_SLOTS)
         self.metadata: Sequence[Any] = ()
@@ -61,7 +61,7 @@ class AttentionTable:
         """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
         compiles = torch.compiler.is_compiling()
         if rotary_args is not None and (compiles or not self._rotates):
-            # The custom operator has no place for it, and a compiler fuses what torch turns.
+            # The custom operator does not support it, and a compiler fuses torch's rotation.
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
             rotary_args = None
         if compiles:
@@ -72,7 +72,7 @@ class AttentionTable:
         return self.run(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows that are still needed; all of them in a compiled graph."""
+        """Return the rows that are still needed; all rows in a compiled graph."""
         if self.needed_S is None or torch.compiler.is_compiling():
             return x_TD
         return x_TD.index_select(0, self.needed_S)
@@ -85,11 +85,11 @@ class AttentionTable:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Do what `attend` does, now. rotation: only where the layers turn."""
+        """Run the attention of `attend`. rotary_args: only for layers that rotate."""
         out_THD = q_THD.new_empty(q_THD.shape)
         place = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
         layer = self._layers[index]
-        if rotary_args is None:  # an argument that only layers which turn have
+        if rotary_args is None:  # only layers that rotate have the argument
             layer.forward(q_THD, k_TKD, v_TKD, *place)
         else:
             layer.forward(q_THD, k_TKD, v_TKD, *place, rotary_args)
@@ -97,9 +97,9 @@ class AttentionTable:
 
 
 class NoAttention:
-    """An attention context without a cache, for runs before there is one: returns zeros.
+    """An attention context without a cache, for runs before the cache exists: returns zeros.
 
-    Holds the model to what it declared, so that a mistake shows at the start.
+    Checks what the model declared, so that a mistake is reported at the start.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -119,7 +119,7 @@ class NoAttention:
                 f"the model attends in layer {index}, but has {self._num_layers} Attention "
                 "modules (dovetail_torch.layers.Attention), one for each layer from 0 on."
             )
-        # As much memory as a step of a backend that does not turn by itself.
+        # As much memory as a step of a backend that does not rotate.
         turned = (q_THD, k_TKD) if rotary_args is None else rotary_args.apply(q_THD, k_TKD)
         return turned[0].new_zeros(q_THD.shape)
 

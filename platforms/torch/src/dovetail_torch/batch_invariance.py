@@ -1,7 +1,7 @@
-"""Whether a request's tokens depend on what runs beside it, by what the chosen parts promise.
+"""Whether a request's tokens depend on other requests, according to the selected plugins.
 
-A part promises that a row's result has the same bits whatever else is in the batch, for some
-dtypes. One part that does not is enough for seeded requests to get other tokens in other company.
+A plugin may guarantee that a row's result has the same bits in every batch, for some dtypes. One
+plugin without the guarantee is enough for seeded requests to get other tokens in another batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchInvariance:
-    """Collects the parts that do not promise it; refuses them where the user requires it."""
+    """Collects the plugins without the guarantee; refuses them if the user requires it."""
 
     def __init__(self, dtype: str, *, required: bool) -> None:
         """dtype: of the model. required: `EngineArgs.batch_invariant`."""
@@ -25,30 +25,30 @@ class BatchInvariance:
         self._without: list[str] = []
 
     def add(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
-        """Note a linear method or an op provider; raise ConfigError if it is not acceptable."""
+        """Add a linear method or an op provider; raise ConfigError if it is not acceptable."""
         if promises_equal_bits(kind, cls, self._dtype):
             return
         if self._required:
             promised = ", ".join(sorted(cls.batch_invariant)) or "no dtype"
             raise ConfigError(
-                f"batch_invariant=True is asked with dtype={self._dtype!r}, but the {kind} "
-                f"{cls.__name__} promises it in {promised}: give another dtype or {kind}, or leave "
-                "batch_invariant out."
+                f"batch_invariant=True with dtype={self._dtype!r} is not supported: the {kind} "
+                f"{cls.__name__} supports it with {promised}. Choose another dtype or {kind}, or "
+                "remove batch_invariant."
             )
         self._without.append(f"{kind.replace('_', ' ')} {cls.__name__}")
 
     def add_attention(self, backend: type[AttentionBackend] | None) -> None:
-        """Note the attention backend, which was chosen with the requirement in mind."""
+        """Add the attention backend, which was selected with the requirement in mind."""
         if backend is not None and not promises_equal_bits("attention", backend, self._dtype):
             self._without.append(f"attention backend {backend.name}")
 
     def add_ranks(self, ranks: RankGroup) -> None:
-        """Note ranks whose sums depend on the batch; `join_ranks` refuses them if required."""
+        """Add ranks whose sums depend on the batch; `join_ranks` refuses them if required."""
         if not ranks.batch_invariant:
             self._without.append(f"sums over {ranks.size} ranks")
 
     def report(self) -> None:
-        """Warn if what a seed promises does not hold with these parts."""
+        """Warn if seeds are not reproducible in every batch with these plugins."""
         if self._without:
             logger.warning(
                 "A seeded request may get other tokens when other requests run beside it. "

@@ -1,8 +1,8 @@
-"""What a torch worker needs to know about its device: the object behind `Platform.runtime()`.
+"""The interface of a torch device for its worker: the object returned by `Platform.runtime()`.
 
-Where platforms differ for the worker and the runner of this layer; a platform gives one runtime a
-worker. What is better done otherwise on one platform (filling weights, the cache's memory), its
-worker overrides.
+It contains the differences between platforms for the worker and the runner. A platform returns one
+runtime per worker. For other differences (loading weights, memory of the cache) its worker
+overrides methods.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 
 
 class DeviceEvent(Protocol):
-    """A place in the order of what a device was given."""
+    """A point in the order of a device's work."""
 
     def query(self) -> bool:
-        """Return whether the device has come past it; does not wait."""
+        """Return whether the device has reached it; does not wait."""
 
     def synchronize(self) -> None:
-        """Wait until it has. Other threads go on meanwhile."""
+        """Wait until the device has reached it. Other threads continue meanwhile."""
 
 
 class AsyncDevice(Protocol):
-    """A device that computes behind the host's back: what its runner needs beside tensors.
+    """An asynchronous device: what its runner needs besides tensors.
 
-    Contract. What one thread gives it is done in that order. Host memory that a copy reads or
-    writes is the copy's until an event recorded after it is past: neither is written nor read
-    before.
+    Contract. Work submitted by one thread is done in that order. Host memory that a copy reads or
+    writes must not be used until an event recorded after the copy is complete: neither written
+    nor read.
     """
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return host memory, uint8, zeroed, that the device copies from and to by itself."""
+        """Return host memory, uint8, zeroed, for asynchronous copies from and to the device."""
 
     def record(self) -> DeviceEvent:
-        """Return an event that comes after everything given so far to the computing stream."""
+        """Return an event after all work submitted so far to the computing stream."""
 
     def fetch(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> DeviceEvent:
-        """Copy device tensors to pinned ones, after what was given so far, beside what comes later.
+        """Copy device tensors to pinned ones, after the work submitted so far, beside later work.
 
-        Returns the event after the copies. Until it is past the caller keeps the sources and lets
-        nobody write to them.
+        Returns the event after the copies. Until it is complete, the caller must keep the sources
+        and not write to them.
         """
 
 
@@ -57,39 +57,39 @@ class DeviceRuntime(Protocol):
     """Operations on one device."""
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Take the device for this thread and process, and return it.
+        """Select the device for this thread and process, and return it.
 
-        num_threads: of devices that compute on the host's cores; None for the platform's choice.
+        num_threads: for devices that compute on the host's cores; None for the platform's default.
         """
 
     def total_memory_bytes(self) -> int:
         """Return the device's memory."""
 
     def memory_in_use_bytes(self) -> int:
-        """Return how much of it is taken, by anybody."""
+        """Return how much memory is in use, by any process."""
 
     def reset_peak(self) -> None:
         """Begin to measure a peak."""
 
     def peak_bytes(self) -> int:
-        """Return the most that this process has had since `reset_peak`, beyond what it had then."""
+        """Return this process's peak since `reset_peak`, minus its use at that time."""
 
     def max_profile_tokens(self) -> int:
-        """Return how many tokens are worth running to measure a step; the rest is extrapolated."""
+        """Return how many tokens to run to measure a step; the rest is extrapolated."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything it was given."""
+        """Wait until the device has finished all submitted work."""
 
     def asynchronous(self) -> AsyncDevice | None:
-        """Return what lets the host run ahead of the device, after `activate`.
+        """Return the interface that lets the host run ahead of the device, after `activate`.
 
-        None where each call has returned when it is done, in memory that is the host's own.
+        None if each call is synchronous and computes in host memory.
         """
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
-        """Return the group of the ranks that meet at `store`; nobody else uses it.
+        """Return the group of the ranks that meet at `store`, which has no other users.
 
-        Asked of platforms with the capability "collectives" and of no others. store: where the
-        ranks tell each other their addresses. timeout: of joining and of each exchange. Raises
-        RuntimeError where the others do not come.
+        Called only if the platform has the capability "collectives". store: where the ranks
+        exchange addresses. timeout: of joining and of each exchange. Raises RuntimeError if other
+        ranks do not join.
         """

@@ -1,8 +1,8 @@
-"""The dispatcher of graphs: each step is replayed if its shape has been captured, else run eagerly.
+"""The graph dispatcher: a step is replayed if its shape has been captured, else run eagerly.
 
-A shape is captured when it comes for the second time. The first replay without the head, with it,
-and with the choice of tokens is held against an eager run, bit by bit. A model that cannot be
-replayed is run eagerly, which is announced once. Depends on no device and not what a graph is.
+A shape is captured when it occurs for the second time. The first replays without the head, with it,
+and with sampling are compared with an eager run, bit by bit. A model that cannot be replayed is run
+eagerly, which is logged once. Does not depend on the device or on what a graph is.
 Legend: T tokens, D hidden size, V vocabulary.
 """
 
@@ -23,13 +23,13 @@ from dovetail_torch.sampling.sampler import BestTokens
 logger = logging.getLogger(__name__)
 
 Outputs = tuple[torch.Tensor, ...]
-"""The hidden states [T, D]; then, where every token samples, the logits [T, V]; then, where each
-request takes its best token, those [T]."""
+"""The hidden states [T, D]; then, if every token samples, the logits [T, V]; then, if each
+request takes its best token, the tokens [T]."""
 
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Steps by how they were run. captured: eagerly, too, and taken down meanwhile."""
+    """Numbers of steps by how they were run. captured: run eagerly and captured."""
 
     eager: int = 0
     captured: int = 0
@@ -37,12 +37,12 @@ class GraphCounts:
 
 
 class GraphDispatcher:
-    """Runs one model's steps. counts: how, so far; read by whoever wants to know."""
+    """Runs the steps of one model. counts: steps so far, by how they were run."""
 
     def __init__(
         self, model: Model, provider: GraphProvider | None, best_tokens: BestTokens = best_tokens
     ) -> None:
-        """provider: None to run everything eagerly. best_tokens: the op provider's."""
+        """provider: None to run everything eagerly. best_tokens: of the op provider."""
         self._model = model
         self._best_tokens = best_tokens
         self._provider = provider
@@ -65,8 +65,8 @@ class GraphDispatcher:
     ) -> Outputs:
         """Return the step's hidden states, logits if the batch is uniform, tokens if it is greedy.
 
-        input_ids_T, positions_T: at every step in the same memory, as what `attention` reads. The
-        outputs hold until the next step.
+        input_ids_T, positions_T: in the same memory in every step, like the inputs of `attention`.
+        The outputs are valid until the next step.
         """
 
         def forward() -> Outputs:
@@ -96,9 +96,9 @@ class GraphDispatcher:
         return outputs
 
     def replay(self, descriptor: BatchDescriptor) -> Outputs | None:
-        """Do as `run` with the inputs of the last step, in the same memory, where that is a replay.
+        """Replay the last step's shape with the current contents of the same inputs, if possible.
 
-        None, and nothing is done, if the shape is not captured yet, or never.
+        Returns None, and does nothing, if the shape is not captured.
         """
         entry = None
         if self._provider is not None:
@@ -115,7 +115,7 @@ class GraphDispatcher:
             self._seen.add(key)
             self.counts.eager += 1
             return forward()
-        assert self._provider is not None, "who has no provider has no keys"
+        assert self._provider is not None, "without a provider there are no keys"
         capture = self._provider.capture(forward)
         self.counts.captured += 1
         if capture.graph is not None:
@@ -128,7 +128,7 @@ class GraphDispatcher:
         return capture.outputs
 
     def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:
-        """Run eagerly, too, and hold what was replayed against that."""
+        """Run eagerly, too, and compare the replay with that."""
         replayed = [output.clone() for output in outputs]
         outputs = forward()
         self.counts.eager += 1

@@ -1,8 +1,8 @@
-"""The seam of graphs: a device keeps how a batch of some shape is computed, and does it again.
+"""The interface of graphs: a device captures the computation of a batch shape, and replays it.
 
-A platform's worker gives a provider or none; the runner's dispatcher asks it. What a graph is (a
-recording of native calls, a device's own graph) only the provider knows. It refuses to know models,
-plans and requests.
+A platform's worker returns a provider or None; the runner's dispatcher calls it. Only the provider
+knows what a graph is (a recording of native calls, a device graph). Does not depend on models,
+plans or requests.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Protocol
 import torch
 
 Forward = Callable[[], tuple[torch.Tensor, ...]]
-"""A computation whose inputs stay where they are and whose outputs depend on them alone."""
+"""A computation with inputs at fixed addresses, whose outputs depend only on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDescriptor:
     """The shape of a step.
 
-    uniform: each request has one token, after which it samples. greedy: and takes its best token,
-    of the logits as they are.
+    uniform: each request has one token and samples. greedy: and takes its best token, of the
+    unchanged logits.
     """
 
     num_tokens: int
@@ -32,20 +32,20 @@ class BatchDescriptor:
 
 
 class Graph(Protocol):
-    """One computation that was captured."""
+    """One captured computation."""
 
     def replay(self) -> None:
-        """Compute again from what the inputs' memory holds now, into the outputs' memory."""
+        """Compute again from the current contents of the inputs, into the outputs' memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """What came of a capture.
+    """The result of a capture.
 
-    outputs: of the run; where there is a graph, each replay writes to them again, and what another
-    graph of the same provider computes may take their memory. graph: None where there is none.
-    obstacle: then the operation, or whatever else, that cannot be replayed. lasting: whether it
-    stands in the way at every size of batch.
+    outputs: of the run. With a graph, each replay overwrites them, and other graphs of the same
+    provider may reuse their memory. graph: None if the capture failed; obstacle: then the
+    operation, or other cause, that cannot be replayed. lasting: whether it is an obstacle at
+    every batch size.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -55,19 +55,19 @@ class Capture:
 
 
 class GraphProvider(Protocol):
-    """Captures and replays on one device, and runs what it does not capture; from one thread."""
+    """Captures, replays and runs computations on one device, from one thread."""
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return what batches that one graph serves have in common; None: never captured."""
+        """Return the key of the graph that serves such batches; None: never captured."""
 
     def capture(self, forward: Forward) -> Capture:
-        """Run `forward` once, for real, and keep how it is done again.
+        """Run `forward` once, for real, and capture it.
 
-        What it does may be done twice to the same end: keys and values go where they were.
+        It may be run twice with the same effect: keys and values are written to the same slots.
         """
 
     def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:
         """Run `forward` once, for a batch without a key.
 
-        The outputs hold until the provider's next call: they may lie in memory that is used again.
+        The outputs are valid until the provider's next call, which may reuse their memory.
         """

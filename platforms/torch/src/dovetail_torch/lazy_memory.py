@@ -1,4 +1,4 @@
-"""Zeroed memory of which only the pages that are used are taken, where the host computes."""
+"""Zeroed memory whose pages are allocated on first use, for devices that use host memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 _SMALL_BYTES = 1 << 20
-"""Below this, memory of the allocator's own is as good."""
+"""Smaller tensors use the normal allocator."""
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a zeroed tensor; in the host's memory, untouched pages take none.
+    """Return a zeroed tensor; in host memory, unused pages are not allocated.
 
-    Its address never changes. Memory of a device of its own is taken at once.
+    Its address never changes. Memory of a separate device is allocated at once.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _SMALL_BYTES or not is_host_memory(device):
@@ -25,12 +25,12 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 def is_host_memory(device: torch.device) -> bool:
-    """Return whether tensors of `device` lie in the host's memory."""
+    """Return whether tensors of `device` are in host memory."""
     return host_view(torch.empty(0, device=device)) is not None
 
 
 def host_view(tensor: torch.Tensor) -> np.ndarray | None:
-    """Return the tensor's memory as an array, or None where the host cannot reach it."""
+    """Return the tensor's memory as an array, or None if the host cannot access it."""
     try:
         return tensor.numpy()
     except TypeError:

@@ -1,6 +1,6 @@
-"""The step extensions that a worker's configuration names, made in their order.
+"""Create the step extensions that a worker's configuration names, in order.
 
-Logits processors come first, each as an extension of its own.
+Logits processors come first, each as a separate extension.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dovetail_torch.sampling.processors import ProcessorExtension
 
 
 def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, StepExtension]:
-    """Return the extensions, by what messages call them.
+    """Return the extensions by their names in messages.
 
-    Raises PluginError for one that cannot be loaded or made, ConfigError for wrong options.
+    Raises PluginError for one that cannot be loaded or created, ConfigError for invalid options.
     """
     plugins, limits = context.plugins, loaded.limits
 

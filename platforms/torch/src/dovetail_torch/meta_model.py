@@ -1,11 +1,11 @@
-"""What it means that a model could not be made on the device "meta", which has no memory."""
+"""Errors of models that cannot be created on the device "meta", which has no memory."""
 
 from __future__ import annotations
 
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError)
-"""What mistakes in a model or its config raise on every device."""
+"""Exceptions that mistakes in a model or its config raise on every device."""
 
 
 def fails_on_any_device(error: BaseException) -> bool:
-    """Return whether what a model's constructor raised has nothing to do with the device."""
+    """Return whether an exception of a model's constructor is independent of the device."""
     return isinstance(error, _MISTAKES) and "meta" not in str(error).lower()

@@ -1,6 +1,6 @@
-"""Want of memory, told as such: whatever torch, Python or the system raise for it.
+"""Convert out-of-memory errors of torch, Python or the system to CapacityError.
 
-Knows their ways of saying it, not what the memory is for: that, and what would do, the caller says.
+Recognizes how they report it; the caller says what the memory is for, and what to do.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dovetail.errors import CapacityError
 
 _GIB = 1 << 30
 _TORCH_SAYS = ("can't allocate memory", "Cannot allocate memory", "not enough memory")
-"""On the CPU torch raises a RuntimeError like any other."""
+"""On the CPU torch raises a plain RuntimeError."""
 
 
 @contextmanager
 def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
-    """Raise CapacityError, saying `purpose` and `remedy`, where the block runs out of memory.
+    """Raise CapacityError with `purpose` and `remedy` if the block runs out of memory.
 
-    Serves as a decorator, too. Every other error passes as it is; so does a CapacityError.
+    Can be used as a decorator. All other errors pass unchanged, including CapacityError.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
 
 
 def _oom_message(error: BaseException) -> BaseException | None:
-    """Return the error that reports want of memory: this one or a cause of it; None if none."""
+    """Return the out-of-memory error: this one or a cause of it; None if there is none."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return error
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -1,7 +1,7 @@
-"""Attention with heads that the backend does not have: they are padded with zeros to ones it has.
+"""Attention with a head size that the backend does not support: heads are padded with zeros.
 
-Zeros behind a query and a key add nothing to their product, and zeros behind a value give zeros,
-which are cut off. So the result is the same, and so are the backend's promises.
+Zeros appended to a query and a key do not change their product; zeros appended to a value give
+zeros, which are cut off. So the result is the same, and so are the backend's guarantees.
 Legend: T tokens, H query heads, K key-value heads, D head size of the model.
 """
 
@@ -16,7 +16,7 @@ from dovetail.interfaces import AttentionLayer, RotaryArgs
 
 
 class PaddedAttention(AttentionLayer):
-    """A backend's layer of larger heads, called with the model's own. It is given no rotation."""
+    """A backend's layer of larger heads, called with the model's heads. It does not rotate."""
 
     def __init__(self, layer: AttentionLayer, num_added: int) -> None:
         """num_added: features by which the heads of `layer` are larger."""

@@ -1,7 +1,7 @@
-"""How many positions a model has, and the tables that grow with the positions in use.
+"""How many positions a model has, and tables that grow with the positions in use.
 
-A model with a learned table of positions declares `max_positions`. One that neither declares it nor
-has a `RotaryEmbedding` is run once at its last position, before it serves anybody.
+A model with a learned position table declares `max_positions`. A model that neither declares it nor
+has a `RotaryEmbedding` is run once at its last position before the first request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OUT_OF_RANGE = ("out of range", "out of bounds")
 def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
     """Return `limits` with no more positions than the model declares in `max_positions`.
 
-    Raises ContractError if what it declares is not a count.
+    Raises ContractError if the declared value is not a count.
     """
     declared = getattr(model, "max_positions", None)
     if declared is None:
@@ -32,14 +32,14 @@ def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
     if type(declared) is not int or declared < 1:
         raise ContractError(
             f"The model {type(model).__name__} declares max_positions={declared!r}; it must be a "
-            "count of positions, or be left out where any position will do."
+            "count of positions, or be left out if every position is valid."
         )
     return replace(limits, max_model_len=min(limits.max_model_len, declared))
 
 
 @torch.inference_mode()
 def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None:
-    """Run a model of unknown positions at its last one; raise ConfigError if it has none there."""
+    """Run a model of unknown positions at its last one; raise ConfigError if that fails."""
     is_rotary = any(isinstance(module, RotaryEmbedding) for module in _modules(model))
     if is_rotary or getattr(model, "max_positions", None) is not None:
         return
@@ -62,7 +62,7 @@ def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None
 class PositionTables:
     """The rotary tables of a model, filled ahead of the positions that steps use.
 
-    num_ready: positions that can be used in all of them; a great number once they are complete.
+    num_ready: positions that are filled in all tables; a huge number once they are complete.
     """
 
     def __init__(self, model: Any = None) -> None:
@@ -73,7 +73,7 @@ class PositionTables:
         self.grow(1)
 
     def grow(self, num_positions: int) -> None:
-        """Make `num_positions` ready at least; those beyond a table's end do not exist."""
+        """Fill at least `num_positions`; positions beyond a table's end do not exist."""
         self.num_ready = _ALL
         for table in self._tables:
             num_ready = table.grow(num_positions)

@@ -1,7 +1,7 @@
-"""The step extensions of a worker: who takes part in which, and the calls of their hooks.
+"""The step extensions of a worker: which rows take part in which, and the calls of their hooks.
 
-Keeps for each extension the rows that take part and the hooks that it overrides, so that a step
-without such rows costs one look at an empty set. An error in a hook ends the request at fault, not
+Stores for each extension the rows that take part and the hooks that it overrides, so that a step
+without such rows costs one test of an empty set. An error in a hook ends the request at fault, not
 the step. Does not depend on what an extension does.
 Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
 """
@@ -45,12 +45,12 @@ class _Member:
 class StepExtensions:
     """Calls each extension as its contract says, in their order.
 
-    rows, logits_rows, hidden_rows: those that take part in any, that have a hook on logits, and
-    that have one on hidden states. errors: rows whose extension has failed, with the message.
+    rows, logits_rows, hidden_rows: rows that take part in any extension, in one with a hook on
+    logits, and in one with a hook on hidden states. errors: messages by rows that failed.
     """
 
     def __init__(self, extensions: Mapping[str, StepExtension], upload: Upload) -> None:
-        """extensions: by what messages call them. upload: brings numbers to the device."""
+        """extensions: by their names in messages. upload: sends numbers to the device."""
         self._upload = upload
         self._members = [
             _Member(extension=one, name=name, hooks=_hooks_of(type(one)))
@@ -63,7 +63,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Ask each extension whether the request takes part, from scratch."""
+        """Ask each extension whether the new request takes part."""
         if not self._members:
             return
         row = request.row
@@ -112,7 +112,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def after_sampling(self, rows: Sequence[int], token_ids_S: torch.Tensor) -> None:
-        """Hand out the tokens that were chosen. rows: those that sample, in order."""
+        """Pass on the chosen tokens. rows: those that sample, in order."""
         place_of = {row: place for place, row in enumerate(rows)}
         for member, own in self._taking_part("after_sampling", rows):
             hook = partial(self._tokens_of, member, token_ids_S, place_of)
@@ -124,7 +124,7 @@ class StepExtensions:
         return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
 
     def _taking_part(self, hook: str, rows: Sequence[int]) -> Iterator[tuple[_Member, list[int]]]:
-        """Yield each extension that overrides the hook, with those of `rows` that take part."""
+        """Yield each extension that overrides the hook, with the rows of `rows` that take part."""
         for member in self._members:
             if hook in member.hooks and member.rows:
                 own = [row for row in rows if row in member.rows]
@@ -183,7 +183,7 @@ class StepExtensions:
         rows: Sequence[int],
         call: Callable[[Sequence[int]], Result],
     ) -> list[Result]:
-        """Call a hook for all rows or, if that raises, for each alone; return what was given."""
+        """Call a hook for all rows or, if that raises, for each row; return the results."""
         try:
             return [call(rows)]
         except Exception as error:
@@ -193,7 +193,7 @@ class StepExtensions:
         return [found for row in rows for found in self._call(member, hook, [row], call)]
 
     def _fail(self, member: _Member, hook: str, row: int, error: Exception) -> None:
-        """Note that the row's request cannot go on, and let it take part in nothing any more."""
+        """Record that the row's request cannot continue, and remove the row from all extensions."""
         self.errors.setdefault(
             row,
             f"{member.name} failed in {hook}: {describe_failure(error)}. "
@@ -229,7 +229,7 @@ class StepExtensions:
 
 
 _Change = tuple[torch.Tensor, torch.Tensor]
-"""Places, int64, and what is to stand there."""
+"""Places, int64, and the new contents."""
 
 
 def _join(member: _Member, request: NewRequest, rows: Sequence[int]) -> bool:
@@ -259,7 +259,7 @@ def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
 
 
 def _check_like(hook: str, new: object, given: torch.Tensor, shape: torch.Size) -> None:
-    """Raise ContractError unless `new` can stand in the place of what the hook was given."""
+    """Raise ContractError unless `new` has the type, shape and dtype of the hook's input."""
     if not isinstance(new, torch.Tensor):
         raise ContractError(f"{hook} returned a {type(new).__name__}; it must return a tensor.")
     for what, got, due in (

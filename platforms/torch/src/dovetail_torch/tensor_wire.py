@@ -1,6 +1,6 @@
-"""Tensors as the arrays that cross processes, and back.
+"""Conversion between tensors and the arrays that are sent between processes.
 
-For operations of `collective_rpc` whose arguments or answers are tensors: the core knows arrays by
+For operations of `collective_rpc` with tensors as arguments or results: the core uses arrays with
 the name of their element type and their bytes, and no tensor library.
 """
 
@@ -31,11 +31,11 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def pack_tensor(tensor: torch.Tensor) -> NDArray:
-    """Return a copy of a dense tensor on any device; raise MessageError for other elements."""
+    """Return a copy of a dense tensor on any device; raise MessageError for unknown dtypes."""
     name = _NAMES.get(tensor.dtype)
     if name is None:
-        raise MessageError(f"a tensor of {tensor.dtype} cannot cross a process.")
-    # On the host and row by row, whatever the original is.
+        raise MessageError(f"a tensor of {tensor.dtype} cannot be sent to another process.")
+    # On the host and contiguous, for any layout of the original.
     host = torch.empty(tensor.shape, dtype=tensor.dtype)
     host.copy_(tensor.detach())
     return NDArray(name, tuple(host.shape), ctypes.string_at(host.data_ptr(), host.nbytes))

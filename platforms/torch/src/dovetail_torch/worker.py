@@ -1,7 +1,7 @@
-"""The worker of every torch device: chooses the model's parts, loads it and runs plans.
+"""The worker of every torch device: it selects the model's plugins, loads it and runs plans.
 
-What differs between devices is behind `Platform.runtime()`; which parts are taken is decided by
-name, through the plugin registry, as everywhere.
+Differences between devices are behind `Platform.runtime()`; plugins are selected by name, through
+the plugin registry.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu
 
 
 class TorchWorker(WorkerBase):
-    """One torch device, one model, or one rank's part of a model that several workers share."""
+    """One torch device with a model, or with one rank's part of a shared model."""
 
     provides = FULL_SAMPLING | {
         "describes_attention",
@@ -101,7 +101,7 @@ class TorchWorker(WorkerBase):
                 f"The worker {cls.__module__}:{cls.__qualname__} cannot run on the platform "
                 f"{name!r}: its runtime() returned {runtime!r:.80}, and a torch worker needs a "
                 "DeviceRuntime (dovetail_torch.device_runtime).\n"
-                "Choose the worker that is made for this platform, or another platform."
+                "Choose a worker for this platform, or another platform."
             )
         return cast("DeviceRuntime", runtime)
 
@@ -129,8 +129,8 @@ class TorchWorker(WorkerBase):
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
         """Return what the model's layers require of attention, from a model on the device "meta".
 
-        None if it has no attention. Raises as `load_model` for a model that cannot be made, and
-        AttentionUnknownError for one that may be made, but not on the device "meta".
+        None if it has no attention. Raises as `load_model` for a model that cannot be created, and
+        AttentionUnknownError for one that can be created, but not on the device "meta".
         """
         worker = cls(context)
         worker._device = torch.device("meta")
@@ -148,7 +148,7 @@ class TorchWorker(WorkerBase):
         return worker._attention_facts() if worker._layers else None
 
     def _make_model(self) -> None:
-        """Make the model, uninitialised, and find its attention layers."""
+        """Create the model, uninitialized, and find its attention layers."""
         plugins, config = self._context.plugins, self._context.config
         self._invariance = BatchInvariance(
             config.model.dtype, required=config.compute.batch_invariant
@@ -164,7 +164,7 @@ class TorchWorker(WorkerBase):
     @explain_oom("the model", _SMALLER_MODEL)
     @torch.inference_mode()
     def load_model(self) -> None:
-        """Make the model of the checkpoint's architecture, fill and pack its weights."""
+        """Create the model of the checkpoint's architecture, load and pack its weights."""
         context, config = self._context, self._context.config
         options = context.plugins.options_of
         self._make_model()
@@ -182,8 +182,8 @@ class TorchWorker(WorkerBase):
         num_bytes = self.load_weights(self._model, loader)
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))
-        attention = self._backend.name if self._backend else "nobody: the model has none"
-        logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
+        attention = self._backend.name if self._backend else "none"
+        logger.info("Loaded %.2f GiB; attention backend: %s.", num_bytes / _GIB, attention)
         self._invariance.add_attention(self._backend)
         self._invariance.add_ranks(self._ranks)
         if context.rank == 0:
@@ -199,9 +199,9 @@ class TorchWorker(WorkerBase):
         self._extensions = make_extensions(context, self._loaded)
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
-        """Fill and pack the weights of `model`, and return the bytes read.
+        """Load and pack the weights of `model`, and return the bytes read.
 
-        For a platform's worker to do better. Raises WeightError, also for NaN and infinities.
+        A platform's worker may override it. Raises WeightError, also for NaN and infinities.
         """
         num_bytes = loader.load(model)
         check_finite(model)
@@ -260,7 +260,7 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("the KV cache", _SMALLER_CACHE)
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache and make the model runner."""
+        """Allocate the KV cache and create the model runner."""
         attention = make_attention(
             self._backend,
             self._layers,
@@ -299,7 +299,7 @@ class TorchWorker(WorkerBase):
             self.__dict__.pop(name, None)
 
     def _device_parts(self) -> DeviceParts:
-        """Return the runner's parts that come from the platform and the op provider."""
+        """Return the objects that the platform and the op provider give to the runner."""
         ops, config = self._ops, self._context.config
         parts = DeviceParts(
             best_tokens=ops.best_tokens,
@@ -327,13 +327,13 @@ class TorchWorker(WorkerBase):
         if self._ranks.size == 1 or _SHARED in getattr(model_cls, "provides", ()):
             return
         raise ConfigError(
-            f"tensor_parallel_size={self._ranks.size} is asked, but the model "
+            f"tensor_parallel_size={self._ranks.size} was requested, but the model "
             f"{model_cls.__name__} does not declare {_SHARED!r} in `provides`: it may need all "
-            "features in one place. Give tensor_parallel_size=1, or a model that declares it."
+            "features in one place. Set tensor_parallel_size=1, or choose a model that declares it."
         )
 
     def _make_provider(self, kind: str, reference: str | type) -> Any:
-        """Choose and make a provider that the model's layers use."""
+        """Select and create a provider that the model's layers use."""
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
         self._check_device(kind, cls)
@@ -345,7 +345,7 @@ class TorchWorker(WorkerBase):
         if self._device.type in (cls.device_types or {self._device.type}) | {"meta"}:
             return
         raise ConfigError(
-            f"the {kind} {cls.__name__} runs on {', '.join(sorted(cls.device_types))}, and the "
+            f"the {kind} {cls.__name__} supports {', '.join(sorted(cls.device_types))}, but the "
             f"device is {self._device.type}: choose another one."
         )
 

@@ -1,5 +1,5 @@
-"""What devices have in common that compute behind the host's back, each with a module in torch.
+"""Code that all asynchronous devices with a torch module share.
 
-Their platforms add what differs: whether they are there, what they can do, how ranks are joined.
-Importing this package imports no torch: a platform's probe reads `torch_build`.
+Platforms add the differences: whether a device is present, its capabilities, how ranks are joined.
+Importing this package does not import torch: a platform's probe reads `torch_build`.
 """

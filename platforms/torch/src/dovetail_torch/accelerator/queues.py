@@ -1,7 +1,7 @@
-"""Work for a device that computes behind the host's back: its copies to the host go beside.
+"""The streams of an asynchronous device: one computes, another copies results to the host.
 
-Implements `dovetail_torch.device_runtime.AsyncDevice` over any device module with torch's surface
-of streams and events. Depends on no device's name.
+Implements `dovetail_torch.device_runtime.AsyncDevice` for any device module with torch's API of
+streams and events. Does not name a device.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import torch
 from dovetail_torch.device_runtime import DeviceEvent
 
 PinnedZeros = Callable[[int], torch.Tensor]
-"""Gives so many bytes of pinned host memory: uint8, zeroed."""
+"""Returns zeroed pinned host memory of this many bytes, uint8."""
 
 
 class AcceleratorQueues:
-    """The stream that computes, which is the thread's current one, and one for copies to the host.
+    """The computing stream, which is the thread's current one, and a stream for copies to the host.
 
-    Work comes from one thread; events may be waited for in any.
+    Work is submitted from one thread; any thread may wait for events.
     """
 
     def __init__(self, module: Any, pinned_zeros: PinnedZeros) -> None:
-        """module: the device's, of torch; made after it was taken. pinned_zeros: its memory."""
+        """module: torch's module of the device, after `activate`. pinned_zeros: pinned memory."""
         self.pinned_zeros = pinned_zeros
         self._module = module
         self._copies = module.Stream()
 
     def record(self) -> DeviceEvent:
-        """Return an event that comes after everything given so far to the computing stream."""
+        """Return an event after all work submitted so far to the computing stream."""
         event: DeviceEvent = self._module.current_stream().record_event()
         return event
 
     def fetch(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> DeviceEvent:
-        """Copy device tensors to pinned ones, after what was given so far, beside what comes later.
+        """Copy device tensors to pinned ones, after the work submitted so far, beside later work.
 
-        Each target has its source's shape and dtype. Until the event that is returned is past, the
-        caller keeps the sources and lets nobody write to them: the allocator would give their
-        memory to later work of the computing stream, which does not wait for this one.
+        Each target has its source's shape and dtype. Until the returned event is complete, the
+        caller must keep the sources and not write to them: the allocator would give their memory to
+        later work of the computing stream, which does not wait for the copies.
         """
         copies = self._copies
         copies.wait_stream(self._module.current_stream())

@@ -1,8 +1,8 @@
-"""Any device with a module in torch as its workers need it: taking it, its memory, its queues.
+"""The device runtime of any device with a torch module: selection, memory, queues.
 
-Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms subclass it for what differs.
-Memory is measured against what was free when the device was taken: what others had by then is
-theirs and does not count against this process's share.
+Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms subclass it for differences.
+Memory in use is relative to the free memory at the start: what other processes used by then does
+not count against this process's share.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class AcceleratorRuntime:
-    """One device of a type that torch has a module for.
+    """One device of a type for which torch has a module.
 
-    free_bytes_at_start: what the device had left when it was taken.
+    free_bytes_at_start: free memory of the device when it was selected.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -34,10 +34,10 @@ class AcceleratorRuntime:
         self._allocated_at_reset = 0
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Take the device of number `local_rank` and return it.
+        """Select the device of number `local_rank` and return it.
 
-        num_threads: of the host, for what torch computes there; None for torch's choice. Raises
-        PluginError where there is no such device or it cannot be taken.
+        num_threads: of torch on the host; None for torch's default. Raises PluginError if there is
+        no such device or it cannot be used.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -47,7 +47,7 @@ class AcceleratorRuntime:
             raise self._refusal(local_rank, f"torch {torch.__version__} finds {num_devices}")
         try:
             module.set_device(local_rank)
-            module.empty_cache()  # of an engine that was here before, in this process
+            module.empty_cache()  # of an earlier engine in this process
             self.free_bytes_at_start, self._total_bytes = module.mem_get_info()
             self._queues = AcceleratorQueues(module, self.pinned_zeros)
         except RuntimeError as error:
@@ -56,8 +56,8 @@ class AcceleratorRuntime:
 
     def _refusal(self, local_rank: int, reason: str) -> PluginError:
         return PluginError(
-            f"The device {self._device_type}:{local_rank} was asked for and cannot be taken: "
-            f"{reason}. Look at it with the tools of its driver, or choose another platform."
+            f"The device {self._device_type}:{local_rank} was requested and cannot be used: "
+            f"{reason}. Check it with the tools of its driver, or choose another platform."
         )
 
     def total_memory_bytes(self) -> int:
@@ -65,9 +65,9 @@ class AcceleratorRuntime:
         return self._total_bytes
 
     def memory_in_use_bytes(self) -> int:
-        """Return what was taken since the device was, by anybody.
+        """Return the memory allocated since the start, by any process.
 
-        What torch keeps of freed tensors does not count: it is there for the next ones.
+        Free memory that torch caches does not count, because it is reused.
         """
         free_bytes, _ = self._module.mem_get_info()
         kept_bytes = self._module.memory_reserved() - self._module.memory_allocated()
@@ -79,22 +79,22 @@ class AcceleratorRuntime:
         self._allocated_at_reset = self._module.memory_allocated()
 
     def peak_bytes(self) -> int:
-        """Return the most that tensors have had since `reset_peak`, beyond what they had then.
+        """Return the peak of tensor memory since `reset_peak`, minus the memory in use then.
 
-        What libraries took for themselves meanwhile stays taken: `memory_in_use_bytes` has it.
+        Memory of libraries is not included: `memory_in_use_bytes` counts it.
         """
         return max(0, self._module.max_memory_allocated() - self._allocated_at_reset)
 
     def max_profile_tokens(self) -> int:
-        """Return that every step is worth running: the device is fast."""
+        """Return a huge number: the device is fast enough to run every step."""
         return sys.maxsize
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything it was given."""
+        """Wait until the device has finished all submitted work."""
         self._module.synchronize()
 
     def release(self) -> None:
-        """Return to the device what torch keeps of freed tensors; after `activate`."""
+        """Return torch's cached free memory to the device; after `activate`."""
         self._module.empty_cache()
 
     def asynchronous(self) -> AcceleratorQueues:
@@ -102,12 +102,12 @@ class AcceleratorRuntime:
         return self._queues
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return pinned host memory, uint8, zeroed. Dear: for the start, not for a step."""
+        """Return pinned host memory, uint8, zeroed. Slow: for the start, not for a step."""
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Raise ContractError: a platform that declares "collectives" overrides this."""
         raise ContractError(
-            f"{size} ranks were asked to share a model on {self._device_type!r}, whose platform "
-            "does not join ranks; give tensor_parallel_size=1."
+            f"tensor_parallel_size={size} is not supported on {self._device_type!r}: its platform "
+            "does not join ranks; set tensor_parallel_size=1."
         )

@@ -1,6 +1,6 @@
-"""What the installed torch was built for, read from its files: importing it would take seconds.
+"""What the installed torch was built for, read from its files, because an import takes seconds.
 
-Depends on no device: the caller names the field of torch's `version.py` that it wants.
+Does not depend on a device: the caller names the field of torch's `version.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBuild:
-    """version: torch's, "" if there is none. toolkit: of the device asked for, "" if without."""
+    """version: torch's, "" if it is not installed. toolkit: the device's toolkit, "" for none."""
 
     version: str
     toolkit: str
@@ -29,7 +29,7 @@ def read_torch_build(field: str) -> TorchBuild:
 
 
 def _constants(path: Path) -> dict[str, str]:
-    """Return the texts that a module assigns to names, () of a module that cannot be read."""
+    """Return the strings that a module assigns to names; {} if it cannot be read."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError):

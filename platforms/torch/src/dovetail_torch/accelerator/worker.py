@@ -1,6 +1,6 @@
-"""The worker of devices that compute behind the host's back: the torch worker that does not wait.
+"""The worker of asynchronous devices: the torch worker that does not wait for each step.
 
-Depends on no device's name; a platform's worker is a subclass, usually without a body.
+Does not name a device; a platform's worker is a subclass, usually without a body.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _GIB = 1 << 30
 
 
 class AcceleratorWorker(TorchWorker):
-    """One device behind an `AcceleratorRuntime`, which its platform gives."""
+    """One device with the `AcceleratorRuntime` of its platform."""
 
     provides: ClassVar[frozenset[str]] = TorchWorker.provides | {"async_output"}
 
     def init_device(self) -> None:
-        """Take the device; raise CapacityError where others have left too little of it."""
+        """Select the device; raise CapacityError if too little of its memory is free."""
         super().init_device()
         cache = self._context.config.cache
         if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
@@ -31,15 +31,15 @@ class AcceleratorWorker(TorchWorker):
         share = cache.gpu_memory_utilization
         if total * share > free:
             raise CapacityError(
-                f"gpu_memory_utilization={share} asks for {total * share / _GIB:.2f} GiB of "
-                f"{self._device}, but {free / _GIB:.2f} of {total / _GIB:.2f} GiB are free; give "
-                f"at most {int(free / total * 100) / 100:.2f}, or end what else runs there."
+                f"gpu_memory_utilization={share} requests {total * share / _GIB:.2f} GiB of "
+                f"{self._device}, but {free / _GIB:.2f} of {total / _GIB:.2f} GiB are free; set it "
+                f"to at most {int(free / total * 100) / 100:.2f}, or stop other processes there."
             )
 
     def shutdown(self) -> None:
-        """Let go of weights and cache, and leave their memory to others."""
+        """Free weights and cache, and return their memory to the device."""
         super().shutdown()
         if "_device" in self.__dict__:
-            # A device that has failed gives nothing back, and its failure has been told.
+            # A failed device cannot free memory, and its failure has been reported.
             with suppress(RuntimeError):
                 cast("AcceleratorRuntime", self._runtime).release()

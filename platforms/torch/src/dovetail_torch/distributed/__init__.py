@@ -1,4 +1,4 @@
-"""Several ranks that share a model: which part each one has, and how they add up.
+"""Several ranks that share a model: which shard each rank has, and how they exchange tensors.
 
-Nothing here imports torch's own distributed package before there is a second rank.
+torch's distributed package is imported only if there is more than one rank.
 """

@@ -1,7 +1,7 @@
 """The ranks of one engine as processes that exchange tensors through a process group of torch's.
 
-Implements `dovetail.interfaces.RankGroup`. Depends on no device, no layer and no backend; how ranks
-find each other is `joining`'s.
+Implements `dovetail.interfaces.RankGroup`. Does not depend on devices, layers or backends; ranks
+are joined in `joining`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dovetail.errors import PeerLostError
 class ProcessRanks:
     """One rank of several.
 
-    group: whose tensors are the device's, and of which this is the only user. batch_invariant: of
-    two numbers the order does not matter; of more, groups add in an order that depends on the
-    place in the tensor.
+    group: exchanges the device's tensors; this object is its only user. batch_invariant: the order
+    does not matter for sums of two numbers; for more, groups add in an order that depends on the
+    offset in the tensor.
     """
 
     def __init__(self, group: Any, *, rank: int, size: int) -> None:
@@ -30,14 +30,14 @@ class ProcessRanks:
         self.batch_invariant = size <= 2
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks, in the memory of `x` where it is contiguous."""
+        """Return the sum over all ranks, in the memory of `x` if it is contiguous."""
         x = x.contiguous()
         with self.reporting_loss():
             self.group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' tensors side by side along the last dimension, a new tensor."""
+        """Return the ranks' tensors concatenated along the last dimension, a new tensor."""
         x = x.contiguous()
         gathered = [torch.empty_like(x) for _ in range(self.size)]
         with self.reporting_loss():
@@ -45,7 +45,7 @@ class ProcessRanks:
         return torch.cat(gathered, dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's tensor, in the memory of `x` where it is contiguous."""
+        """Return rank 0's tensor, in the memory of `x` if it is contiguous."""
         x = x.contiguous()
         with self.reporting_loss():
             self.group.broadcast(x, root=0).wait()
@@ -53,12 +53,12 @@ class ProcessRanks:
 
     @contextmanager
     def reporting_loss(self) -> Iterator[None]:
-        """Raise PeerLostError for whatever the group raises in the block."""
+        """Convert any error of the group in the block to PeerLostError."""
         try:
             yield
         except RuntimeError as error:
             cause = str(error).partition("\n")[0]
             raise PeerLostError(
                 f"rank {self.rank} of {self.size} cannot exchange tensors with the others "
-                f"({cause}): one of them has ended, or hangs; its own error tells why."
+                f"({cause}): one of them has exited or hangs; see the error in its log."
             ) from error

@@ -1,6 +1,6 @@
-"""A rank's part of one dimension of a model, and who gets which.
+"""A rank's part of one dimension of a model, and how dimensions are divided.
 
-Knows numbers only: no tensor, no layer, no rank but the number of its own.
+Does not depend on tensors or layers, only on numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_RANKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Entries start .. start + size - 1 of a dimension that has `whole` of them in all."""
+    """Entries start .. start + size - 1 of a dimension of `whole` entries."""
 
     start: int
     size: int
@@ -24,24 +24,24 @@ class Shard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left for other ranks."""
+        """Whether it is the whole dimension."""
         return self.size == self.whole
 
     @property
     def slice(self) -> slice:
-        """As an index of the whole dimension."""
+        """The shard as an index into the whole dimension."""
         return slice(self.start, self.start + self.size)
 
 
 def undivided(size: int) -> Shard:
-    """Return all of a dimension."""
+    """Return a shard that is the whole dimension."""
     return Shard(start=0, size=size, whole=size)
 
 
 def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
-    """Return the rank's part where all have equal ones.
+    """Return the rank's part of a dimension that is divided evenly.
 
-    owner: whose dimension it is, "the 64 output features of a.b". Raises ConfigError if the parts
+    owner: names the dimension, "the 64 output features of a.b". Raises ConfigError if the parts
     would not be equal.
     """
     if size % ranks.size:
@@ -51,7 +51,7 @@ def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
-    """Return the rank's part where the last ranks may have less; the first has the most.
+    """Return the rank's part if the last ranks may have less; the first has the most.
 
     owner: as in `divide`. Raises ConfigError if a rank would have nothing.
     """
@@ -67,9 +67,9 @@ def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
-    """Return the refusal, which names the numbers of ranks that would do."""
+    """Return the error, which lists the numbers of ranks that are possible."""
     good = ", ".join(str(count) for count in range(1, _MOST_RANKS + 1) if works(count))
     return ConfigError(
-        f"tensor_parallel_size={ranks.size} is asked, but {owner} cannot be divided among so "
-        f"many; it can among {good}: give one of these."
+        f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by it; "
+        f"possible numbers are {good}: choose one of them."
     )

@@ -1,7 +1,7 @@
-"""A device that is none: host tensors behind a wall, with a watch on waits and on memory in flight.
+"""A fake device: host tensors with access checks for hidden synchronizations and memory in use.
 
-For tests of whatever runs ahead of a device, on machines that have none. Numbers are the host's, so
-results can be compared bit by bit. What it finds is in `DEVICE`; `install` makes it known to torch.
+For tests of code that runs ahead of a device, on machines without one. Results have the same bits
+as on the host. `DEVICE` has the findings; `install` registers the device with torch.
 """
 
 from dovetail_torch.fake_device.device import DEVICE, FakeDevice

@@ -1,7 +1,7 @@
-"""Paged attention that never makes the host wait: for workers under the fake device's watch.
+"""Paged attention that never makes the host wait, for workers on the fake device.
 
-Run by run, from the lengths that the host knows; all indices are made on the device. As slow as it
-is plain.
+Processes run by run, from the lengths that the host knows; all indices are computed on the device.
+Simple and slow.
 Legend: T tokens, H query heads, K key-value heads, D head size, B block size, S slots of the cache;
 of a run: Q query tokens, L positions, M blocks.
 """
@@ -51,7 +51,7 @@ class NoWaitAttentionBackend(AttentionBackend):
 
 
 class NoWaitBuilder(AttentionMetadataBuilder):
-    """Has nothing to add to a batch."""
+    """Returns batches unchanged."""
 
     def build(self, batch: AttentionBatch) -> AttentionBatch:
         """Return the batch."""

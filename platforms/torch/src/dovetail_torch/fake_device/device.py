@@ -1,6 +1,6 @@
-"""The one fake device of a process: its order, its memory, its copies under way and its watch.
+"""The fake device of a process: its timeline, memory, copies in flight and watch.
 
-torch knows a device by name, process-wide, so there is one; `reset` makes it again for each test.
+torch knows a device by name, process-wide, so there is one; `reset` reinitializes it for each test.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dovetail_torch.fake_device.timeline import Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 TOTAL_BYTES = 64 << 20
-"""What the device has, unless a test says otherwise. It is the host's, and really taken."""
+"""The default memory of the device. It is allocated on the host."""
 
 
 class FakeDevice:
-    """What tests set and ask.
+    """The interface for tests.
 
-    num_devices: what the device module counts; there is one, or none.
+    num_devices: the count that the device module reports; 1 or 0.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class FakeDevice:
     def reset(
         self, *, total_bytes: int = TOTAL_BYTES, lag: int | None = None, seed: int = 0
     ) -> None:
-        """Wait for everything, and begin again; tensors that are there stay, and are counted.
+        """Wait for everything and start again; existing tensors stay and are counted.
 
-        lag: an event is past by itself after at most so many later operations, drawn with `seed`;
-        None for only when it is waited for.
+        lag: an event is complete after at most this many later operations, drawn with `seed`;
+        None: only when it is waited for.
         """
         self.timeline.learn_all()
         self.watch.forget()
@@ -47,16 +47,16 @@ class FakeDevice:
         memory.reserved_bytes = memory.peak_bytes = memory.allocated_bytes
 
     def check(self) -> None:
-        """Wait for everything; raise FlightError if memory in flight was touched since `reset`."""
+        """Wait for everything; raise FlightError if memory in flight was used since `reset`."""
         self.timeline.learn_all()
         self.watch.check(again=True)
 
     def strict(self) -> AbstractContextManager[None]:
-        """Let hidden synchronisations of this thread raise HiddenWaitError while a block runs."""
+        """Raise HiddenWaitError for hidden synchronizations of this thread while a block runs."""
         return self.watch.strict()
 
     def synchronises(self, what: str) -> None:
-        """Do what an operation does that waits for its stream, which is the current one."""
+        """Simulate an operation that waits for its stream, the current one."""
         self.watch.synchronises(what)
         self.timeline.learn(self.timeline.current.moment())
 

@@ -1,8 +1,8 @@
-"""Copies between the host and a fake device that are under way, and the host memory they use.
+"""Copies between host and fake device that are in flight, and the host memory they use.
 
-Until the host knows a copy to be done, its host memory is the copy's: what is to be read must not
-change, what is to be written holds a pattern and gets its bytes only then. Two copies may read the
-same host memory; otherwise it is one copy's at a time. Only pinned memory can be in flight.
+Until the host knows that a copy is complete, it must not use the copy's host memory: a source must
+not change; a target contains a pattern and gets its bytes only then. Two copies may read the same
+host memory; otherwise only one copy may use it at a time. Only pinned memory can be in flight.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dovetail_torch.fake_device.timeline import Place, Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 POISON = 0xA5
-"""Each byte of a target whose copy is under way."""
+"""The pattern of a target whose copy is in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Flight:
-    """A copy under way. host: its host memory, kept alive. data: the bytes, before or after."""
+    """A copy in flight. host: its host memory, kept alive. data: the bytes, before or after."""
 
     place: Place
     host: torch.Tensor
@@ -43,7 +43,7 @@ class _Flight:
 
 
 class Flights:
-    """All copies under way, in the order in which they were given."""
+    """All copies in flight, in the order of submission."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -51,7 +51,7 @@ class Flights:
         self._flights: list[_Flight] = []
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed pinned memory, uint8; as dear as on a device: the host waits."""
+        """Return zeroed pinned memory, uint8. As on a device, the host waits."""
         self._watch.synchronises("taking pinned memory")
         array = np.zeros(max(1, num_bytes), np.uint8)
         tensor = torch.from_numpy(array)[:num_bytes]
@@ -61,13 +61,13 @@ class Flights:
         return tensor
 
     def is_pinned(self, host: torch.Tensor) -> bool:
-        """Return whether a contiguous host tensor lies in pinned memory."""
+        """Return whether a contiguous host tensor is in pinned memory."""
         start = host.data_ptr()
         end = start + host.nbytes
         return any(first <= start and end <= last for first, last in list(self._pinned.items()))
 
     def claim(self, host: torch.Tensor, *, writes: bool) -> None:
-        """Fault if a copy, to or from `host`, would meet another one there."""
+        """Raise a fault if a copy to or from `host` would overlap with another one."""
         for flight in self._flights:
             if (writes or flight.writes) and flight.overlaps(host):
                 self._watch.fault(
@@ -77,17 +77,17 @@ class Flights:
                 )
 
     def begin_read(self, host: torch.Tensor, place: Place) -> None:
-        """Let a copy from `host`, pinned and claimed, be under way."""
+        """Start a copy from `host`, pinned and claimed."""
         data = ctypes.string_at(host.data_ptr(), host.nbytes)
         self._flights.append(_Flight(place=place, host=host, data=data, writes=False))
 
     def begin_write(self, host: torch.Tensor, data: bytes, place: Place) -> None:
-        """Let a copy of `data` to `host`, pinned and claimed, be under way: it shows a pattern."""
+        """Start a copy of `data` to `host`, pinned and claimed, which is filled with a pattern."""
         ctypes.memset(host.data_ptr(), POISON, host.nbytes)
         self._flights.append(_Flight(place=place, host=host, data=data, writes=True))
 
     def settle(self, timeline: Timeline) -> None:
-        """End the copies that the host knows to be done; fault if their memory was touched."""
+        """Finish the copies that the host knows to be complete; fault if their memory changed."""
         done = [flight for flight in self._flights if timeline.is_known(flight.place)]
         if not done:
             return
@@ -101,7 +101,7 @@ class Flights:
             )
 
     def _land(self, flight: _Flight) -> bool:
-        """Deliver a copy's bytes; return whether nobody had written to its host memory."""
+        """Deliver a copy's bytes; return whether its host memory was unchanged until then."""
         found = flight.found()
         if not flight.writes:
             return found == flight.data

@@ -1,8 +1,8 @@
-"""The memory of a fake device: who has how much, and who still reads and writes what.
+"""The memory of a fake device: allocation, and which streams still read and write it.
 
-Bytes are counted as a caching allocator counts them: memory that was given back stays reserved
-until `empty_cache`. Each piece remembers its last write, and its last read from each stream: what
-is not ordered before the next one is a fault, as is giving it back too early.
+Bytes are counted as in a caching allocator: freed memory stays reserved until `empty_cache`. Each
+piece remembers its last write, and its last read from each stream. A use that is not ordered after
+them is a fault, and so is freeing a piece too early.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dovetail_torch.fake_device.timeline import Place, Stream, Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 _GRAIN = 512
-"""Bytes that pieces are rounded up to."""
+"""Granularity of allocations in bytes."""
 
 
 class Piece:
     """A piece of device memory, shared by the tensors that are views of it; freed with the last.
 
-    owner: the stream that it was taken on, which gets it back.
+    owner: the stream on which it was allocated, which may reuse it.
     """
 
     __slots__ = ("memory", "num_bytes", "owner", "reads", "written")
@@ -40,8 +40,8 @@ class Piece:
 class Memory:
     """All memory of a device.
 
-    total_bytes: the device's. outside_bytes: taken by others, or by libraries. The rest as in
-    torch: allocated to tensors, reserved from the device, the most ever allocated.
+    total_bytes: the device's. outside_bytes: used by other processes or libraries. The rest as in
+    torch: allocated to tensors, reserved from the device, the peak of allocated.
     """
 
     def __init__(self, timeline: Timeline, watch: Watch, total_bytes: int) -> None:
@@ -52,29 +52,29 @@ class Memory:
         self._allocated_bytes = 0
         self._timeline = timeline
         self._watch = watch
-        # Filled whenever Python lets go of a piece, be it amid what is done here.
+        # Filled whenever Python frees a piece, possibly during a method of this class.
         self._returned: deque[int] = deque()
 
     @property
     def allocated_bytes(self) -> int:
-        """What tensors have now."""
+        """Bytes of all tensors."""
         while self._returned:
             self._allocated_bytes -= self._returned.popleft()
         return self._allocated_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What the device would tell that it has left."""
+        """Free bytes as the device would report them."""
         return max(0, self.total_bytes - self.outside_bytes - self.reserved_bytes)
 
     def require(self, num_bytes: int) -> None:
-        """Raise torch.OutOfMemoryError where so much cannot be taken."""
+        """Raise torch.OutOfMemoryError if this many bytes are not available."""
         wanted = self.allocated_bytes + num_bytes
         if wanted > self.total_bytes - self.outside_bytes:
             raise torch.OutOfMemoryError(
                 f"Fake device out of memory. Tried to allocate {num_bytes} bytes. It has "
                 f"{self.total_bytes} bytes, of which {self._allocated_bytes} are allocated and "
-                f"{self.outside_bytes} taken by others."
+                f"{self.outside_bytes} used by others."
             )
 
     def take(self, num_bytes: int) -> Piece:
@@ -88,17 +88,17 @@ class Memory:
             return Piece(self, num_bytes, self._timeline.current)
 
     def give_back(self, piece: Piece) -> None:
-        """Take a piece back, and note a fault if another stream than its owner still uses it."""
+        """Free a piece, and record a fault if another stream than its owner still uses it."""
         self._returned.append(piece.num_bytes)
         for use, place in _uses(piece):
             if not self._timeline.is_before(place, piece.owner):
                 self._watch.note(
-                    f"{piece.num_bytes} bytes of device memory were given back while stream "
-                    f"{place.stream} still {use} them; keep the tensor until its event is past."
+                    f"{piece.num_bytes} bytes of device memory were freed while stream "
+                    f"{place.stream} still {use} them; keep the tensor until its event is complete."
                 )
 
     def read(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Note that an operation reads; fault if what was written before is not ordered."""
+        """Record a read; fault if it is not ordered after the last write."""
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
             self._watch.fault(
@@ -108,7 +108,7 @@ class Memory:
         piece.reads[place.stream] = place
 
     def write(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Note that an operation writes; fault if any earlier use is not ordered."""
+        """Record a write; fault if it is not ordered after all earlier uses."""
         for use, other in _uses(piece):
             if not self._timeline.is_before(other, stream):
                 self._watch.fault(

@@ -1,7 +1,7 @@
-"""The fake device as torch's users see one: a module with the names of `torch`'s device modules.
+"""The torch device module of the fake device.
 
-`install` makes the device known to torch, once a process: its name, this module, and who makes
-tensors there. Nothing of that happens by importing.
+`install` registers the device with torch, once per process: its name, this module, and the
+functions that create tensors. Importing this module does not register it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail_torch.fake_device.tensor import HOST, NAME, FakeDeviceTensor, copy
 from dovetail_torch.fake_device.timeline import Event, Stream
 
 _PRIVATE = "PrivateUse1"
-"""torch's key for a device from outside."""
+"""torch's dispatch key for out-of-tree devices."""
 
 aten = torch.ops.aten
 _FACTORIES = (
@@ -32,29 +32,29 @@ _FACTORIES = (
     aten.eye.m,
     aten.randperm.default,
 )
-"""What torch makes all other new tensors from, and those that it would grow from nothing."""
+"""The operations from which torch builds all other new tensors, and those that resize them."""
 _SIZED = (aten.empty.memory_format, aten.empty_strided.default)
 
 
 class FakeDeviceModule:
-    """What `torch.get_device_module` gives for the fake device: one device of number 0."""
+    """The result of `torch.get_device_module` for the fake device: one device of number 0."""
 
     def is_available(self) -> bool:
         """Return whether there is a device."""
         return DEVICE.num_devices > 0
 
     def is_initialized(self) -> bool:
-        """Return that there is nothing to be done first."""
+        """Return True: no initialization is needed."""
         return True
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: numbers drawn here are drawn by the host."""
+        """Do nothing: random numbers come from the host."""
 
     def device_count(self) -> int:
-        """Return how many there are."""
+        """Return the number of devices."""
         return DEVICE.num_devices
 
     def current_device(self) -> int:
@@ -62,7 +62,7 @@ class FakeDeviceModule:
         return 0
 
     def set_device(self, device: Any) -> None:
-        """Take a device; raise RuntimeError for one that there is not."""
+        """Select a device; raise RuntimeError if it does not exist."""
         index = device if isinstance(device, int) else torch.device(device).index or 0
         if not 0 <= index < DEVICE.num_devices:
             raise RuntimeError(f"invalid device ordinal {index}: there are {DEVICE.num_devices}")
@@ -73,7 +73,7 @@ class FakeDeviceModule:
         return SimpleNamespace(name="fake device", total_memory=total, major=0, minor=0)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """Return no generation."""
+        """Return a placeholder capability."""
         return 0, 0
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -81,27 +81,27 @@ class FakeDeviceModule:
         return DEVICE.memory.free_bytes, DEVICE.memory.total_bytes
 
     def memory_allocated(self, device: Any = None) -> int:
-        """Return bytes of tensors."""
+        """Return the bytes of all tensors."""
         return DEVICE.memory.allocated_bytes
 
     def memory_reserved(self, device: Any = None) -> int:
-        """Return bytes taken from the device, of tensors and what was given back."""
+        """Return the bytes taken from the device, including freed tensors."""
         return DEVICE.memory.reserved_bytes
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        """Return the most bytes of tensors since the last reset."""
+        """Return the peak bytes of tensors since the last reset."""
         return DEVICE.memory.peak_bytes
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Begin to measure a peak."""
+        """Start to measure a peak."""
         DEVICE.memory.peak_bytes = DEVICE.memory.allocated_bytes
 
     def empty_cache(self) -> None:
-        """Return to the device what no tensor has."""
+        """Return unused memory to the device."""
         DEVICE.memory.reserved_bytes = DEVICE.memory.allocated_bytes
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for everything; where waiting is not allowed, that is a hidden wait, too."""
+        """Wait for everything; a hidden wait if synchronization is not allowed."""
         DEVICE.watch.synchronises("synchronize()")
         DEVICE.timeline.learn_all()
         DEVICE.watch.check()
@@ -115,7 +115,7 @@ class FakeDeviceModule:
         return Event(DEVICE.timeline)
 
     def stream(self, stream: Stream) -> AbstractContextManager[None]:
-        """Let `stream` be this thread's current one while a block runs."""
+        """Make `stream` this thread's current stream while a block runs."""
         return DEVICE.timeline.using(stream)
 
     def current_stream(self, device: Any = None) -> Stream:
@@ -123,14 +123,14 @@ class FakeDeviceModule:
         return DEVICE.timeline.current
 
     def default_stream(self, device: Any = None) -> Stream:
-        """Return the stream that threads begin with."""
+        """Return the stream that threads start with."""
         return DEVICE.timeline.default
 
 
 def install() -> FakeDeviceModule:
-    """Make the device known to torch, if it is not, and return its module.
+    """Register the device with torch if needed, and return its module.
 
-    Raises RuntimeError where another device from outside has torch's one place for them.
+    Raises RuntimeError if another out-of-tree device is registered; torch supports only one.
     """
     global _installed
     if _installed is None:
@@ -156,12 +156,12 @@ def _device_type(_: object) -> Any:
 def _copy_from(
     source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    """Copy where torch has switched the dispatch to Python off, as when it makes new tensors."""
+    """Copy when torch has disabled Python dispatch, as when it creates tensors."""
     return copy(target, source, non_blocking)
 
 
 def _factory(func: Any) -> Any:
-    """Return how the device does `func`: the host makes it, and it is put behind the wall."""
+    """Return the device's version of `func`: computed on the host and wrapped."""
 
     def make(*args: Any, **kwargs: Any) -> FakeDeviceTensor:
         kwargs = kwargs | {"device": HOST}

@@ -31,7 +31,7 @@ class FakeDevicePlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return that it can be used: it is made of the host."""
+        """Return a usable probe: it runs on the host."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
@@ -39,17 +39,17 @@ class FakeDevicePlatform(Platform):
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "pin_memory"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return what a test has given the device."""
-        from dovetail_torch.fake_device.device import DEVICE  # imports torch: only when asked
+        """Return the memory that a test has configured."""
+        from dovetail_torch.fake_device.device import DEVICE  # imports torch, so only on demand
 
         return DEVICE.memory.total_bytes
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return what suits any device."""
+        """Return the plugins that work on any device."""
         return _PREFERENCES.get(kind, ())
 
     def runtime(self) -> FakeDeviceRuntime:
-        """Return the device operations of this process."""
+        """Return the device runtime of this process."""
         from dovetail_torch.fake_device.runtime import FakeDeviceRuntime
 
         return FakeDeviceRuntime()

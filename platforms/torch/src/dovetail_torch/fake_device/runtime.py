@@ -1,4 +1,4 @@
-"""The fake device as torch workers need it: an accelerator like any other."""
+"""The device runtime of the fake device: an accelerator like any other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dovetail_torch.fake_device.tensor import NAME
 
 
 class FakeDeviceRuntime(AcceleratorRuntime):
-    """Takes the fake device, which `activate` makes known to torch."""
+    """Selects the fake device; `activate` registers it with torch."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Take the fake device."""
+        """Select the fake device."""
         install()
         return super().activate(local_rank, num_threads=num_threads)
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return memory that the fake device takes for pinned."""
+        """Return memory that the fake device treats as pinned."""
         return DEVICE.flights.pinned_zeros(num_bytes)

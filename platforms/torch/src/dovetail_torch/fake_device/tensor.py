@@ -1,11 +1,12 @@
-"""Tensors of the fake device: a host tensor behind a wall.
+"""Tensors of the fake device: a wrapped host tensor with access checks.
 
-`FakeDeviceTensor` tells torch that it lives on the fake device and has no memory that the host can
-reach. Every operation comes to `__torch_dispatch__`, which looks at what it reads and writes, and
-at whether a real device would make the host wait, and then computes on the host. What a device
-would refuse (tensors of the host among its own, results that change their place's shape) is
-refused. Stricter than devices are in one thing: index tensors must be on the device. Less strict in
-another: of `x[3] = 1.0` some devices copy the number from the host; write `x[3].fill_(1.0)`.
+`FakeDeviceTensor` tells torch that it is on the fake device and has no memory that the host can
+access. Every operation goes through `__torch_dispatch__`, which records its reads and writes and
+whether a real device would make the host wait, and then computes on the host. Operations that a
+device would refuse (host tensors among its own, results that change the shape of `out`) are
+refused. It is stricter than devices in one respect: index tensors must be on the device. It is
+less strict in another: for `x[3] = 1.0` some devices copy the number from the host; use
+`x[3].fill_(1.0)`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dovetail_torch.fake_device.timeline import Place
 
 HOST = torch.empty(0).device
 NAME = "privateuseone"
-"""The device's type: torch's place for devices from outside, under its own name. Given another one,
-torch would take it for the machine's accelerator, in everything that the process does."""
+"""The device's type: torch's slot for out-of-tree devices, under its default name. With another
+name torch would treat it as the machine's accelerator, everywhere in the process."""
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ _WAITING = frozenset(
         "unique_dim_consecutive",
     }
 )
-"""Operations whose result, or its shape, the host has to know."""
+"""Operations whose result, or its shape, the host must know."""
 _WHOLE = frozenset(
     {
         "einsum",
@@ -55,11 +56,11 @@ _WHOLE = frozenset(
         "scaled_dot_product_attention",
     }
 )
-"""Composite operations that are computed as one, so that their numbers are the host's own."""
+"""Composite operations that are computed as one, for the same bits as on the host."""
 
 
 class FakeDeviceTensor(torch.Tensor):
-    """A tensor of the fake device. host: its numbers. piece: the memory that it is in."""
+    """A tensor of the fake device. host: its data. piece: its memory."""
 
     host: torch.Tensor
     piece: Piece
@@ -67,7 +68,7 @@ class FakeDeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type, host: torch.Tensor, piece: Piece) -> FakeDeviceTensor:
-        """Wrap a host tensor that nobody else has."""
+        """Wrap a host tensor that has no other owner."""
         made: FakeDeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             host.shape,
@@ -80,12 +81,12 @@ class FakeDeviceTensor(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
-        """Return the numbers, which the host waits for."""
+        """Return the numbers; the host waits for them."""
         return self.to(HOST).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Raise TypeError: the host cannot reach the memory."""
-        raise TypeError(f"tensors of {NAME!r} are no arrays; copy them to the host first.")
+        """Raise TypeError: the host cannot access the memory."""
+        raise TypeError(f"tensors of {NAME!r} are not arrays; copy them to the host first.")
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"FakeDeviceTensor(shape={list(self.shape)}, dtype={self.dtype})"
@@ -107,9 +108,9 @@ class FakeDeviceTensor(torch.Tensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """What an operation does. run: instead of computing it.
+    """The effects of an operation. run: called instead of computing it.
 
-    written: places and names of the arguments that it writes to. waits: whether the host waits.
+    written: positions and names of the arguments that it writes to. waits: whether the host waits.
     """
 
     run: Callable[..., Any] | None
@@ -119,7 +120,7 @@ class OpRule:
 
 @cache
 def rule_of(func: Any) -> OpRule:
-    """Return what there is to know of an operation."""
+    """Return the effects of an operation."""
     arguments = func._schema.arguments
     name = func._schema.name.partition("::")[2]
     run = {"copy_": copy, "_to_copy": _to_copy}.get(name)
@@ -137,13 +138,13 @@ def rule_of(func: Any) -> OpRule:
 
 
 def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
-    """Return who tells, of an operation's arguments, whether a real device makes the host wait."""
+    """Return a function of an operation's arguments: whether a real device makes the host wait."""
     if name == "repeat_interleave":
         return lambda args, kwargs: kwargs.get("output_size") is None
     if name == "index":
         return lambda args, kwargs: _has_mask(args[1])
     if name in ("index_put", "index_put_", "_index_put_impl_"):
-        # One mask and one number: torch fills where the mask is, and asks for no places.
+        # One mask and one number: torch fills by the mask and does not compute indices.
         return lambda args, kwargs: _has_mask(args[1]) and args[2].numel() > 1
     return lambda args, kwargs: name in _WAITING
 
@@ -153,7 +154,7 @@ def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 class _Lowering:
-    """The arguments of one operation, taken from behind the wall. seen: the device's tensors."""
+    """The unwrapped arguments of one operation. seen: the device's tensors."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -203,7 +204,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
-    """Give the current stream an operation on these tensors; fault if it comes too early."""
+    """Add an operation on these tensors to the current stream; fault if it is too early."""
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current
@@ -216,7 +217,7 @@ def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor
 
 
 def wrap(host: torch.Tensor) -> FakeDeviceTensor:
-    """Return a new device tensor with the numbers of `host`, which nobody else has."""
+    """Return a new device tensor with the data of `host`, which has no other owner."""
     piece = DEVICE.memory.take(host.untyped_storage().nbytes())
     made = FakeDeviceTensor(host, piece)
     account((), (made,))
@@ -224,7 +225,7 @@ def wrap(host: torch.Tensor) -> FakeDeviceTensor:
 
 
 class _Lifting:
-    """Puts results behind the wall: those that were arguments are these again, views share."""
+    """Wraps results: results that were arguments are returned as such, views share memory."""
 
     def __init__(self, seen: Sequence[FakeDeviceTensor]) -> None:
         self._same = {id(one.host): one for one in seen}
@@ -242,7 +243,7 @@ class _Lifting:
 
 
 def _view(host: torch.Tensor, owner: FakeDeviceTensor) -> FakeDeviceTensor:
-    """Return a view, which is one of inference mode if `owner` is, whatever the mode is now."""
+    """Return a view, an inference tensor if `owner` is one, in any mode."""
     if owner.is_inference() == torch.is_inference_mode_enabled():
         return FakeDeviceTensor(host, owner.piece)
     with torch.inference_mode(owner.is_inference()):
@@ -258,7 +259,7 @@ def _to_copy(
     memory_format: torch.memory_format | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """Do as `torch.Tensor.to` where a copy is due."""
+    """Implement `torch.Tensor.to` for the cases that copy."""
     like = torch.empty_like(
         source.host if isinstance(source, FakeDeviceTensor) else source,
         dtype=dtype,
@@ -268,7 +269,7 @@ def _to_copy(
     to_device = source.device if device is None else torch.device(device)
     target = wrap(like) if to_device.type == NAME else like
     if target is like and non_blocking and like.is_contiguous():
-        # As a device does: memory of the host that is pinned, and not there yet.
+        # As on a device: the host memory is pinned, and its contents are not available yet.
         pinned = DEVICE.flights.pinned_zeros(like.nbytes)
         target = pinned.view(like.dtype).view(like.shape)
     return copy(target, source, non_blocking)
@@ -313,6 +314,6 @@ def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool
 
 
 def _can_fly(host: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether a copy between the two needs nothing of the host but its memory."""
+    """Return whether a copy between the two can be asynchronous."""
     alike = host.dtype == other.dtype and host.shape == other.shape
     return alike and host.is_contiguous() and DEVICE.flights.is_pinned(host)

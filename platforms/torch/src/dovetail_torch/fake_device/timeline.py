@@ -1,9 +1,9 @@
-"""Order on a fake device: streams, events, and what the host knows to be done.
+"""The order of operations on a fake device: streams, events, and what the host knows.
 
-Nothing computes here: operations are numbered, stream by stream. Who comes before whom is kept in
-vector clocks (Fidge 1988; Mattern 1989), the host being one more party: what it has waited for is
-before everything that it gives the device afterwards. An event is past when the host synchronises,
-or asks, once so many operations were given since: `lag`. Depends on no tensor and no memory.
+Nothing is computed here: operations are numbered per stream. Their order is stored in vector clocks
+(Fidge 1988; Mattern 1989). The host is one more party: everything that it has waited for comes
+before all work that it submits later. An event is complete when the host synchronizes, or when it
+queries after `lag` later operations. Does not depend on tensors or memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from random import Random
 from typing import NamedTuple
 
 Clock = dict[int, int]
-"""Stream's number to how many of its operations."""
+"""Number of operations, by stream number."""
 
 
 class Place(NamedTuple):
-    """An operation: the stream's number, and its own on that stream, from 1."""
+    """An operation: the number of the stream, and its index on that stream, from 1."""
 
     stream: int
     number: int
@@ -34,10 +34,10 @@ def _merge(into: Clock, other: Clock) -> None:
 class Timeline:
     """All streams of a device and the host.
 
-    lock: held while order is read or changed. known: what the host knows to be done. lag: how many
-    later operations make an event past by itself, at most; None for never. settle: called, with
-    the lock held, whenever `known` has grown. waiting: called before the host waits for an event
-    or a stream.
+    lock: held while the order is read or changed. known: what the host knows to be complete. lag:
+    maximum number of later operations after which an event is complete; None for never. settle:
+    called, with the lock held, whenever `known` has grown. waiting: called before the host waits
+    for an event or a stream.
     """
 
     def __init__(self, settle: Callable[[], None], waiting: Callable[[], None]) -> None:
@@ -53,20 +53,20 @@ class Timeline:
         self.default = Stream(self)
 
     def add(self, stream: Stream) -> int:
-        """Take a new stream and return its number."""
+        """Add a new stream and return its number."""
         with self.lock:
             self._streams.append(stream)
             return len(self._streams) - 1
 
     @property
     def current(self) -> Stream:
-        """The stream that this thread gives its operations to."""
+        """The stream to which this thread submits its operations."""
         stream: Stream = getattr(self._thread, "stream", self.default)
         return stream
 
     @contextmanager
     def using(self, stream: Stream) -> Iterator[None]:
-        """Let `stream` be the current one of this thread while the block runs."""
+        """Make `stream` the current one of this thread while the block runs."""
         before = self.current
         self._thread.stream = stream
         try:
@@ -75,28 +75,28 @@ class Timeline:
             self._thread.stream = before
 
     def learn(self, moment: Clock) -> None:
-        """Let the host know that everything up to `moment` is done."""
+        """Record that the host knows everything up to `moment` to be complete."""
         with self.lock:
             _merge(self.known, moment)
             self._settle()
 
     def learn_all(self) -> None:
-        """Let the host know that everything is done."""
+        """Record that the host knows everything to be complete."""
         for stream in self._streams:
             self.learn(stream.moment())
 
     def is_known(self, place: Place) -> bool:
-        """Return whether the host knows an operation to be done."""
+        """Return whether the host knows an operation to be complete."""
         return place.number <= self.known.get(place.stream, 0)
 
     def is_before(self, place: Place, stream: Stream) -> bool:
-        """Return whether an operation is done before whatever `stream` is given next."""
+        """Return whether an operation comes before the next operation of `stream`."""
         own = place.stream == stream.number
         return own or place.number <= stream.before.get(place.stream, 0) or self.is_known(place)
 
 
 class Stream:
-    """A queue of operations, as `torch` device modules have them. before: what it waits for."""
+    """A stream, as in `torch` device modules. before: what it waits for."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.before: Clock = {}
@@ -105,40 +105,40 @@ class Stream:
         self.number = timeline.add(self)
 
     def give(self) -> Place:
-        """Count an operation and return its place."""
+        """Add an operation and return its place."""
         self.num_given += 1
         self.timeline.num_operations += 1
         return Place(self.number, self.num_given)
 
     def moment(self) -> Clock:
-        """Return the clock of everything given so far."""
+        """Return the clock of everything submitted so far."""
         with self.timeline.lock:
             return self.before | {self.number: self.num_given}
 
     def wait_event(self, event: Event) -> None:
-        """Let later operations of this stream come after the event."""
+        """Order later operations of this stream after the event."""
         with self.timeline.lock:
             _merge(self.before, event.moment)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Let later operations of this stream come after what `stream` was given so far."""
+        """Order later operations of this stream after those of `stream` so far."""
         with self.timeline.lock:
             _merge(self.before, stream.moment())
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record an event, or a new one, after what was given so far, and return it."""
+        """Record an event, or a new one, after the operations so far, and return it."""
         event = event or Event(self.timeline)
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """Wait until everything given so far is done."""
+        """Wait until all operations so far are complete."""
         self.timeline.waiting()
         self.timeline.learn(self.moment())
 
 
 class Event:
-    """A place in the order of a device; past from the start, until it is recorded."""
+    """A point in the order of a device; complete until it is recorded."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.moment: Clock = {}
@@ -146,7 +146,7 @@ class Event:
         self._ready_at = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Come after everything that `stream`, or the current one, was given so far."""
+        """Record the event after all operations of `stream`, or the current one, so far."""
         timeline = self._timeline
         with timeline.lock:
             self.moment = (stream or timeline.current).moment()
@@ -154,11 +154,11 @@ class Event:
             self._ready_at = timeline.num_operations + timeline.random.randint(0, most)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Let later operations of `stream`, or of the current one, come after the event."""
+        """Order later operations of `stream`, or of the current one, after the event."""
         (stream or self._timeline.current).wait_event(self)
 
     def query(self) -> bool:
-        """Return whether it is past."""
+        """Return whether it is complete."""
         timeline = self._timeline
         with timeline.lock:
             if all(timeline.is_known(Place(*one)) for one in self.moment.items()):
@@ -169,6 +169,6 @@ class Event:
             return True
 
     def synchronize(self) -> None:
-        """Wait until it is past."""
+        """Wait until it is complete."""
         self._timeline.waiting()
         self._timeline.learn(self.moment)

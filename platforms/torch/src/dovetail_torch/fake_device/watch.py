@@ -1,8 +1,8 @@
-"""What a fake device has seen that a real one would have kept quiet about.
+"""Findings of a fake device that a real device would not report.
 
-Two kinds: waits that the host did not ask for (`synchronisations`), and memory in flight that was
-touched (`faults`). Depends on neither tensors nor streams: it is told, and says where in the
-program it was told.
+There are two kinds: hidden waits of the host (`synchronisations`), and use of memory in flight
+(`faults`). Does not depend on tensors or streams: it only receives reports, and adds where in the
+program they occurred.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class HiddenWaitError(RuntimeError):
 
 
 class FlightError(RuntimeError):
-    """Memory was touched, or given back, while the device still used it."""
+    """Memory was used, or freed, while the device still used it."""
 
 
 class Watch:
-    """What was seen since the last `forget`; called from any thread.
+    """Findings since the last `forget`; called from any thread.
 
-    synchronisations: how often the host would have waited, by what and where. waits: how often it
-    asked to wait for an event. faults: each a sentence, raised or not.
+    synchronisations: number of hidden waits, by cause and place. waits: number of explicit waits
+    for an event. faults: each a sentence, raised or not.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Watch:
 
     @contextmanager
     def strict(self) -> Iterator[None]:
-        """Let every synchronisation of this thread raise HiddenWaitError while the block runs."""
+        """Raise HiddenWaitError for every synchronization of this thread while the block runs."""
         depth = getattr(self._thread, "depth", 0)
         self._thread.depth = depth + 1
         try:
@@ -54,7 +54,7 @@ class Watch:
             self._thread.depth = depth
 
     def synchronises(self, what: str) -> None:
-        """Count a synchronisation by `what`; raise HiddenWaitError where the thread is strict."""
+        """Count a synchronization by `what`; raise HiddenWaitError if the thread is strict."""
         where = _caller()
         self.synchronisations[f"{where}: {what}"] += 1
         if getattr(self._thread, "depth", 0):
@@ -64,19 +64,19 @@ class Watch:
             )
 
     def fault(self, what: str) -> NoReturn:
-        """Keep a fault and raise it."""
+        """Record a fault and raise it."""
         sentence = f"{_caller()}: {what}"
         self.faults.append(sentence)
         raise FlightError(sentence)
 
     def note(self, what: str) -> None:
-        """Keep a fault found where nothing can be raised; the next `check` raises it."""
+        """Record a fault where nothing can be raised; the next `check` raises it."""
         sentence = f"{_caller()}: {what}"
         self.faults.append(sentence)
         self._unraised.append(sentence)
 
     def check(self, *, again: bool = False) -> None:
-        """Raise FlightError for the first fault that was only noted; `again`: for any so far."""
+        """Raise FlightError for the first fault that was not raised; `again`: for any so far."""
         faults = self.faults if again else self._unraised
         if faults:
             sentence = faults[0]
@@ -92,7 +92,7 @@ class Watch:
 
 
 def _caller() -> str:
-    """Return file and line of the innermost frame that is neither torch's nor this package's."""
+    """Return file and line of the innermost frame outside of torch and this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH)):
         frame = frame.f_back

@@ -11,9 +11,9 @@ from dovetail_torch.fake_device.device import DEVICE
 
 
 class StrictSteps:
-    """Goes before a worker's class in the bases of another: its steps may not make the host wait.
+    """A mixin in front of a worker's class: its steps must not make the host wait.
 
-    HiddenWaitError or FlightError comes out of a step that a device would suffer from.
+    A step that would cause an error or a wait on a device raises HiddenWaitError or FlightError.
     """
 
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -28,4 +28,4 @@ class StrictSteps:
 
 
 class FakeDeviceWorker(StrictSteps, AcceleratorWorker):
-    """An accelerator's worker, as it is."""
+    """The worker of accelerators on the fake device."""

@@ -1,4 +1,4 @@
-"""The few layers that models are made of, and the providers `torch` of linear method and ops."""
+"""The layers that models are made of, and the providers `torch` of linear method and ops."""
 
 from dovetail_torch.layers.activation import SiluAndMul
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads

@@ -1,8 +1,8 @@
-"""The attention layer as a model sees it: its numbers, and a call to the step's attention context.
+"""The attention layer of a model: its parameters, and a call to the step's attention context.
 
-It knows no cache, no block table and no backend: the runner reads its numbers, makes the backend's
-layer from them and puts that behind `AttentionContext.attend`. A model gives the heads of the whole
-model, as to all layers; where ranks share it, `share_heads` leaves each layer the rank's own.
+It does not depend on a cache, block tables or a backend: the runner reads its parameters, creates
+the backend's layer and calls it in `AttentionContext.attend`. A model gives the heads of the whole
+model, as to all layers; if ranks share it, `share_heads` reduces each layer to the rank's heads.
 Legend: T tokens, H query heads, K key-value heads, D head size.
 """
 
@@ -18,11 +18,11 @@ from dovetail_torch.layers.linear import HeadShape
 
 
 class Attention(nn.Module):
-    """Causal attention over everything that the row has seen.
+    """Causal attention over all previous tokens of the row.
 
-    index: number of the layer, counted from 0 in the order of making; the model gives it.
+    index: number of the layer, counted from 0 in the order of creation; given by the model.
     scale: factor on the scores; 0 for head_size ** -0.5.
-    sliding_window: tokens that a token sees, itself included; 0 for all.
+    sliding_window: tokens that a token sees, including itself; 0 for all.
     soft_cap: c in c·tanh(score / c); 0 for none.
     sinks: float32 [H], a logit without a value for each query head, or None; the layer's one
         parameter. Raises ContractError if it is of another shape or dtype.
@@ -41,8 +41,8 @@ class Attention(nn.Module):
         super().__init__()
         if sinks is not None and (sinks.dtype, len(sinks)) != (torch.float32, heads.num_heads):
             raise ContractError(
-                f"attention layer {index} is given sinks of {sinks.dtype} and shape "
-                f"{list(sinks.shape)}; give it float32, one for each of {heads.num_heads} heads"
+                f"attention layer {index} has sinks of {sinks.dtype} and shape "
+                f"{list(sinks.shape)}; use float32, one for each of {heads.num_heads} heads"
             )
         self.heads = heads
         self.index = index
@@ -76,7 +76,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Return [T, H·D]. Inputs may be views that are not contiguous.
 
-        rotation: by which q and k are turned (`RotaryEmbedding.at`); None for not at all.
+        rotary_args: rotates q and k (`RotaryEmbedding.at`); None for no rotation.
         """
         return attention.attend(self.index, q_THD, k_TKD, v_TKD, rotary_args).flatten(-2)
 
@@ -84,7 +84,7 @@ class Attention(nn.Module):
 def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
     """Return name and layer of the model's attention layers; the n-th one has index n.
 
-    Raises ContractError where the model gave an index twice or left one out.
+    Raises ContractError if the model used an index twice or omitted one.
     """
     found = [pair for pair in model.named_modules() if isinstance(pair[1], Attention)]
     found.sort(key=lambda pair: pair[1].index)
@@ -92,20 +92,20 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
     if indices != list(range(len(found))):
         raise ContractError(
             f"{type(model).__name__} gives its {len(found)} attention layers the indices "
-            f"{indices}: give each one its own, from 0 to {len(found) - 1}"
+            f"{indices}: they must be unique, from 0 to {len(found) - 1}"
         )
     return tuple(found)
 
 
 def share_heads(model: nn.Module, ranks: RankGroup) -> None:
-    """Leave each attention layer of `model` the rank's own heads. Called once, after making it.
+    """Reduce each attention layer of `model` to the rank's heads. Called once, after creation.
 
-    Raises ConfigError if they cannot be divided evenly, and for sinks, which stay whole.
+    Raises ConfigError if they cannot be divided evenly, and for sinks, which cannot be divided.
     """
     for name, layer in attention_layers(model):
         if layer.sinks is not None and ranks.size > 1:
             raise ConfigError(
-                f"tensor_parallel_size={ranks.size} is asked, but {name} has sinks, which are not "
-                "divided. Set tensor_parallel_size=1"
+                f"tensor_parallel_size={ranks.size} was requested, but {name} has sinks, which "
+                "cannot be divided. Set tensor_parallel_size=1"
             )
         layer.heads = layer.heads.share(ranks, name)

@@ -1,6 +1,6 @@
-"""The two ends of a language model: token embedding and the head that makes logits.
+"""The two ends of a language model: the token embedding and the head that computes logits.
 
-Where several ranks share the model, each has a part of the vocabulary in both.
+If several ranks share the model, each has a part of the vocabulary in both.
 Legend: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
 """
 
@@ -19,10 +19,10 @@ from dovetail_torch.layers.linear import ParallelLinear, leaf_of
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows of a table [V, D] by token id. Ids outside 0 .. V - 1 are the caller's to refuse.
+    """Rows of a table [V, D] by token id. The caller must reject ids outside 0 .. V - 1.
 
-    borrows: as of linear layers; few rows of the table are read in a step, so that a mapped file
-    serves as well as a copy and takes less memory. is_mapped: whether one does.
+    borrows: as of linear layers. A step reads only a few rows of the table, so that a mapped file
+    is as fast as a copy and needs less memory. is_mapped: whether the table is mapped.
     shard: the rows that this rank has; read by the weight loader.
     """
 
@@ -39,7 +39,7 @@ class VocabParallelEmbedding(nn.Module):
         self.ops = context.ops
 
     def borrow(self, part: int, weight: torch.Tensor) -> None:
-        """Take a private, read-only mapping of the table; there is one part."""
+        """Use a private, read-only mapping of the table; there is one part."""
         self.weight.data = weight
         self.is_mapped = True
 
@@ -56,11 +56,11 @@ class VocabParallelEmbedding(nn.Module):
 class ParallelLMHead(ParallelLinear):
     """The last linear layer, [S, D] to logits [S, V]; `tied_to` an embedding, it has its weight.
 
-    All ranks give the logits of the whole vocabulary, the same bits.
+    All ranks return the logits of the whole vocabulary, with the same bits.
 
     A tied head is created and packed by the linear method like any other layer, but its `weight`
-    is the embedding's very parameter: `pack` may take it off the head, and must not write to it.
-    Raises ModelError when tied and the linear method keeps anything but a plain weight.
+    is the embedding's parameter: `pack` may remove it from the head, but must not write to it.
+    Raises ModelError if it is tied and the linear method keeps more than a plain weight.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class ParallelLMHead(ParallelLinear):
         kept = [key for key, _ in self.named_parameters(recurse=False)]
         if kept != ["weight"] or self.weight.shape != tied_to.weight.shape:
             raise ModelError(
-                f"tie_word_embeddings is asked, but the linear method "
+                f"tie_word_embeddings is set, but the linear method "
                 f"{type(self.linear_method).__name__} keeps {name} as {', '.join(kept)}: "
-                "choose another linear method, or a checkpoint with an lm_head of its own"
+                "choose another linear method, or a checkpoint with a separate lm_head"
             )
         self.weight = tied_to.weight
 
     def forward(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Return the logits [S, V]; their rows may lie apart."""
+        """Return the logits [S, V]; their rows may be strided."""
         logits_SV = self.linear_method.apply(self, hidden_SD)
         if self.shard.is_whole:
             return logits_SV

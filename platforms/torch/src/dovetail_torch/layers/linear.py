@@ -1,10 +1,10 @@
-"""Linear layers: what each one is (a `LinearShape`), with the linear method doing all the work.
+"""Linear layers: each describes itself (`LinearShape`), and the linear method does the work.
 
-A layer knows the names that its parts have in a checkpoint. It does not know how its weights are
-kept, packed or quantised, nor where they come from. Sizes that models give are those of the whole
-model. Where several ranks share it (`ModelContext.ranks`), column-parallel layers divide their
-output features among them and row-parallel layers their input features, and add up the products;
-linear methods see the rank's own part and nothing else.
+A layer knows the names of its parts in a checkpoint. It does not know how its weights are stored,
+packed or quantized, nor where they come from. Sizes given by models are those of the whole
+model. If several ranks share it (`ModelContext.ranks`), column-parallel layers divide their
+output features among them; row-parallel layers divide their input features and sum the products.
+Linear methods only see the rank's part.
 Source: Shoeybi et al. 2019, arXiv:1909.08053.
 Legend: T tokens, I input features, O output features of all parts; of
 attention: H query heads, K key-value heads, N all three parts' heads, S head size.
@@ -32,9 +32,9 @@ class HeadShape:
     head_size: int
 
     def share(self, ranks: RankGroup, owner: str) -> HeadShape:
-        """Return the heads of one rank; several have the same key-value head where there are few.
+        """Return the heads of one rank; several ranks may have the same key-value head.
 
-        owner: the layer's name. Raises ConfigError if the ranks would not have equally many.
+        owner: the layer's name. Raises ConfigError if the heads cannot be divided evenly.
         """
         heads, kv_heads = self.num_heads, self.num_kv_heads
 
@@ -53,16 +53,16 @@ class HeadShape:
 class ParallelLinear(nn.Module):
     """The base of all linear layers: y = x · Wᵀ + b through the context's linear method.
 
-    name: where the layer stands in the model, "model.layers.0.mlp.down_proj".
-    in_features, parts: input features; output features by the checkpoint's own names for the last
-        component of `name`, in order. A number is of features that are not divided.
-    shape, linear_method: read by the weight loader and by `pack_linears`; of this rank alone.
-    in_shard, part_shards: what the rank has of the input, and of each part's output.
+    name: the path of the layer in the model, "model.layers.0.mlp.down_proj".
+    in_features, parts: input features; output features by the checkpoint's names for the last
+        component of `name`, in order. Sizes are those before the division among ranks.
+    shape, linear_method: read by the weight loader and by `pack_linears`; of this rank only.
+    in_shard, part_shards: the rank's part of the input, and of each part's output.
     elsewhere: names of parameters that only another rank has.
-    settled: names of parameters whose packed form is available already; loaders pass over them.
+    settled: names of parameters whose packed form is available already; loaders skip them.
     borrows: names of parameters that the linear method only reads once, when it packs them, and
-        holds to be finite then: a loader may lend mapped weights instead of filling them.
-    borrowed: what was lent, by number of the part; the parameter's own rows are not filled then.
+        checks to be finite then: a loader may lend mapped weights instead of filling them.
+    borrowed: the lent weights, by part number; the parameter's rows are not filled then.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ParallelLinear(nn.Module):
         self.linear_method.create(self, self.shape)
 
     def borrow(self, part: int, weight: torch.Tensor) -> None:
-        """Take a private, read-only mapping of part number `part` of the weight."""
+        """Use a private, read-only mapping of part number `part` of the weight."""
         self.borrowed[part] = weight
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
@@ -102,13 +102,13 @@ class ParallelLinear(nn.Module):
         return self.linear_method.apply(self, x_TI)
 
     def extra_repr(self) -> str:
-        """Name the sizes in the module's printed form."""
+        """Include the sizes in the module's printed form."""
         parts = ", ".join(map("{}={}".format, self.shape.part_names, self.shape.part_sizes))
         return f"in_features={self.shape.in_features}, {parts}, bias={self.shape.bias}"
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """A linear layer whose output features are divided among the ranks: each gives its own.
+    """A linear layer whose output features are divided among the ranks.
 
     Raises ConfigError if they cannot be divided evenly.
     """
@@ -127,10 +127,10 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """A linear layer whose input features are divided among the ranks; all give the same sum.
+    """A linear layer whose input features are divided among the ranks; all return the same sum.
 
-    Takes the rank's part of the input, as column-parallel layers before it give it. The bias is
-    rank 0's. Raises ConfigError if the features cannot be divided evenly.
+    Takes the rank's part of the input, as returned by column-parallel layers. The bias is added
+    on rank 0. Raises ConfigError if the features cannot be divided evenly.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RowParallelLinear(ParallelLinear):
 
 
 class MergedColumnParallelLinear(ParallelLinear):
-    """Several linear layers of the same input in one product, outputs side by side.
+    """Several linear layers of the same input in one product, with concatenated outputs.
 
     parts: output features by the checkpoint's names, such as {"gate_proj": 64, "up_proj": 64}; each
     is divided among the ranks. Raises ConfigError if one cannot be divided evenly.
@@ -176,7 +176,7 @@ class MergedColumnParallelLinear(ParallelLinear):
 
 
 class QKVParallelLinear(ParallelLinear):
-    """The projections q_proj, k_proj and v_proj in one product; `split` takes them apart.
+    """The projections q_proj, k_proj and v_proj in one product; `split` separates them.
 
     Heads are divided among the ranks; where there are fewer key-value heads than ranks, several
     ranks have the same one. Raises ConfigError if they cannot be divided evenly.
@@ -211,7 +211,7 @@ class QKVParallelLinear(ParallelLinear):
     def split(self, qkv_TO: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the rank's q [T, H, S], k [T, K, S] and v [T, K, S]: views, not contiguous.
 
-        `qkv_TO` must be contiguous, as linear methods return it.
+        `qkv_TO` must be contiguous, as returned by linear methods.
         """
         heads_TNS = qkv_TO.view(-1, sum(self.head_counts), self.head_size)
         return heads_TNS.split_with_sizes(self.head_counts, dim=1)

@@ -1,4 +1,4 @@
-"""Root-mean-square norm, alone or together with the residual sum before it.
+"""Root-mean-square norm, alone or with a residual that is added first.
 
 Legend: T tokens, D features.
 """

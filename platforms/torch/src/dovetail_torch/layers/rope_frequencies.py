@@ -1,7 +1,7 @@
-"""Frequencies of rotary position embedding, read from a config.json in its old and its new form.
+"""Frequencies of rotary position embedding, from the old or new form of a config.json.
 
-Old: `rope_theta` and `rope_scaling` ("type" or "rope_type"). New: `rope_parameters`, with
-everything in it. A type that is not in `ROPE_TYPES` is refused, never approximated.
+Old: `rope_theta` and `rope_scaling` ("type" or "rope_type"). New: `rope_parameters`, which
+contains everything. A type that is not in `ROPE_TYPES` is refused, never approximated.
 Legend: F half of the rotary size.
 """
 
@@ -21,15 +21,15 @@ Frequencies = tuple[torch.Tensor, float]
 
 DEFAULT_THETA = 10000.0
 _LEAST, _GREATEST = 1e-30, 1e30
-"""No model was trained with a number outside of these; float32 ends soon after."""
+"""No model was trained with values outside of this range; float32 overflows beyond it."""
 
 
 def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rope parameters of a config.json, in one form whatever form they came in.
+    """Return the rope parameters of a config.json in the new form.
 
-    Always has "rope_type", "rope_theta" and "partial_rotary_factor"; where they are known,
-    "original_max_position_embeddings" and "max_position_embeddings". Raises ModelError for a type
-    that is not known or parameters that differ by layer.
+    Always contains "rope_type", "rope_theta" and "partial_rotary_factor", and, if they are known,
+    "original_max_position_embeddings" and "max_position_embeddings". Raises ModelError for an
+    unknown type or parameters that differ by layer.
     """
     given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
@@ -37,23 +37,23 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ModelError(
             f"config.json: rope_parameters are given by kind of layer ({', '.join(given)}): "
-            "only models with one rotary embedding for all layers are served"
+            "only models with one rotary embedding for all layers are supported"
         )
     parameters = dict(given)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(
-            f"config.json: rope type {shorten(rope_type)} is asked, known are "
+            f"config.json: rope type {shorten(rope_type)} is not supported, known are "
             f"{', '.join(sorted(ROPE_TYPES))}.{nearest(str(rope_type), ROPE_TYPES)}"
         )
     parameters["rope_type"] = rope_type
-    # A user's override of rope_scaling alone must not lose the theta of the new form.
+    # If a user overrides only rope_scaling, keep the theta of the new form.
     new_form = hf_config.get("rope_parameters")
     new_form = new_form if isinstance(new_form, Mapping) else {}
     for field, default in (("rope_theta", DEFAULT_THETA), ("partial_rotary_factor", 1.0)):
         if parameters.get(field) is None:
             parameters[field] = new_form.get(field) or hf_config.get(field) or default
-    # A length beside the parameters, where a config has it, is the one that counts.
+    # If a config has a length beside the parameters, that length is used.
     for length in (
         hf_config.get("original_max_position_embeddings"),
         parameters.get("original_max_position_embeddings"),
@@ -70,8 +70,8 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 def rope_frequencies(parameters: Parameters, rotary_size: int) -> Frequencies:
     """Return the angles per position, float32 [F], and a factor on cosines and sines.
 
-    parameters: as `read_rope_parameters` returns them. Raises ModelError, naming the field, where
-    one is missing or no number.
+    parameters: as `read_rope_parameters` returns them. Raises ModelError, naming the field, if
+    one is missing or not a number.
     """
     return ROPE_TYPES[parameters["rope_type"]](parameters, rotary_size)
 
@@ -89,14 +89,14 @@ def _linear(parameters: Parameters, rotary_size: int) -> Frequencies:
 
 
 def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
-    """Llama 3.1, arXiv:2407.21783: slow turns are interpolated, fast ones kept, a ramp between."""
+    """Llama 3.1, arXiv:2407.21783: low frequencies are interpolated, high ones kept."""
     frequency_F, _ = _default(parameters, rotary_size)
     low = _number(parameters, "low_freq_factor")
     high = _number(parameters, "high_freq_factor")
     turns_F = _number(parameters, "original_max_position_embeddings") * frequency_F / (2 * math.pi)
     if high > low:
         keep_F = ((turns_F - low) / (high - low)).clamp(0, 1)
-    else:  # no ramp is left between the two, as in transformers
+    else:  # no ramp between the two, as in transformers
         keep_F = (turns_F >= low).to(turns_F.dtype)
     slow_F = frequency_F / _number(parameters, "factor")
     return (1 - keep_F) * slow_F + keep_F * frequency_F, 1.0
@@ -118,7 +118,7 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
     if parameters.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rotary_size - 1)
-    # Equal ends would divide by nought; a step at `first` is what is meant.
+    # Equal ends would divide by zero; use a step at `first` instead.
     width = (last - first) or 0.001
     dimension_F = torch.arange(rotary_size // 2, dtype=torch.float32)
     slow_share_F = ((dimension_F - first) / width).clamp(0, 1)
@@ -127,7 +127,7 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
 
 
 def _yarn_stretch(parameters: Parameters) -> float:
-    """Return `factor`; where it is null, the ratio of the lengths after and before stretching."""
+    """Return `factor`; if it is null, the ratio of the lengths after and before stretching."""
     if "factor" not in parameters or parameters["factor"] is not None:
         return _number(parameters, "factor")
     after = _number(parameters, "max_position_embeddings")
@@ -160,7 +160,7 @@ def _number(
     if not is_number or not _LEAST < value < _GREATEST:
         raise ModelError(
             f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
-            f"number, and it is {shorten(value)}: correct rope_parameters (old: rope_scaling)"
+            f"number, got {shorten(value)}: correct rope_parameters (old: rope_scaling)"
         )
     return float(value)
 

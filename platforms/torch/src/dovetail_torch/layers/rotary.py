@@ -16,24 +16,24 @@ from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_fr
 from dovetail_torch.lazy_memory import is_host_memory, lazy_zeros
 
 _POSITIONS_AT_ONCE = 4096
-"""Positions whose angles are computed at a time; a table of no more is complete from the start."""
+"""Positions whose angles are computed at a time; shorter tables are filled from the start."""
 
 
 class RotaryEmbedding(nn.Module):
-    """Turn queries and keys by their positions; one instance serves all layers of a model.
+    """Rotates queries and keys by their positions; one instance serves all layers of a model.
 
     cos_sin_PR: float32 [max_model_len, rotary size], first cosines, then sines; not persistent.
-    Positions must be below max_model_len. Raises ModelError for a config that it does not do.
+    Positions must be below max_model_len. Raises ModelError for an unsupported config.
 
-    A long table in the host's memory is filled as positions are used. Its address never changes. A
-    runner that calls `grow` before each step that needs more sets `grows_ahead`; without that, the
-    whole table is filled at the first forward pass.
+    A long table in host memory is filled as positions are used. Its address never changes. A
+    runner that calls `grow` before each step that needs more sets `grows_ahead`; otherwise the
+    whole table is filled in the first forward pass.
     """
 
     def __init__(
         self, context: ModelContext, head_size: int, *, rotary_size: int | None = None
     ) -> None:
-        """rotary_size: leading features of a head that are rotated; None for the config's share."""
+        """rotary_size: leading features of a head that are rotated; None for the config's value."""
         super().__init__()
         self.ops = context.ops
         parameters = read_rope_parameters(context.hf_config)
@@ -41,7 +41,7 @@ class RotaryEmbedding(nn.Module):
             rotary_size = int(head_size * parameters["partial_rotary_factor"])
         if rotary_size % 2 or not 0 < rotary_size <= head_size:
             raise ModelError(
-                f"rotary size {rotary_size} of head size {head_size} is asked: it must be even, "
+                f"rotary size {rotary_size} of head size {head_size} is invalid: it must be even, "
                 "above 0 and within the head; see head_dim and partial_rotary_factor in config.json"
             )
         self._frequency_F, self._factor = rope_frequencies(parameters, rotary_size)
@@ -55,12 +55,12 @@ class RotaryEmbedding(nn.Module):
 
     @torch.inference_mode()
     def grow(self, num_positions: int) -> int:
-        """Fill the table for that many positions at least; return how many are ready now."""
+        """Fill the table for at least `num_positions`; return how many are filled."""
         wanted = min(num_positions, self.num_positions)
         while self._num_ready < wanted:
             start = self._num_ready
             end = min(start + _POSITIONS_AT_ONCE, self.num_positions)
-            # float32 throughout, as the models were trained: float64 gives other angles far out.
+            # float32 throughout, as in training: float64 gives other angles at large positions.
             position_P1 = torch.arange(start, end, dtype=torch.float32)[:, None]
             angle_PF = position_P1 * self._frequency_F
             cos_sin_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1) * self._factor
@@ -69,7 +69,7 @@ class RotaryEmbedding(nn.Module):
         return self._num_ready
 
     def at(self, positions_T: torch.Tensor) -> RotaryArgs:
-        """Return the turning by these positions, int64 [T], for an attention layer to see to."""
+        """Return the rotation by these positions, int64 [T], for an attention layer to apply."""
         if not self.grows_ahead and self._num_ready < self.num_positions:
             self.grow(self.num_positions)
         return RotaryArgs(ops=self.ops, positions_T=positions_T, cos_sin_PR=self.cos_sin_PR)
@@ -77,5 +77,5 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, q_THS: torch.Tensor, k_TKS: torch.Tensor, positions_T: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, turned now. Positions are int64 [T]."""
+        """Return q and k, rotated immediately. Positions are int64 [T]."""
         return self.at(positions_T).apply(q_THS, k_TKS)

@@ -1,7 +1,7 @@
-"""What a step reads, made on the device from its state there: `Ops.prepare_inputs` in plain torch.
+"""Inputs of a step, computed on the device from its state: `Ops.prepare_inputs` in plain torch.
 
 Every shape follows from what the host knows, so that nothing waits for the device. It is the
-reference that fused kernels are held against. Depends on no scheduler and no request.
+reference for fused kernels. Does not depend on schedulers or requests.
 Legend: T tokens of the step, R runs, L tokens a row may hold, M blocks a row may hold.
 """
 
@@ -13,7 +13,7 @@ from dovetail.interfaces.ops import StepColumns
 
 
 def prepare_inputs(columns: StepColumns) -> None:
-    """Write what `columns` names as made; only read the rest."""
+    """Fill the output fields of `columns`; the other fields are only read."""
     rows_T, positions_T = _spread(columns)
     max_model_len = columns.token_ids_RL.shape[1]
     places_T = rows_T * max_model_len + positions_T

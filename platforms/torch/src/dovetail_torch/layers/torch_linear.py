@@ -1,6 +1,6 @@
-"""The linear method `torch`: weights as the checkpoint has them, applied by torch's own linear.
+"""The linear method `torch`: weights as in the checkpoint, applied by torch's linear.
 
-It packs nothing and knows no device. Legend: T tokens, I input features, O output features.
+It packs nothing and runs on any device. Legend: T tokens, I input features, O output features.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 
 
 class TorchLinearMethod(LinearMethod):
-    """Keep a plain weight [O, I] and, where there is one, a bias [O]."""
+    """Keeps a plain weight [O, I] and an optional bias [O]."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register `weight` and `bias` (None without bias), uninitialised."""
+        """Register `weight` and `bias` (None without bias), uninitialized."""
         place = {"dtype": shape.dtype, "device": shape.device}
         weight_OI = torch.empty(shape.out_features, shape.in_features, **place)
         layer.register_parameter("weight", nn.Parameter(weight_OI, requires_grad=False))
@@ -26,7 +26,7 @@ class TorchLinearMethod(LinearMethod):
         layer.register_parameter("bias", bias)
 
     def pack(self, layer: nn.Module) -> None:
-        """Leave the weights as they are: torch's linear wants the checkpoint's form."""
+        """Do nothing: torch's linear uses the checkpoint's layout."""
 
     def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
         """Return x · Wᵀ + b, a new tensor [T, O]."""

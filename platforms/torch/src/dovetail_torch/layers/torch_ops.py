@@ -1,6 +1,6 @@
 """The op provider `torch`: norms, rotary embedding and activation in plain torch, on any device.
 
-It is the reference that fused providers are held against. It keeps no state and knows no device.
+It is the reference for fused providers. It has no state and runs on any device.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions, F half of the rotary size, N query and key-value heads together; R rows and V width of
 logits or of an embedding's table.
@@ -17,9 +17,9 @@ from dovetail_torch.sampling.blocks import best_tokens
 
 
 class TorchOps(Ops):
-    """Compute the small operations with torch; float32 inside, the inputs' dtype outside.
+    """Computes the small operations with torch: float32 arithmetic, results in the inputs' dtype.
 
-    What a provider leaves out is computed here. Draws are left to the sampler.
+    Operations that a provider lacks are computed here. Sampling is left to the sampler.
     """
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -29,7 +29,7 @@ class TorchOps(Ops):
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
+        """Return (rms_norm(x + residual), x + residual); the sum is stored in `residual_TD`."""
         residual_TD.add_(x_TD)
         return functional.rms_norm(residual_TD, weight_D.shape, weight_D, eps), residual_TD
 
@@ -44,7 +44,7 @@ class TorchOps(Ops):
         rotary_size = cos_sin_PS.shape[-1]
         if rotary_size < q_THS.shape[-1]:
             return self._rotate_partly(q_THS, k_TKS, positions_T, cos_sin_PS)
-        # Queries and keys turn together: half the calls, which is what a decode step waits for.
+        # Rotating queries and keys together halves the calls, which dominate a decode step.
         heads_TNS = torch.cat((q_THS, k_TKS), dim=1).float()
         heads_TN2F = heads_TNS.view(*heads_TNS.shape[:2], 2, rotary_size // 2)
         cos_T11F, sin_T11F = cos_sin_PS.index_select(0, positions_T)[:, None, None].chunk(2, dim=-1)
@@ -63,7 +63,7 @@ class TorchOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate the first features of each head and pass the rest through."""
+        """Rotate the first features of each head and copy the rest."""
         size = cos_sin_PS.shape[-1]
         q_turned_THS, k_turned_TKS = self.rotary_embedding(
             q_THS[..., :size], k_TKS[..., :size], positions_T, cos_sin_PS
@@ -79,20 +79,20 @@ class TorchOps(Ops):
         return functional.silu(gate_TD).mul_(up_TD)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the table's rows by id, a new tensor."""
+        """Return the rows of the table with these ids, a new tensor."""
         return functional.embedding(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of each row's greatest number, the first of several, int64 [R]."""
+        """Return the column of the maximum of each row, the first one of equals, int64 [R]."""
         return best_tokens(logits_RV)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Write what `columns` names as made; only read the rest. Waits for nothing."""
+        """Fill the output fields of `columns`; only read the others. Does not wait."""
         prepare_inputs(columns)
 
 
 class CompletedOps(TorchOps):
-    """The operations that `provider` overrides; torch's in place of the others."""
+    """The operations that `provider` overrides; torch's for the others."""
 
     def __init__(self, provider: Ops) -> None:
         self.overridden = overridden_operations(type(provider))

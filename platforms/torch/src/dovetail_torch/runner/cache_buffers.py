@@ -1,9 +1,8 @@
-"""The memory of the KV cache: buffers of pages, and each layer's view of the one that it uses.
+"""The memory of the KV cache: buffers of pages, and each layer's view of its buffer.
 
-Layers of different KV-cache groups share a buffer, since a block belongs to one group at a time.
-The memory is only laid out here, never touched: where it is given lazily, a page costs nothing
-before it is written.
-Depends on no attention beyond the shape of a cache.
+Layers of different KV-cache groups share a buffer, because a block belongs to one group at a time.
+The memory is only divided here, never touched: with lazy allocation a page costs nothing until it
+is written. Depends only on the shape of a cache, not on attention.
 Legend: N blocks, P bytes of a page.
 """
 
@@ -27,18 +26,18 @@ DTYPES = {
 }
 
 PADDED_PAGES = "padded_pages"
-"""What a backend declares in its features if a block's bytes may be more than its layer uses."""
+"""Backends declare it in their features if a block may be larger than its layer needs."""
 
 Zeros = Callable[[int], torch.Tensor]
-"""Gives so many bytes of the device's memory: uint8, one dimension, all zero."""
+"""Returns so many bytes of the device's memory: uint8, one dimension, all zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheBuffers:
-    """The cache's memory. caches: each layer's view, by name, shaped as its backend asks.
+    """The cache's memory. caches: each layer's view by name, in its backend's shape.
 
-    pages_NP: uint8, one tensor a buffer; row b holds all that block b keeps there. () where some
-    backend's layout does not put blocks first.
+    pages_NP: uint8, one tensor per buffer; row b contains all of block b. () if the layout of a
+    backend does not have blocks as the first dimension.
     """
 
     caches: Mapping[str, torch.Tensor]
@@ -51,10 +50,10 @@ def take_buffers(
     config: KVCacheConfig,
     zeros: Zeros,
 ) -> CacheBuffers:
-    """Take the memory of `config` and lay the layers' caches out in it.
+    """Allocate the memory of `config` and create the views of the layers.
 
-    specs: of each layer, by name. zeros: where the memory comes from. Raises ModelError where
-    layers of one buffer cannot share it in the backend's layout.
+    specs: of each layer, by name. zeros: allocates memory. Raises ModelError if layers of one
+    buffer cannot share it in the backend's layout.
     """
     num_blocks, page = config.num_blocks, config.page_size_bytes
     buffers = [zeros(num_blocks * page) for _ in range(config.num_buffers)]
@@ -93,7 +92,7 @@ def _view(
     spec: FullAttentionSpec,
     num_blocks: int,
 ) -> torch.Tensor:
-    """Return a layer's cache: from byte `start` of each page on."""
+    """Return a layer's cache, which starts at byte `start` of each page."""
     dtype = DTYPES[spec.dtype]
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes == len(buffer):

@@ -1,7 +1,7 @@
 """A model runner with a KV connector: its worker side is called around each forward pass.
 
-Chosen at the start, so that an engine without a connector has nothing of it in its steps. Depends
-on no connector by name, and not what the bytes mean that pass between its sides.
+Selected at the start, so that an engine without a connector has no overhead. Does not depend on a
+connector's name or on the meaning of the bytes that its two sides exchange.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class ConnectedRunner(ModelRunner):
         *,
         side: KVWorkerSide,
     ) -> None:
-        """side: the connector's; it is given the cache's pages here, and shut down if it fails.
+        """side: the connector's worker side. It gets the cache's pages. Shut down on failure.
 
-        Raises ConfigError where a block is not a row of memory in the backend's layout.
+        Raises ConfigError if a block is not a row of memory in the backend's layout.
         """
         if not attention.buffers.pages_NP:
             raise ConfigError(
-                "a kv_connector moves whole blocks, but there is no cache, or in the layout of the "
-                "attention backend blocks do not come first; choose another attention_backend, or "
-                "leave the connector out."
+                "a kv_connector moves whole blocks, but there is no cache, or the layout of the "
+                "attention backend does not start with blocks; choose another attention_backend, "
+                "or remove the connector."
             )
         super().__init__(loaded, attention, extensions)
         self._answer = b""
@@ -58,30 +58,30 @@ class ConnectedRunner(ModelRunner):
             raise
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Carry out the plan's KV transfers, apply the plan and run the model."""
+        """Execute the plan's KV transfers, apply the plan and run the model."""
         self._side.begin(plan.kv_transfer)
         super().execute_model(plan)
         self._answer = self._side.finish()
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample from the logits of the plan just executed; add the connector's answer."""
+        """Sample from the logits of the last plan; add the connector's results."""
         output = super().sample_tokens(grammar)
         assert isinstance(output, ModelRunnerOutput), "a connected runner waits for its steps"
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:
-        """End the connector's side. May be called twice."""
+        """Shut down the connector's worker side. May be called twice."""
         super().shutdown()
         self._side.shutdown()
 
 
 def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorkerSide:
-    """Return the side of `context`'s worker of the connector that its configuration names.
+    """Return the worker side of the configured connector.
 
-    Raises PluginError if it cannot be loaded or made.
+    Raises PluginError if it cannot be loaded or created.
     """
     reference = context.config.kv_connector
-    assert reference is not None, "asked only where there is one"
+    assert reference is not None, "called only with a connector"
     cls = context.plugins.load("kv_connector", reference)
     given = KVConnectorContext(
         config=context.config,

@@ -1,12 +1,11 @@
-"""A step that continues from the last one, each request a token further: columns are counted on.
+"""A step that continues the last one with one more token per request: columns are incremented.
 
-Where the same requests decode side by side, a plan changes positions, lengths, slots and the tokens
-just sampled, and nothing else. Gathering all that again costs several times what counting does, the
-more so as the model's weights have pushed everything else out of the caches since. It ends at
-a block's border, and when somebody joins, leaves or has more than one token. Only for devices that
-compute in the host's memory, with attention that counts on too. Depends on neither model nor
-sampler.
-Legend: R runs, N steps that were continued, the first one included.
+If the same requests decode again, only positions, lengths, slots and input tokens of the plan
+change. Gathering all columns again costs several times as much as incrementing them, especially
+because the model's weights have evicted them from the processor caches. It ends at a block border,
+and when a request joins, leaves or has more than one token. Only for devices that compute in host
+memory, with attention that supports it. Does not depend on the model or the sampler.
+Legend: R runs, N continued steps, including the first one.
 """
 
 from __future__ import annotations
@@ -24,46 +23,46 @@ from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
 from dovetail_torch.runner.request_rows import RequestRows
 
 SUPPORTS_ADVANCE = "supports_advance"
-"""What a backend declares in its features if its builders are `AdvancingBuilder`s."""
+"""Backends declare it in their features if their builders are `AdvancingBuilder`s."""
 
 
 class AdvancingBuilder(Protocol):
-    """A metadata builder whose last metadata can be brought one token further."""
+    """A metadata builder that can advance its last metadata by one token."""
 
     def advance(self) -> None:
-        """Change the metadata last built to the same runs, one token each, one position on.
+        """Advance the last metadata to the same runs, one token each, one position further.
 
-        Called only where those positions lie in the blocks of the last ones, and outside torch's
+        Called only if those positions are in the last tokens' blocks, and outside of torch's
         inference mode.
         """
 
 
 class Continuable(Protocol):
-    """What the runner asks about going on from the last step.
+    """The runner's interface for continuing the last step.
 
-    batch: that step as it was gathered, or None.
+    batch: the gathered step, or None.
     """
 
     batch: InputBatch | None
 
     def begin(self, batch: InputBatch) -> None:
-        """Take a step that has been gathered, in which each run has one token and samples."""
+        """Store a gathered step in which each run has one token and samples."""
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` continues from the last step, whose tokens are there."""
+        """Return whether `plan` continues the last step, whose tokens are known."""
 
     def advance(self) -> None:
-        """Bring the last step's inputs one token further; only after `follows`."""
+        """Advance the last step's inputs by one token; only after `follows`."""
 
     def append(self, token_ids: array[int]) -> None:
-        """Take the tokens that the current step has sampled, in the order of its runs."""
+        """Store the tokens that the current step has sampled, in the order of its runs."""
 
     def end(self) -> None:
-        """Let the next step be gathered again."""
+        """Gather the next step again."""
 
 
 class NoContinuation:
-    """Where every step is gathered again."""
+    """An implementation in which every step is gathered again."""
 
     batch: InputBatch | None = None
 
@@ -85,9 +84,9 @@ class NoContinuation:
 
 
 class Continuation:
-    """The step that may be continued, and what was sampled in it and since.
+    """The step that may be continued, and the tokens sampled in it and since.
 
-    batch: that step as it was gathered, or None; its tensors move on, its host columns do not.
+    batch: the gathered step, or None; its tensors are advanced, its host columns are not.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Continuation:
         inputs: InputGatherer,
         builders: Sequence[AttentionMetadataBuilder],
     ) -> None:
-        """builders: all of the runner's, each a `AdvancingBuilder`."""
+        """builders: all builders of the runner, each an `AdvancingBuilder`."""
         self.batch: InputBatch | None = None
         self._rows, self._inputs = rows, inputs
         self._builders = cast("Sequence[AdvancingBuilder]", builders)
@@ -104,12 +103,12 @@ class Continuation:
         self._sampled: list[array[int]] = []
 
     def begin(self, batch: InputBatch) -> None:
-        """Take a step that has been gathered, in which each run has one token and samples."""
+        """Store a gathered step in which each run has one token and samples."""
         self.batch = batch
         self._num_steps_left = self._inputs.num_steps_to_border(batch)
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` continues from the last step, whose tokens are there."""
+        """Return whether `plan` continues the last step, whose tokens are known."""
         if self.batch is None or not self._num_steps_left or not self._sampled:
             return False
         first = self.batch.plan
@@ -122,18 +121,18 @@ class Continuation:
         )
 
     def advance(self) -> None:
-        """Count all columns on; the inputs are the tokens that were sampled last."""
+        """Increment all columns; the inputs are the tokens that were sampled last."""
         self._num_steps_left -= 1
         self._inputs.advance(self._sampled[-1])
         for builder in self._builders:
             builder.advance()
 
     def append(self, token_ids: array[int]) -> None:
-        """Take the tokens that the current step has sampled, in the order of its runs."""
+        """Store the tokens that the current step has sampled, in the order of its runs."""
         self._sampled.append(token_ids)
 
     def end(self) -> None:
-        """Write what was sampled to its rows; the next step is gathered again."""
+        """Write the sampled tokens to their rows; the next step is gathered again."""
         if self.batch is not None and self._sampled:
             sampled_NR = np.frombuffer(b"".join(self._sampled), np.int32)
             num_steps = len(self._sampled)

@@ -1,7 +1,7 @@
 """Columns that the host fills each step, on the device; and the device's tokens, read and written.
 
-Where the device computes in the host's own memory, both are plain numpy there: an operation of the
-tensor library costs several times as much as a handful of numbers do.
+If the device computes in host memory, both use plain numpy: an operation of the tensor library
+costs several times as much for a few numbers.
 Legend: N numbers.
 """
 
@@ -19,14 +19,14 @@ Array = np.ndarray
 
 
 class DeviceColumn:
-    """A column of `size` numbers that stays where it is."""
+    """A column of `size` numbers at a fixed address."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._tensor = torch.zeros(size, dtype=dtype, device=device)
         self._on_host = host_view(self._tensor)
 
     def fill(self, numbers_N: Array) -> torch.Tensor:
-        """Write `numbers_N` to the beginning and return that part, which the next call fills again.
+        """Write `numbers_N` to the start and return that part, which the next call overwrites.
 
         Numbers are converted to the column's dtype.
         """
@@ -37,22 +37,22 @@ class DeviceColumn:
         return part_N
 
     def increment(self, num_places: int) -> None:
-        """Add one to each of the first `num_places` numbers; on the host only."""
-        assert self._on_host is not None, "asked only where columns are host memory"
+        """Add one to each of the first `num_places` numbers; for host memory only."""
+        assert self._on_host is not None, "called only if columns are host memory"
         increment(memoryview(self._on_host), num_places)
 
     def begins_with(self, numbers: array[int]) -> bool:
-        """Return whether these, of the column's own dtype, are its first; on the host only."""
-        assert self._on_host is not None, "asked only where columns are host memory"
+        """Return whether the column starts with these numbers of its dtype; host memory only."""
+        assert self._on_host is not None, "called only if columns are host memory"
         return self._on_host[: len(numbers)].tobytes() == numbers.tobytes()
 
     def take(self, numbers_N: torch.Tensor) -> torch.Tensor:
-        """Do as `fill`, with numbers that are on the device."""
+        """Like `fill`, with numbers that are on the device."""
         return self._tensor[: len(numbers_N)].copy_(numbers_N)
 
 
 class DeviceTokens:
-    """Token ids that live on the device, int32. tensor: all of them, one dimension."""
+    """Token ids on the device, int32. tensor: all of them, one dimension."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -66,7 +66,7 @@ class DeviceTokens:
         return into.take(self.tensor.index_select(0, places))
 
     def write(self, places_N: Array, token_ids_N: torch.Tensor) -> None:
-        """Write the tokens, on the device, to their places, each at most once."""
+        """Write tokens that are on the device to their places, each at most once."""
         if self._on_host is not None:
             self._on_host[places_N] = token_ids_N.numpy()
             return

@@ -1,8 +1,8 @@
-"""From a plan to the tensors of one step where the device works by itself.
+"""From a plan to the tensors of one step on an asynchronous device.
 
-The host packs its few words about a step (rows, first positions, borders; who joins, which blocks
-come; what sampling needs) and sends them in one piece; everything else is made on the device from
-the rows that live there. Depends on neither model nor sampler.
+The host packs the few values of a step (rows, first positions, borders; joining requests and new
+blocks; numbers for sampling) and sends them in one copy; everything else is computed on the device
+from the rows stored there. Does not depend on the model or the sampler.
 Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
 """
 
@@ -27,20 +27,20 @@ PrepareInputs = Callable[[StepColumns], None]
 """As `PreparesInputs.prepare_inputs`."""
 
 SamplingNumbers = Callable[[Sequence[int]], tuple[Array, ...]]
-"""From the rows that sample to what the sampler needs of the host for them."""
+"""From the sampling rows to the numbers of the host that the sampler needs."""
 
 _NUM_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBatch(InputBatch):
-    """One step. places_S: int64; where each sampled token goes among all rows' tokens."""
+    """One step. places_S: int64; the place of each sampled token among all rows' tokens."""
 
     places_S: torch.Tensor
 
 
 class DeviceInputs:
-    """Makes each step's tensors, those of one number a token or run always in the same memory."""
+    """Computes each step's tensors; those with one number per token or run stay in place."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class DeviceInputs:
         sampling_numbers: SamplingNumbers,
         tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step.
+        """block_sizes: in tokens, one per KV-cache group. max_num_tokens: of a step.
 
         tables: of the model's positions, filled before the steps that need them.
         """
@@ -121,7 +121,7 @@ class DeviceInputs:
 
     def append(self, batch: InputBatch, token_ids_S: torch.Tensor) -> None:
         """Write the tokens sampled for `batch`, int32, to their rows."""
-        assert isinstance(batch, DeviceBatch), "who takes a batch here gets it from here"
+        assert isinstance(batch, DeviceBatch), "the batch comes from this object"
         self._rows.token_ids_RL.view(-1).index_copy_(0, batch.places_S, token_ids_S)
 
     def _columns(
@@ -131,7 +131,7 @@ class DeviceInputs:
         longest_row: int,
         longest_run: int,
     ) -> StepColumns:
-        """Return what the device works on. sent: rows, first positions and borders of the runs."""
+        """Return the columns for the device. sent: rows, first positions, borders of the runs."""
         rows, num_tokens, num_runs = self._rows, plan.total_num_tokens, len(plan.rows)
         widths = [-(-longest_row // size) for size in self._block_sizes]
         return StepColumns(

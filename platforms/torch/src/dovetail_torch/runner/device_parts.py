@@ -1,4 +1,4 @@
-"""What platform and op provider bring to the runner beside tensors; the rest is torch's."""
+"""The objects that platform and op provider give to the runner besides tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from dovetail_torch.sampling.sampler import BestTokens
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceParts:
-    """best_tokens: the op provider's. graph_provider: None to run every step eagerly.
+    """best_tokens: of the op provider. graph_provider: None to run every step eagerly.
 
-    asynchronous: what lets the host run ahead of the device; None where steps are waited for.
-    Only there: prepare_inputs, the op provider's; draw_tokens, so, or None.
+    asynchronous: lets the host run ahead of the device; None if steps are synchronous.
+    prepare_inputs, draw_tokens: of the op provider, for asynchronous devices only; the latter
+    may be None.
     """
 
     best_tokens: BestTokens = best_tokens

@@ -1,7 +1,7 @@
-"""The runner's memory of each row where the device works by itself: all that steps read is there.
+"""The runner's state of each row on an asynchronous device.
 
-Tokens and block tables live on the device and change by what a plan says, packed as places and
-contents; the host remembers only what it has to count. Depends on neither staging nor steps.
+Tokens and block tables are stored on the device and changed by a plan, packed as places and
+contents; the host stores only counts. Does not depend on staging or steps.
 Legend: R rows, L tokens a row may hold, M blocks a row may hold, J rows joined, N numbers written.
 """
 
@@ -21,10 +21,10 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """What a plan changes in the rows.
+    """The changes of a plan to the rows.
 
-    targets: one dimension, on the device; arrays: on the host, for each of them the places, int64
-    [N], and the numbers, int32 [N]; in front, where any rows are joined, those, int64 [J].
+    targets: one dimension, on the device; arrays: on the host, for each target the places, int64
+    [N], and the numbers, int32 [N]; preceded by the joined rows, int64 [J], if there are any.
     """
 
     has_joins: bool
@@ -36,8 +36,8 @@ class DeviceRows:
     """State of all rows. One writer: the runner, by `changes` and then `apply`.
 
     token_ids_RL: int32. block_tables: one int32 [R, M] a KV-cache group. Both on the device.
-    num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; the latter -1 where none are
-    asked for.
+    num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; the latter -1 if none are
+    requested.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DeviceRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def changes(self, plan: SchedulerOutput) -> RowChanges:
-        """Return what the plan changes, and count it. What leaves a row needs no clearing."""
+        """Return the plan's changes, and update the counts. Rows that are left are not cleared."""
         targets: list[torch.Tensor] = []
         arrays: list[Array] = []
         if plan.joins:
@@ -79,7 +79,7 @@ class DeviceRows:
         """Write `changes`; columns: their arrays, on the device."""
         if changes.has_joins:
             joined_J, *columns = columns
-            for table in self.block_tables:  # entries beyond a row's blocks are promised to be 0
+            for table in self.block_tables:  # entries beyond a row's blocks must be 0
                 table.index_fill_(0, joined_J, 0)
         for target, places_N, numbers_N in zip(
             changes.targets, columns[::2], columns[1::2], strict=True
@@ -97,17 +97,17 @@ class DeviceRows:
             num_blocks[row] = 0
 
     def _joined(self, joins: Sequence[NewRequest]) -> list[Array]:
-        """Return the rows, the places of their tokens, and those."""
+        """Return the rows, the places of their tokens, and the tokens."""
         rows_J = np.array([request.row for request in joins], np.int64)
         ids = [np.asarray(request.token_ids) for request in joins]
         places_N = _places(rows_J * self.max_model_len, np.array([len(own) for own in ids]))
         return [rows_J, places_N, np.concatenate(ids)]
 
     def _grown(self, group: int, columns: BlockColumns) -> list[Array]:
-        """Return the places of the blocks in the group's table, and those."""
+        """Return the places of the blocks in the group's table, and the blocks."""
         num_blocks, width = self._num_blocks[group], self.block_tables[group].shape[1]
         firsts = []
-        for row, count in zip(columns.rows, columns.counts, strict=True):  # a row may come twice
+        for row, count in zip(columns.rows, columns.counts, strict=True):  # a row may occur twice
             firsts.append(row * width + int(num_blocks[row]))
             num_blocks[row] += count
         places_N = _places(np.array(firsts, np.int64), np.asarray(columns.counts))
@@ -115,7 +115,7 @@ class DeviceRows:
 
 
 def _places(firsts: Array, counts: Array) -> Array:
-    """Return first, first + 1, …, count of them for each pair, one after the other, int64."""
+    """Return first, first + 1, …, `count` numbers for each pair, concatenated, int64."""
     ends = np.cumsum(counts)
     places_N: Array = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
     return places_N

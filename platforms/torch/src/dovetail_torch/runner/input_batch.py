@@ -1,6 +1,6 @@
 """From a plan and the rows to the tensors of one step.
 
-Index work is done on the host in whole columns, never request by request, and moved once.
+Indices are computed on the host in whole columns, never request by request, and copied once.
 Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
 """
 
@@ -22,15 +22,15 @@ from dovetail_torch.runner.request_rows import RequestRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBatch:
-    """One step, gathered.
+    """One gathered step.
 
-    Tensors are on the device, and the next step's take their memory.
-    input_ids_T, positions_T: int64. attention: one entry a KV-cache group.
-    last_S: int64; where each sampling run's last token stands among the T.
+    Tensors are on the device, and the next step's tensors reuse their memory.
+    input_ids_T, positions_T: int64. attention: one entry per KV-cache group.
+    last_S: int64; the place of each sampling run's last token among the T.
     sampling_runs: int64 [S]; their places in the plan. sampling_rows: their rows. rows, ends: int64
     [R]; each run's row, and the position after its last token. first_R1: int64 [R + 1]; each run's
     first token.
-    numbers: what sampling needs of the host, where that has come along; else None.
+    numbers: what sampling needs from the host, if it was sent along; else None.
     """
 
     plan: SchedulerOutput
@@ -47,7 +47,7 @@ class InputBatch:
 
 
 class InputGatherer:
-    """Makes each step's tensors, those of one number a token or run always in the same memory."""
+    """Computes each step's tensors; those with one number per token or run stay in place."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class InputGatherer:
         max_num_tokens: int,
         tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step.
+        """block_sizes: in tokens, one per KV-cache group. max_num_tokens: of a step.
 
         tables: of the model's positions, filled before the steps that need them.
         """
@@ -72,7 +72,7 @@ class InputGatherer:
         self._slots_T = [DeviceColumn(max_num_tokens, torch.int64, device) for _ in block_sizes]
         self._counted = np.arange(rows.num_rows + 1)
         self._tables = tables or PositionTables()
-        # Steps that continue from this one stay within the blocks of its last tokens.
+        # Steps that continue this one stay within the blocks of its last tokens.
         self._num_ahead = max(block_sizes, default=0)
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
@@ -117,17 +117,17 @@ class InputGatherer:
         )
 
     def num_steps_to_border(self, batch: InputBatch) -> int:
-        """Return how many more tokens each run has room for in its block, that of the last one."""
+        """Return how many more tokens fit into the last block of every run."""
         return min(int((-batch.ends % size).min()) for size in self._block_sizes)
 
     def ends_at(self, positions: array[int]) -> bool:
-        """Return whether the runs gathered last end at `positions`, int32, in their order."""
+        """Return whether the runs gathered last end at `positions`, int32, in order."""
         return self._seq_lens_R.begins_with(positions)
 
     def advance(self, token_ids: array[int]) -> None:
-        """Bring the step gathered last, of one token a run, to its next positions.
+        """Advance the last gathered step, of one token per run, to its next positions.
 
-        token_ids: those that stand there. Slots are left to who has copied them.
+        token_ids: the tokens at those positions. Builders update their copies of slots.
         """
         num_runs = len(token_ids)
         self._input_ids_T.fill(np.asarray(token_ids))
@@ -142,7 +142,7 @@ class InputGatherer:
         first_R1: Array,
         tokens: tuple[Array, Array],
     ) -> tuple[AttentionBatch, ...]:
-        """Return the batch of each KV-cache group. tokens: each one's row and position."""
+        """Return the batch of each KV-cache group. tokens: each token's row and position."""
         token_rows, positions = tokens
         device = self._rows.token_ids_RL.device
         query_start_R1 = self._query_start_R1.fill(first_R1)

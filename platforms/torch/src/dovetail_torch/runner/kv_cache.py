@@ -1,4 +1,4 @@
-"""The KV cache's tensors and the attention of each layer over them, made once."""
+"""The KV cache's tensors and the attention of each layer over them, created once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dovetail_torch.runner.step_limits import StepLimits
 class AttentionState:
     """The attention of all layers: cache memory, layers and metadata builders.
 
-    block_sizes: in tokens, one a KV-cache group.
+    block_sizes: in tokens, one per KV-cache group.
     builders: one for each distinct spec, with the KV-cache group whose block table it reads.
     supports_advance: whether each of them is a `AdvancingBuilder`.
     """
@@ -69,10 +69,10 @@ def make_attention(
     options: Mapping[str, object],
     zeros: Zeros,
 ) -> AttentionState:
-    """Allocate the cache and make the backend's layers and builders.
+    """Allocate the cache and create the backend's layers and builders.
 
-    layers: by name, in the order of their indices. backend: None only where there are none.
-    options: the backend plugin's. zeros: where the memory comes from.
+    layers: by name, in the order of their indices. backend: None only without layers.
+    options: of the backend plugin. zeros: allocates memory.
     """
     block_sizes = tuple(group.spec.block_size for group in config.groups)
     if backend is None:

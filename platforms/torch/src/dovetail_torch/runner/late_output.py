@@ -1,7 +1,7 @@
-"""Device tensors on their way to the host, and the result that is made of them once they are there.
+"""Device tensors that are being copied to the host, and the result that is computed from them.
 
-Pinned memory is a ring of slots: one that comes round again is read first, so that a result that
-nobody has asked for yet is kept and never written over. Knows not what the tensors mean.
+Pinned memory is a ring of slots. Before a slot is reused, its result is read, so that a result that
+has not been requested yet is kept. Does not depend on the meaning of the tensors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ALIGNMENT = 16
 _NAP_S = 50e-6
 
 Finish = Callable[[Sequence[torch.Tensor]], ModelRunnerOutput]
-"""From the tensors, on the host, to the result; does not keep them."""
+"""From the tensors on the host to the result; must not keep the tensors."""
 
 
 class LateOutput:
-    """The handle of a step's result. Implements `Handle[ModelRunnerOutput]`; for any thread."""
+    """The handle of a step's result. Implements `Handle[ModelRunnerOutput]`; thread-safe."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LateOutput:
     ) -> None:
         """event: after the copies from `sources`, on the device, to `targets`."""
         self._event = event
-        self._sources = sources  # nobody may take their memory before they are copied
+        self._sources = sources  # their memory must not be reused before they are copied
         self._targets = targets
         self._finish = finish
         self._lock = Lock()
@@ -48,13 +48,13 @@ class LateOutput:
             return True
         try:
             return self._event.query()
-        except RuntimeError:  # the device has failed: `result` tells, and waits for nothing
+        except RuntimeError:  # the device has failed: `result` raises without waiting
             return True
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Wait for the device, `timeout` seconds at most, and return the result.
+        """Wait at most `timeout` seconds for the device, and return the result.
 
-        Raises what went wrong on the device, and TimeoutError.
+        Raises errors of the device, and TimeoutError.
         """
         if timeout is not None and not self._is_settled:
             self._wait(timeout)
@@ -64,14 +64,14 @@ class LateOutput:
         return self._output
 
     def settle(self) -> None:
-        """Wait for the device and let go of all memory that is not this result's alone."""
+        """Wait for the device and release all memory that is shared with other results."""
         with self._lock:
             if self._is_settled:
                 return
             try:
                 self._event.synchronize()
                 self._output = self._finish(self._targets)
-            except Exception as error:  # told to who asks for the result, each time
+            except Exception as error:  # raised by each call of `result`
                 self._error = error
             self._sources = self._targets = ()
             self._is_settled = True
@@ -85,14 +85,14 @@ class LateOutput:
 
 
 class FetchRing:
-    """Brings tensors to the host beside whatever the device does next. Called from one thread."""
+    """Copies tensors to the host while the device continues. Called from one thread."""
 
     def __init__(
         self, asynchronous: AsyncDevice, slot_bytes: int, *, num_slots: int = NUM_SLOTS
     ) -> None:
-        """slot_bytes: of each slot; one that is too short is replaced, which waits for the device.
+        """slot_bytes: of each slot; a slot that is too short is replaced, after a wait.
 
-        num_slots: how many there are.
+        num_slots: number of slots.
         """
         self._asynchronous = asynchronous
         self._slots = [asynchronous.pinned_zeros(slot_bytes) for _ in range(num_slots)]
@@ -100,9 +100,9 @@ class FetchRing:
         self._current = 0
 
     def fetch(self, sources: Sequence[torch.Tensor], finish: Finish) -> LateOutput:
-        """Return the handle of what `finish` makes of `sources`, contiguous, on the device.
+        """Return the handle of `finish(sources)`; sources: contiguous, on the device.
 
-        Nobody may write to them from now on.
+        The sources must not be written to from now on.
         """
         self._current = place = (self._current + 1) % len(self._slots)
         owner = self._owners[place]
@@ -114,7 +114,7 @@ class FetchRing:
         return output
 
     def settle(self) -> None:
-        """Wait for all that is on its way."""
+        """Wait for all copies in flight."""
         for owner in self._owners:
             if owner is not None:
                 owner.settle()

@@ -1,7 +1,7 @@
-"""A loaded model with what is known of it before the KV cache exists, and its dummy runs.
+"""A loaded model with the facts known before the KV cache exists, and its dummy runs.
 
-Memory is measured with a dummy run before the cache is sized; the model runner is made afterwards,
-from the same object. Depends on no rows, no plan and no cache.
+Memory is measured with a dummy run before the cache is sized; the model runner is created
+afterwards, from the same object. Does not depend on rows, plans or the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoadedModel:
     """A model and the sizes of its steps.
 
     num_layers: attention layers of the model. vocab_size: width of its logits. tables: its position
-    tables. device_parts: what platform and op provider bring.
+    tables. device_parts: objects of the platform and the op provider.
     """
 
     model: Model
@@ -39,7 +39,7 @@ class LoadedModel:
     def dummy_run(self, num_tokens: int, num_sampled: int) -> None:
         """Run the model on `num_tokens` tokens without a cache, and its head on `num_sampled`.
 
-        Leaves no trace. It takes the time and the memory of a step of that size.
+        Changes no state. It needs the time and the memory of a step of that size.
         """
         limits, parts = self.limits, self.device_parts
         self.tables.grow(num_tokens)
@@ -50,7 +50,7 @@ class LoadedModel:
         if parts.asynchronous is None:
             logits_SV.argmax(dim=-1)
             return
-        # Such a device fails in a step that needs more memory than was measured: draw, too.
+        # An asynchronous device fails if a step exceeds the measured memory: sample, too.
         sampler = Sampler(
             num_rows=limits.max_num_seqs,
             vocab_size=self.vocab_size,

@@ -1,7 +1,7 @@
-"""The model runner: a plan in, logits, tokens out.
+"""The model runner: from a plan to logits and tokens.
 
-Keeps the state of each row, gathers the inputs of a step, runs the model and samples. Knows no
-scheduler, no blocks' owners and no device's name.
+Keeps the state of each row, gathers the inputs of a step, runs the model and samples. Does not
+depend on the scheduler, the owners of blocks or the device.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dovetail_torch.step_extensions import StepExtensions
 
 _WARM_UP_TOKENS = 8
 _POSITIONS_AT_ONCE = 256
-"""Prompt positions whose logits are held at a time, for prompt log-probabilities."""
+"""Prompt positions whose logits are in memory at a time, for prompt log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A plan that was executed and is to be sampled.
+    """An executed plan that is not sampled yet.
 
-    batch: what was gathered for it; None if the plan has no runs. outputs: hidden states, logits
-    and, where all rows take the best token, those. prompts: log-probabilities of prompts, by run.
+    batch: the gathered inputs; None if the plan has no runs. outputs: hidden states, logits
+    and, if all rows take the best token, the tokens. prompts: prompt log-probabilities, by run.
     """
 
     plan: SchedulerOutput
@@ -52,7 +52,7 @@ class _Step:
 
 
 class ModelRunner:
-    """Runs one model on one device. Made when the KV cache is there; complete from then on."""
+    """Runs one model on one device. Created when the KV cache exists."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class ModelRunner:
         attention: AttentionState,
         extensions: Mapping[str, StepExtension] = MappingProxyType({}),
     ) -> None:
-        """attention: the cache's memory and what reads it.
+        """attention: the cache's memory and its readers.
 
-        extensions: those of the steps, in order, by what messages call them.
+        extensions: step extensions, in order, by their names in messages.
         """
         self.model = loaded.model
         self.loaded = loaded
@@ -101,7 +101,7 @@ class ModelRunner:
 
     @property
     def cache_pages(self) -> tuple[torch.Tensor, ...]:
-        """The cache's memory, one uint8 [N, P] tensor a buffer, row b being block b; or ()."""
+        """The cache's memory, one uint8 [N, P] tensor per buffer, row b being block b; or ()."""
         return self._attention.buffers.pages_NP
 
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -112,7 +112,7 @@ class ModelRunner:
             self._step = self._begin(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
-        """Sample from the logits of the plan just executed.
+        """Sample from the logits of the last executed plan.
 
         Return a handle on devices that work asynchronously, unless the plan had no runs.
         """
@@ -144,8 +144,8 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run the kernels of a step once, before the first request.
 
-        On devices that work asynchronously these are steps of row 0, with all inputs of the host.
-        On others the model alone runs, at the sizes of a short prompt and of a decode.
+        On asynchronous devices these are complete steps of row 0.
+        On others only the model runs, at the sizes of a short prompt and of a decode.
         """
         limits = self._limits
         most = min(limits.max_num_batched_tokens, limits.max_model_len)
@@ -159,7 +159,7 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Wait for outstanding results. May be called twice.
 
-        Raises nothing that went wrong with them: whoever reads a result gets its error.
+        Does not raise errors of those results: the reader of a result gets its error.
         """
         self._path.outputs.settle()
 
@@ -185,7 +185,7 @@ class ModelRunner:
     def _continue(self, plan: SchedulerOutput) -> _Step:
         """Run the model on the last step's inputs, advanced by one token."""
         batch = self._path.continuation.batch
-        assert batch is not None, "a plan follows one that was gathered"
+        assert batch is not None, "a continued plan has a gathered one"
         self._path.continuation.advance()
         if self._extensions.rows:
             self._extensions.before_forward(plan)
@@ -216,8 +216,8 @@ class ModelRunner:
     def _needed(self, batch: InputBatch) -> torch.Tensor | None:
         """Return the tokens whose hidden states the step needs, int64 [S]; None for all.
 
-        All where a recording of this many tokens serves whoever samples. Where nobody samples,
-        the one of the first token: no operation has to do with no rows at all.
+        All if a recording of this many tokens serves any sampling rows. If no row samples, the
+        first token: operations need at least one row.
         """
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return None
@@ -239,7 +239,7 @@ class ModelRunner:
         )
 
     def _describe(self, batch: InputBatch) -> BatchDescriptor:
-        # Where an extension comes between the model and its head, they are not run as one.
+        # If an extension runs between the model and its head, they are not run as one.
         uniform = len(batch.sampling_rows) == batch.plan.total_num_tokens
         uniform = uniform and not self._reads_hidden_states(batch)
         return BatchDescriptor(
@@ -265,7 +265,7 @@ class ModelRunner:
         return GrammarMask.of(grammar, runs.tolist(), self.loaded.vocab_size, self._upload)
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> dict[int, Measured]:
-        """Return the log-probabilities of prompt tokens, for the runs that asked for them."""
+        """Return the log-probabilities of prompt tokens, for the runs that requested them."""
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return {}  # only decodes: no prompt tokens follow
         rows = self._path.rows

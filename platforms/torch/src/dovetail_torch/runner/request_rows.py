@@ -1,6 +1,6 @@
-"""The runner's memory of each row: its tokens and its block tables, from join to leave.
+"""The runner's state of each row: its tokens and its block tables, from join to leave.
 
-Tokens are on the device, so that a token just sampled is the next step's input without a detour;
+Tokens are on the device, so that a sampled token is the next step's input without a copy;
 block tables are on the host, where the scheduler's columns arrive.
 Legend: R rows, L tokens a row may hold, M blocks a row may hold.
 """
@@ -19,7 +19,7 @@ class RequestRows:
     """State of all rows. One writer: the runner, by `apply` and `append`.
 
     token_ids_RL: int32, on the device; tokens: the same memory, in one dimension.
-    block_tables: one int32 [R, M] array a KV-cache group.
+    block_tables: one int32 [R, M] array per KV-cache group.
     num_prompt_tokens, num_prompt_logprobs: int32 [R]; the latter -1 where none are requested.
     """
 
@@ -44,7 +44,7 @@ class RequestRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Let requests join and blocks be appended. What leaves a row needs no clearing."""
+        """Let requests join and blocks be appended. Rows that are left are not cleared."""
         for request in plan.joins:
             self._join(request)
         for group, columns in enumerate(plan.blocks):
@@ -65,7 +65,7 @@ class RequestRows:
         asked = request.sampling_params.prompt_logprobs
         self.num_prompt_logprobs[row] = -1 if asked is None else asked
         for table, num_blocks in zip(self.block_tables, self._num_blocks, strict=True):
-            # A backend is promised that entries beyond a row's blocks are 0.
+            # Backends rely on it: entries beyond a row's blocks are 0.
             table[row, : num_blocks[row]] = 0
             num_blocks[row] = 0
 

@@ -1,8 +1,8 @@
-"""Host columns on their way to a device that copies by itself: packed, and sent in one piece.
+"""Copies host columns to an asynchronous device: packed, and sent in one copy.
 
-What is sent lies in pinned memory until the device has taken it: a ring of slots, each filled from
-its beginning to its end by one packet after another, and taken again only when the device is past
-everything that was sent from it. Knows not what the columns mean.
+Sent data stays in pinned memory until the device has copied it: a ring of slots, each filled with
+one packet after another, and reused only when all copies from it are complete. Does not depend on
+the meaning of the columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPES = {
 
 @dataclass(slots=True)
 class _Slot:
-    """pinned: memory; on_host: the same as an array. past: when the device has taken it all."""
+    """pinned: memory; on_host: the same as an array. past: event after all copies from it."""
 
     pinned: torch.Tensor
     on_host: Array
@@ -49,7 +49,7 @@ class Staging:
         num_slots: int = NUM_SLOTS,
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
-        """slot_bytes: of each slot; a packet that is longer goes in several pieces."""
+        """slot_bytes: of each slot; a longer packet is sent in several pieces."""
         self._device = device
         self.asynchronous = asynchronous
         self._slot_bytes = slot_bytes
@@ -60,8 +60,8 @@ class Staging:
     def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """Return the arrays as tensors on the device, of the same shapes and dtypes.
 
-        The arrays may change afterwards. The tensors share memory that is theirs alone. Waits only
-        where the whole ring is still on its way.
+        The arrays may change afterwards. The tensors do not share memory with other tensors. Waits
+        only if all slots are in use.
         """
         flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         offsets, num_bytes = [], 0
@@ -88,7 +88,7 @@ class Staging:
     def _send_pieces(
         self, flat: Sequence[Array], offsets: Sequence[int], packet: torch.Tensor
     ) -> None:
-        """Send what is longer than a slot, one slot after the other."""
+        """Send arrays that are longer than a slot, one slot after the other."""
         whole = np.empty(len(packet), np.uint8)
         for numbers, offset in zip(flat, offsets, strict=True):
             whole[offset : offset + len(numbers)] = numbers
@@ -99,7 +99,7 @@ class Staging:
             packet[start : start + len(piece)].copy_(room.pinned, non_blocking=True)
 
     def _take(self, num_bytes: int) -> _Slot:
-        """Return so much free memory of the current slot, or of the next one."""
+        """Return free memory of this size in the current slot, or in the next one."""
         if self._used + num_bytes > self._slot_bytes:
             self._slots[self._current].past = self.asynchronous.record()
             self._current = (self._current + 1) % len(self._slots)

@@ -1,4 +1,4 @@
-"""What a runner may be given in one step, and in which numbers it computes."""
+"""The maximum size of a runner's steps, and the dtypes of its computation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class StepLimits:
-    """Fixed for a runner's life. Counts in requests and tokens."""
+    """Fixed for the lifetime of a runner. Counts in requests and tokens."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -1,8 +1,8 @@
-"""Appends the sampled tokens of a step to their rows and makes its result.
+"""Appends the sampled tokens of a step to their rows and creates its result.
 
-Where the host computes, tokens are simply there. Where the device works by itself, they go to their
-rows there, and to the host beside whatever comes next: the result is a handle.
-Depends on neither model nor sampler. Legend: S runs that sample.
+If the host computes, tokens are available at once. On an asynchronous device they are written to
+their rows on the device and copied to the host meanwhile: the result is a handle.
+Does not depend on the model or the sampler. Legend: S runs that sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Output = ModelRunnerOutput | Handle[ModelRunnerOutput]
 
 
 class StepOutputs(Protocol):
-    """Appends sampled tokens to their rows and makes the result of a step."""
+    """Appends sampled tokens to their rows and creates the result of a step."""
 
     def deliver(
         self,
@@ -39,7 +39,7 @@ class StepOutputs(Protocol):
     ) -> Output:
         """Return the result of `plan`. token_ids_S: int64, on the device.
 
-        batch: as it was gathered for this plan, or for the one that this plan continues from.
+        batch: as gathered for this plan, or for the one that this plan continues.
         """
 
     def settle(self) -> None:
@@ -47,7 +47,7 @@ class StepOutputs(Protocol):
 
 
 class HostOutputs:
-    """Results of a device whose work is done when a call returns."""
+    """Results of a synchronous device."""
 
     def __init__(self, inputs: InputGatherer, continuation: Continuable) -> None:
         self._inputs = inputs
@@ -73,7 +73,7 @@ class HostOutputs:
 
 
 class DeviceOutputs:
-    """Results of a device that works asynchronously."""
+    """Results of an asynchronous device."""
 
     def __init__(self, inputs: DeviceInputs, ring: FetchRing) -> None:
         self._inputs = inputs
@@ -102,7 +102,7 @@ class DeviceOutputs:
 def _finish(
     plan: SchedulerOutput, reports: StepReports, tensors: Sequence[torch.Tensor]
 ) -> ModelRunnerOutput:
-    """Return the result. tensors: the tokens, int32, and those of the reports, on the host."""
+    """Return the result. tensors: the int32 tokens, and those of the reports, on the host."""
     token_ids = array("i", np.ascontiguousarray(tensors[0].numpy()).tobytes())
     return _output(plan, token_ids, reports, tensors[1:])
 

@@ -1,8 +1,8 @@
-"""How a step's inputs reach the device and its tokens come back; chosen once, at the start.
+"""How a step's inputs reach the device and its tokens come back; selected once, at the start.
 
-Where the host computes, inputs are gathered in its own memory, and a step may go on from the last
-one. Where the device works by itself, the host's words are sent to it, and results come late.
-Knows neither model nor attention.
+If the host computes, inputs are gathered in host memory, and a step may continue the last one. For
+an asynchronous device, columns are sent to it, and results are handles. Does not depend on the
+model or attention.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOGPROB_BYTES = 12
 
 
 class StepInputs(Protocol):
-    """Applies plans to the rows and makes the tensors of their runs."""
+    """Applies plans to the rows and computes the tensors of their runs."""
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
         """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
@@ -47,7 +47,7 @@ class StepPath:
 
 
 def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
-    """Return the path of a device whose work is done when a call returns."""
+    """Return the path of a synchronous device."""
     limits, block_sizes = loaded.limits, attention.block_sizes
     rows = RequestRows(
         num_rows=limits.max_num_seqs,
@@ -76,9 +76,9 @@ def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
 def device_path(
     loaded: LoadedModel, attention: AttentionState, staging: Staging, sampler: Sampler
 ) -> StepPath:
-    """Return the path of a device that works asynchronously. staging: sends arrays to it.
+    """Return the path of an asynchronous device. staging: sends arrays to it.
 
-    sampler: names the numbers of each step that it needs on the device.
+    sampler: returns the numbers of each step that it needs on the device.
     """
     limits, block_sizes = loaded.limits, attention.block_sizes
     rows = DeviceRows(
@@ -106,6 +106,6 @@ def device_path(
 
 
 def _result_bytes(limits: StepLimits) -> int:
-    """Return the bytes of a step's result in which every token has the usual log-probabilities."""
+    """Return the size of a step's result if every token has the usual log-probabilities."""
     num_positions = limits.max_num_batched_tokens + limits.max_num_seqs
     return num_positions * (_USUAL_LOGPROBS + 2) * _LOGPROB_BYTES

@@ -1,6 +1,6 @@
 """Log-probabilities of a step before they are columns: measured, and still on the device.
 
-Does not depend on how they get to the host.
+Does not depend on how they are copied to the host.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dovetail_torch.sampling.logprobs import Measured, RowReport, to_columns
 Columns = dict[int, LogprobColumns]
 
 _NUM_TENSORS = 3
-"""Of one `Measured`."""
+"""Number of tensors of one `Measured`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReports:
-    """What the requests of a step asked to be told.
+    """The log-probabilities that the requests of a step asked for.
 
-    sampled: of the tokens sampled, or None. runs: int64; the sampling runs' places in the plan.
-    prompts: of prompt tokens, by run. errors: why requests cannot go on, by run.
+    sampled: of the sampled tokens, or None. runs: int64; the places of the sampling runs in the
+    plan. prompts: of prompt tokens, by run. errors: why requests cannot continue, by run.
     """
 
     runs: np.ndarray
@@ -34,7 +34,7 @@ class StepReports:
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all that has to come to the host; contiguous."""
+        """Return all tensors that must be copied to the host; contiguous."""
         measured = [] if self.sampled is None else [self.sampled.measured]
         measured += self.prompts.values()
         return [tensor.contiguous() for one in measured for tensor in one.tensors]

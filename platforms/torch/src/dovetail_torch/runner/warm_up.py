@@ -1,8 +1,8 @@
-"""First steps before the first request, by the way that requests take.
+"""First steps before the first request, on the code path of requests.
 
-Kernels that are made when they are first called are made now. The steps run on row 0, of which
-nobody knows yet: its tokens are 0 and its blocks are block 0, which belongs to no request; a
-request that joins the row later finds all that it reads written again. Depends on neither model nor
+Kernels that are compiled on their first call are compiled now. The steps run on row 0, which has no
+request yet: its tokens are 0 and its block is block 0, which belongs to no request. A request that
+joins the row later overwrites everything that it reads. Does not depend on the model or the
 device.
 """
 
@@ -24,17 +24,17 @@ _WAYS = (
     SamplingParams(temperature=0.0, frequency_penalty=0.1),
     SamplingParams(temperature=1.0, top_k=8, top_p=0.9),
 )
-"""Greedy, greedy with logits that were changed, at random: different kernels sample for them."""
+"""Greedy, greedy with changed logits, random: they use different sampling kernels."""
 
 _PROMPTS = (8, 256)
-"""Tokens of prompts, after each of which one more token is run: tiles differ by length."""
+"""Prompt lengths, each followed by one more token: tiles differ by length."""
 
 _WIDEST = SamplingParams(temperature=1.0, top_p=0.9)
-"""Looks at the whole vocabulary of each row, which takes most memory."""
+"""Uses the whole vocabulary of each row, which needs the most memory."""
 
 
 class RunsSteps(Protocol):
-    """What is warmed up: a model runner."""
+    """The object to warm up: a model runner."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model."""
@@ -66,9 +66,9 @@ def _run(runner: RunsSteps, start: int, num_tokens: int) -> None:
 
 
 def draw_for_all(sampler: Sampler, logits_SV: torch.Tensor) -> None:
-    """Draw a token for each row of logits, in the way that takes most memory.
+    """Sample a token for each row of logits, in the way that needs the most memory.
 
-    sampler: of as many rows at least, none of which has been joined.
+    sampler: with at least as many rows, none of which has been joined.
     """
     rows = range(len(logits_SV))
     for row in rows:

@@ -1,6 +1,6 @@
 """Sampling: from the logits of a step to its tokens and their log-probabilities.
 
-Knows rows and logits; nothing of models, blocks, plans or processes.
+Depends on rows and logits only, not on models, blocks, plans or processes.
 """
 
 from dovetail_torch.sampling.grammar import GrammarMask

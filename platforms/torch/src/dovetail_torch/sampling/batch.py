@@ -1,6 +1,6 @@
-"""What follows from a sequence of rows alone: which of them are treated alike, and their numbers.
+"""How the rows of a batch are grouped for sampling, and their parameters as columns.
 
-Made when a batch's composition changes, kept while it stays the same. Does not depend on logits.
+Computed when the batch's composition changes, else reused. Does not depend on logits.
 Legend: S rows of the batch, R rows of a group within it.
 """
 
@@ -20,21 +20,21 @@ from dovetail_torch.sampling.truncation import Cuts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows of a batch that are treated alike; index_R: their places in the batch, int64."""
+    """Rows of a batch with the same code path; index_R: their places in the batch, int64."""
 
     index_R: torch.Tensor
     whole: bool
 
     def select(self, x_S: torch.Tensor) -> torch.Tensor:
-        """Return the group's rows of `x_S`: a copy, or `x_S` itself if they are all of them."""
+        """Return the group's rows of `x_S`: a copy, or `x_S` itself if it contains all rows."""
         return x_S if self.whole else x_S.index_select(0, self.index_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomGroup(Group):
-    """Rows that draw: what their logits are divided by, and how they are truncated.
+    """Rows that sample at random: their temperature, and how they are truncated.
 
-    temperature_R1, log_min_p_R1: float32. has_min_p: whether any row's min-p is on.
+    temperature_R1, log_min_p_R1: float32. has_min_p: whether any row uses min-p.
     """
 
     temperature_R1: torch.Tensor
@@ -44,14 +44,14 @@ class RandomGroup(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedGroup(RandomGroup):
-    """Rows that draw after top-k or top-p."""
+    """Rows that sample after top-k or top-p."""
 
     cuts: Cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawNumbers:
-    """What an op provider's draw receives for each row, all [R]; see `DrawColumns`."""
+    """The inputs of an op provider's `draw_tokens`, per row, all [R]; see `DrawColumns`."""
 
     temperature_R: torch.Tensor
     top_k_R: torch.Tensor
@@ -60,7 +60,7 @@ class DrawNumbers:
     seeds_R: torch.Tensor
 
     def at(self, positions_R: torch.Tensor) -> DrawColumns:
-        """Return the columns of a draw after so many tokens, int64 [R]."""
+        """Return the columns of a draw after this many tokens, int64 [R]."""
         return DrawColumns(
             temperature_R=self.temperature_R,
             top_k_R=self.top_k_R,
@@ -73,12 +73,12 @@ class DrawNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The rows of a step, divided.
+    """The rows of a step, divided into groups.
 
-    host_rows: the rows as an array. greedy, unranked, ranked: those that take the best token, that
-    draw from all tokens, and that draw after top-k or top-p; None where there are none, and so
-    for the others. draw: all rows, in place of these three, where some draw and the op provider
-    does it. tracked: rows with a history; penalties: those of them that are penalised.
+    host_rows: the rows as an array. greedy, unranked, ranked: rows that take the best token, that
+    sample from all tokens, and that sample after top-k or top-p; None for an empty group, here and
+    below. draw: all rows, in place of these three, if some sample at random and the op provider
+    does it. tracked: rows with a history; penalties: tracked rows with penalties.
     reporting: rows that want log-probabilities; num_logprobs: how many, by row, -1 for none.
     """
 

@@ -1,9 +1,9 @@
-"""Rows of a vocabulary in blocks: look at 150,000 numbers once, then only where it matters.
+"""Rows of a vocabulary in blocks: read 150,000 numbers once, then only the relevant blocks.
 
-One vectorised pass reduces every block to one number; a decision among those leaves a few blocks
-to be read. On a host processor this is 4 to 20 times as fast as `argmax` and `topk` over whole
-rows, and most so in bfloat16.
-Does not depend on tokens' meaning, requests or randomness.
+One vectorized pass reduces every block to one number; a decision among those selects a few blocks
+to be read. On a CPU this is 4 to 20 times as fast as `argmax` and `topk` over whole rows,
+especially in bfloat16.
+Does not depend on the meaning of tokens, requests or randomness.
 Legend: R rows, V vocabulary, C blocks (the last one may be shorter), K chosen, W block width.
 """
 
@@ -19,14 +19,14 @@ _NUMBERS_AT_ONCE = 1 << 21
 def slabs(x_RV: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return views of a few rows each, for work that needs a float32 copy of them.
 
-    Copies of a whole batch would be so large that the allocator gets fresh pages for each, which
-    cost more than the work.
+    For copies of a whole batch the allocator would get new pages each time, which takes longer
+    than the work.
     """
     return tuple(x_RV.split(max(1, _NUMBERS_AT_ONCE // x_RV.shape[1])))
 
 
 def block_maxima(x_RV: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the greatest number of each block, [R, C]."""
+    """Return the maximum of each block, [R, C]."""
     whole = x_RV.shape[1] // width * width
     maxima_RC = x_RV[:, :whole].unflatten(1, (-1, width)).amax(-1)
     if whole == x_RV.shape[1]:
@@ -48,7 +48,7 @@ def gather_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the numbers of the chosen blocks and their columns, both [R, K * width].
 
-    Where the last block ends early, the number is `fill` and the column is V or more.
+    If the last block is shorter, the number is `fill` and the column is V or more.
     """
     offsets_W = torch.arange(width, device=x_RV.device)
     columns = (blocks_RK.unsqueeze(-1) * width + offsets_W).flatten(1)
@@ -60,9 +60,9 @@ def gather_blocks(
 
 
 def best_tokens(logits_SV: torch.Tensor) -> torch.Tensor:
-    """Return the column of each row's greatest number, the first where several are, int64 [S].
+    """Return the column of the maximum of each row, the first one of equals, int64 [S].
 
-    Any float dtype. A row of nothing but -inf gives 0; a NaN counts as the greatest.
+    Any float dtype. A row in which all numbers are -inf gives 0; a NaN counts as the maximum.
     """
     if logits_SV.shape[1] <= SMALL_VOCABULARY or not len(logits_SV):
         return logits_SV.argmax(-1)

@@ -1,6 +1,6 @@
-"""How the sampler deals with its device: what it may ask of it, and how numbers get there.
+"""How the sampler uses its device: whether it may wait for it, and how numbers are sent to it.
 
-Depends on no device; whoever makes a sampler knows.
+Does not depend on a device; the creator of a sampler selects it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DrawTokens = Callable[[torch.Tensor, DrawColumns], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAccess:
-    """upload: brings numbers of the host there.
+    """upload: sends numbers of the host to the device.
 
-    may_wait: whether a step may ask the device for a number, and so wait for all before it.
-    draw_tokens: the op provider's; None for torch operations.
+    may_wait: whether a step may read a number from the device, and so wait for all earlier work.
+    draw_tokens: of the op provider; None for torch operations.
     """
 
     upload: Upload
@@ -34,7 +34,7 @@ class DeviceAccess:
 
 
 def plain_access(device: torch.device, draw_tokens: DrawTokens | None = None) -> DeviceAccess:
-    """Return the access to a device that computes as it is called, or may be waited for."""
+    """Return the access to a device that is synchronous, or that may be waited for."""
     return DeviceAccess(
         upload=lambda numbers: torch.from_numpy(numbers).to(device), draw_tokens=draw_tokens
     )

@@ -1,8 +1,8 @@
-"""Draws of one column from rows of unnormalised probabilities, by the inverse of their sum.
+"""Sample one column from rows of unnormalized probabilities, by the inverse of the CDF.
 
-Exact at the edges: what has probability 0 is never drawn, whatever the rounding. Does not depend on
-how the probabilities or the uniform numbers came about.
-Legend: R rows, V vocabulary, N numbers that are few enough to be summed one after the other.
+Exact at the edges: a token of probability 0 is never drawn, despite rounding. Does not depend on
+the origin of the probabilities or the uniform numbers.
+Legend: R rows, V vocabulary, N numbers, few enough for a sequential sum.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dovetail_torch.sampling.blocks import block_sums, gather_blocks
 DRAW_WIDTH = 512
 _LEAST_LOG = -87.0
 _NOTHING = 2e-38
-"""Above exp(_LEAST_LOG), and above the least float32 that is not denormal."""
+"""Above exp(_LEAST_LOG), and above the least normal float32."""
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on a device that has nothing wider.
+    """Return float64, or float32 for devices without float64.
 
-    The draw stays exact at the edges there, but probabilities are rounded to about 1e-6.
+    With float32 the draw stays exact at the edges, but probabilities have an error of about 1e-6.
     """
     try:
         torch.ones(1, dtype=torch.float64, device=device).cumsum(0)
@@ -32,8 +32,8 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 def pick(cumulative_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
     """Return the first column whose cumulative sum is above the target, int64 [R, 1].
 
-    The target is first brought below the row's last sum, so that the column found always added
-    something to it. A row without any mass (or with NaN) gives 0.
+    The target is first reduced below the row's last sum, so that the selected column always has
+    some mass. A row without mass (or with NaN) gives 0.
     """
     total_R1 = cumulative_RN[:, -1:]
     below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
@@ -44,8 +44,8 @@ def pick(cumulative_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
 def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
     """Turn logits into exp(logit - best), in place, and return them.
 
-    What would be 2e-38 or less, -inf foremost, becomes exactly 0: a denormal exponential takes
-    thirty times as long as another. A row of nothing but -inf becomes zeros, not NaN.
+    Results of 2e-38 or less, in particular for -inf, become exactly 0: a denormal exponential is
+    thirty times as slow as others. A row in which all logits are -inf becomes zeros, not NaN.
     """
     best_R1 = logits_RV.amax(-1, keepdim=True).clamp_min_(torch.finfo(logits_RV.dtype).min)
     weights_RV = logits_RV.sub_(best_R1).clamp_min_(_LEAST_LOG).exp_()
@@ -55,9 +55,9 @@ def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
 def draw(weights_RV: torch.Tensor, uniform_R1: torch.Tensor) -> torch.Tensor:
     """Draw a column of each row in proportion to its float32 weights, int64 [R].
 
-    uniform_R1: in [0, 1), of the dtype to accumulate in. Two levels, the block and then the column
-    in it: no sum runs over more than a few hundred numbers, so that a vocabulary of 150,000
-    loses no precision and costs one pass.
+    uniform_R1: in [0, 1), of the accumulation dtype. Two levels, the block and then the column
+    in it: no sum has more than a few hundred numbers, so that a vocabulary of 150,000
+    loses no precision and needs one pass.
     """
     cumulative_RC = block_sums(weights_RV, DRAW_WIDTH).to(uniform_R1.dtype).cumsum(-1)
     target_R1 = uniform_R1 * cumulative_RC[:, -1:]

@@ -1,6 +1,6 @@
 """The tokens that grammars allow in a step, as a mask on some rows of the logits.
 
-Does not depend on grammars. Bits are read as bytes, so that no machine's byte order matters.
+Does not depend on grammars. Bits are read as bytes, to be independent of the byte order.
 Legend: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
 """
 
@@ -19,10 +19,10 @@ from dovetail_torch.sampling.device_access import Upload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarMask:
-    """Which tokens some rows of a batch may choose from.
+    """The tokens that are allowed for some rows of a batch.
 
     index_G: the rows' places in the batch, int64. bits_GB: uint8, bit t % 8 of byte t // 8 is 1
-    where token t is allowed. Both on the logits' device.
+    if token t is allowed. Both on the logits' device.
     """
 
     index_G: torch.Tensor
@@ -32,18 +32,18 @@ class GrammarMask:
     def of(
         cls, grammar: GrammarOutput, runs: Sequence[int], vocab_size: int, upload: Upload
     ) -> GrammarMask:
-        """Take from `grammar` the masks of the runs that are sampled.
+        """Return the masks in `grammar` for the runs that are sampled.
 
         runs[i]: the run, by its index in the plan, whose logits are row i of the batch. upload:
-        brings the masks to the logits' device.
-        Raises ContractError if the bit mask has not the length that its runs demand.
+        sends the masks to the logits' device.
+        Raises ContractError if the bit mask does not have the length that its runs require.
         """
         row_bytes = 4 * ((vocab_size + 31) // 32)
         demanded = row_bytes * len(grammar.runs)
         if len(grammar.bitmask) != demanded:
             raise ContractError(
-                f"a bit mask for {len(grammar.runs)} runs and {vocab_size} tokens was asked to "
-                f"have {demanded} bytes and has {len(grammar.bitmask)}; make it ceil(vocab_size "
+                f"a bit mask for {len(grammar.runs)} runs and {vocab_size} tokens must have "
+                f"{demanded} bytes and has {len(grammar.bitmask)}; make it ceil(vocab_size "
                 "/ 32) words of 4 bytes a run."
             )
         place_of = {run: place for place, run in enumerate(runs)}
@@ -53,7 +53,7 @@ class GrammarMask:
         return cls(index_G=upload(index_G), bits_GB=upload(bits_GB))
 
     def apply(self, logits_SV: torch.Tensor) -> None:
-        """Set to -inf, in place, what is not allowed; leave a row as it is if nothing would be."""
+        """Set forbidden tokens to -inf, in place; skip a row if no token would be left."""
         shifts = torch.arange(8, dtype=torch.uint8, device=logits_SV.device)
         bits_GV = (self.bits_GB.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits_SV.shape[1]]
         old_GV = logits_SV.index_select(0, self.index_G)

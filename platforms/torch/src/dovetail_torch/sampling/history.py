@@ -1,8 +1,8 @@
-"""The tokens of the rows whose sampling looks back: penalties and bad words.
+"""The tokens of rows whose sampling depends on earlier tokens: penalties and bad words.
 
-Kept on the device and as sequences, not as one counter per word of the vocabulary: a step reads as
-much as a row is long, and a row that asks for nothing costs nothing.
-Does not depend on what its readers do with the tokens.
+Stored on the device as sequences, not as one counter per word of the vocabulary: a step reads as
+much as a row is long, and a row without these parameters costs nothing.
+Does not depend on the use of the tokens.
 Legend: H places for rows, L tokens, R rows read in a step, S rows of the batch.
 """
 
@@ -38,10 +38,10 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What `TokenHistory.read` gives; entries beyond a row's length repeat its first.
+    """The result of `TokenHistory.read`; entries beyond a row's length repeat its first.
 
-    tokens_RL: int64, prompt and output. counts_RL: float32, how often the token at that place is
-    in the output. lengths_R1: int64.
+    tokens_RL: int64, prompt and output. counts_RL: float32, how often the token at that place
+    occurs in the output. lengths_R1: int64.
     """
 
     tokens_RL: torch.Tensor
@@ -50,10 +50,10 @@ class Past:
 
 
 class TokenHistory:
-    """Tokens and output counts of some rows; the one who appends is the sampler."""
+    """Tokens and output counts of some rows. Only the sampler appends to it."""
 
     def __init__(self, *, vocab_size: int, device: torch.device, upload: Upload) -> None:
-        """upload: brings numbers to `device`."""
+        """upload: sends numbers to `device`."""
         self._vocab_size = vocab_size
         self._device = device
         self._upload = upload
@@ -69,9 +69,9 @@ class TokenHistory:
         return row in self._place_of
 
     def join(self, row: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        """Begin the history of `row`, from scratch. Prompt ids outside the vocabulary are left out.
+        """Start a new history of `row`. Prompt ids outside the vocabulary are omitted.
 
-        Placeholders of other modalities are such ids: no penalty can concern them.
+        Placeholders of other modalities are such ids; penalties do not apply to them.
         """
         self.leave(row)
         prompt = np.asarray(prompt_ids, np.int64)
@@ -92,12 +92,12 @@ class TokenHistory:
         self._num_outputs[place] = len(output)
 
     def leave(self, row: int) -> None:
-        """Forget `row`; nothing happens if it has no history."""
+        """Forget `row`; do nothing if it has no history."""
         if row in self._place_of:
             self._free.append(self._place_of.pop(row))
 
     def track(self, rows: Sequence[int]) -> Tracked | None:
-        """Return those of the batch's rows that have a history, or None if none has."""
+        """Return the rows of the batch that have a history, or None if there are none."""
         if not self._place_of:
             return None
         index = [i for i, row in enumerate(rows) if row in self._place_of]
@@ -141,7 +141,7 @@ class TokenHistory:
         self._num_outputs[places] += 1
 
     def output_tail(self, row: int, num_tokens: int) -> torch.Tensor:
-        """Return the last `num_tokens` generated tokens, filled with NO_TOKEN in front."""
+        """Return the last `num_tokens` generated tokens, padded with NO_TOKEN at the front."""
         place = self._place_of[row]
         length, num_outputs = int(self._lengths[place]), int(self._num_outputs[place])
         known = min(num_tokens, num_outputs)

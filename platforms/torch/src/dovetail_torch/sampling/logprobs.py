@@ -1,7 +1,7 @@
 """Log-probabilities of tokens under unprocessed logits, as columns.
 
-What is reported is what the model says: no mask, penalty or temperature is in it. Knows nothing
-of how the tokens were chosen.
+Reported values are those of the model, without mask, penalty or temperature. Does not depend on
+how the tokens were chosen.
 Legend: P positions, V vocabulary, K best tokens.
 """
 
@@ -21,9 +21,9 @@ from dovetail_torch.sampling.truncation import rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Positions as they were measured, on the device; target first, then the best tokens.
+    """Measured positions, on the device; the target comes first, then the best tokens.
 
-    ids_PK: int64. logprobs_PK: float32. ranks_P: int64; the target's.
+    ids_PK: int64. logprobs_PK: float32. ranks_P: int64; of the target.
     """
 
     ids_PK: torch.Tensor
@@ -32,7 +32,7 @@ class Measured:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All of it, as `to_columns` takes it once it is on the host."""
+        """All fields, in the order that `to_columns` expects on the host."""
         return self.ids_PK, self.logprobs_PK, self.ranks_P
 
 
@@ -50,7 +50,7 @@ def measure(logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: i
 
 
 def join_measured(parts: Sequence[Measured]) -> Measured:
-    """Return successive positions, of equal width, as one; there is one part at least."""
+    """Concatenate successive positions of equal width; at least one part."""
     if len(parts) == 1:
         return parts[0]
     return Measured(
@@ -81,16 +81,16 @@ def _measure_slab(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReport:
-    """What some rows of a batch want to know about the token chosen for them.
+    """Log-probabilities that some rows of a batch requested for their chosen token.
 
-    num_logprobs: for every row of the batch, -1 for those that want none and are not measured.
+    num_logprobs: for every row of the batch, -1 for rows that requested none.
     """
 
     measured: Measured
     num_logprobs: Sequence[int]
 
     def columns(self, tensors: Sequence[torch.Tensor]) -> dict[int, LogprobColumns]:
-        """Return the columns of each row that wants them, by its place in the batch.
+        """Return the columns of each row that requested them, by its place in the batch.
 
         tensors: those of `measured`, on the host.
         """
@@ -121,8 +121,8 @@ def gather_logprobs(
 ) -> LogprobColumns:
     """Return the columns of successive positions of one request; waits for the device.
 
-    logits_PV: any float dtype, unprocessed, only read. target_ids_P: int64, the token that stands
-    at each position. num_logprobs: how many of the best to report beside it; at most V are.
+    logits_PV: any float dtype, unprocessed, only read. target_ids_P: int64, the token at each
+    position. num_logprobs: how many of the best tokens to report as well; at most V.
     """
     measured = measure(logits_PV, target_ids_P, num_logprobs)
     return to_columns(*(tensor.tolist() for tensor in measured.tensors))

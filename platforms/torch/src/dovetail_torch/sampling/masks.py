@@ -1,9 +1,9 @@
-"""What a request itself forbids, allows and favours, token by token.
+"""The token constraints of a request: allowed and forbidden tokens, and biases.
 
-In this order: allowed_token_ids; what is forbidden (bad words, and the tokens that would end the
-request before min_tokens); logit_bias. A wish that would leave no token at all is passed over, so
-that the grammar, which comes first, wins over allowed_token_ids, and these win over what is
-forbidden. Ids outside the vocabulary cannot be produced and are left out.
+In this order: allowed_token_ids; forbidden tokens (bad words, and the tokens that would end the
+request before min_tokens); logit_bias. A constraint that would leave no token is skipped, so that
+the grammar, which is applied first, has priority over allowed_token_ids, and these over forbidden
+tokens. Ids outside the vocabulary cannot be produced and are ignored.
 Does not depend on penalties, temperatures or draws.
 Legend: S rows of the batch, V vocabulary, N forbidden (row, token) pairs.
 """
@@ -26,9 +26,9 @@ _ANY_TOKEN = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadWords:
-    """Words that may not be completed: their last tokens, and what stands before those.
+    """Words that must not be completed: their last tokens, and the tokens before those.
 
-    last_W: int64 [W]. before_WL: int64 [W, L], filled with -2 in front, which matches anything.
+    last_W: int64 [W]. before_WL: int64 [W, L], padded with -2 at the front, which matches anything.
     """
 
     last_W: torch.Tensor
@@ -36,7 +36,7 @@ class BadWords:
 
     @classmethod
     def of(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> BadWords:
-        """Make the columns of `words`, each of one token or more; `upload` brings them along."""
+        """Create the columns of `words`, each of at least one token; `upload` sends them."""
         most = max(len(word) for word in words) - 1
         before = [(_ANY_TOKEN,) * (most - len(word) + 1) + tuple(word[:-1]) for word in words]
         return cls(
@@ -45,20 +45,21 @@ class BadWords:
         )
 
     def matching(self, row: int, history: TokenHistory) -> torch.Tensor:
-        """Return which words lack only their last token in the output of `row`, bool [W]."""
+        """Return which words only lack their last token in the output of `row`, bool [W]."""
         num_before = self.before_WL.shape[1]
         tail_L = history.output_tail(row, num_before) if num_before else self.last_W[:0]
         return ((self.before_WL == tail_L) | (self.before_WL == _ANY_TOKEN)).all(-1)
 
 
 class TokenMasks:
-    """Keeps and applies the wishes of the rows that have any.
+    """Stores and applies the constraints of rows.
 
-    rows: those rows. A row leaves by itself when min_tokens was its only wish and is reached.
+    rows: the constrained rows. A row is removed when min_tokens was its only constraint and is
+    reached.
     """
 
     def __init__(self, *, vocab_size: int, upload: Upload) -> None:
-        """upload: brings numbers to the logits' device."""
+        """upload: sends numbers to the logits' device."""
         self.rows: set[int] = set()
         self._vocab_size = vocab_size
         self._upload = upload
@@ -68,7 +69,7 @@ class TokenMasks:
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def join(self, request: NewRequest) -> None:
-        """Take the wishes of `request` for its row, from scratch."""
+        """Store the constraints of `request` for its row, replacing earlier ones."""
         row, params = request.row, request.sampling_params
         self.leave(row)
         if allowed := self._known(params.allowed_token_ids or ()):
@@ -103,7 +104,7 @@ class TokenMasks:
         num_tokens: NDArray[np.int64],
         history: TokenHistory,
     ) -> list[int]:
-        """Change float32 logits in place; return the rows that have no wish left after it.
+        """Change float32 logits in place; return the rows whose constraints have all ended.
 
         num_tokens: by row, prompt and output.
         """
@@ -138,7 +139,7 @@ class TokenMasks:
     def _forbidden(
         self, row: int, history: TokenHistory
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ids and, for each, whether it is forbidden now."""
+        """Yield ids, and for each whether it is forbidden now."""
         if row in self._bad_words:
             words = self._bad_words[row]
             yield words.last_W, words.matching(row, history)
@@ -171,9 +172,9 @@ def _forbid_pairs(
     at: tuple[torch.Tensor, torch.Tensor],
     active_N: torch.Tensor,
 ) -> None:
-    """Set the pairs `at` to -inf where active, unless nothing were left of their row.
+    """Set the pairs `at` to -inf if active, unless no token of their row would be left.
 
-    Adding is right where a pair stands twice, once active and once not; writing would not be.
+    A sum is correct if a pair occurs twice, once active and once not; an assignment is not.
     """
     old_N = logits_SV[at]
     addend_N = torch.where(active_N, -torch.inf, 0.0)

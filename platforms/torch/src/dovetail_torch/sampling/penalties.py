@@ -1,7 +1,7 @@
-"""Penalties on tokens that are already there: repetition, frequency, presence.
+"""Penalties on tokens that already occurred: repetition, frequency, presence.
 
-Touches only the logits of tokens in a row's history. Does not depend on how histories are kept.
-Legend: S rows of the batch, V vocabulary, R penalised rows, L tokens of the longest of them.
+Changes only the logits of tokens in a row's history. Does not depend on how histories are stored.
+Legend: S rows of the batch, V vocabulary, R penalized rows, L tokens of the longest of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from dovetail_torch.sampling.history import Past, Tracked
 
 LEAST_REPETITION = 1e-20
-"""Repetition penalties are raised to this: smaller ones would make infinite logits."""
+"""Minimum of the repetition penalty: smaller ones would give infinite logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenaltyColumns:
-    """The penalised rows of a batch and their penalties, float32 [R, 1]."""
+    """The penalized rows of a batch and their penalties, float32 [R, 1]."""
 
     tracked: Tracked
     repetition_R1: torch.Tensor
@@ -27,16 +27,16 @@ class PenaltyColumns:
 
 
 def apply_penalties(logits_SV: torch.Tensor, columns: PenaltyColumns, past: Past) -> None:
-    """Penalise float32 logits in place.
+    """Penalize float32 logits in place.
 
     Repetition divides positive and multiplies negative logits of tokens in prompt or output
-    (Keskar et al. 2019); frequency subtracts once for each time, and presence once, that a token
-    is in the output.
+    (Keskar et al. 2019); frequency subtracts once per occurrence, and presence once, for tokens
+    in the output.
     """
     at = (columns.tracked.index_R.unsqueeze(1), past.tokens_RL)
     old_RL = logits_SV[at]
     new_RL = torch.where(old_RL > 0, old_RL / columns.repetition_R1, old_RL * columns.repetition_R1)
     new_RL -= columns.frequency_R1 * past.counts_RL
     new_RL -= columns.presence_R1 * (past.counts_RL > 0)
-    # A token that is there more than once is written more than once, each time the same number.
+    # A token that occurs more than once is written more than once, with the same number.
     logits_SV.index_put_(at, torch.where(past.lengths_R1 > 0, new_RL, old_RL))

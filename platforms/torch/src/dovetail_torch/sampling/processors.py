@@ -28,9 +28,9 @@ class ProcessorExtension(StepExtension):
         self._processor.leave(row)
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return what the processor makes of the logits."""
+        """Return the result of the processor."""
         return self._processor.apply(logits_RV, rows)
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
-        """Hand the tokens to the processor."""
+        """Pass the tokens to the processor."""
         self._processor.accept(rows, token_ids_R)

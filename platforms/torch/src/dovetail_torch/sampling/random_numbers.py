@@ -1,8 +1,8 @@
-"""Random numbers without a state: one for each (seed, position), whatever else is in the batch.
+"""Stateless random numbers: one for each (seed, position), independent of the batch.
 
-A generator's state would make a request's tokens depend on its batch mates, on preemption and on
-the pipeline's depth. Hashing what identifies the draw does not.
-Does not depend on tensors or devices: numbers are made on the host, a few per step.
+With a generator's state, a request's tokens would depend on its batch, on preemption and on the
+pipeline depth. A hash of seed and position does not.
+Does not depend on tensors or devices: numbers are computed on the host, a few per step.
 """
 
 from __future__ import annotations

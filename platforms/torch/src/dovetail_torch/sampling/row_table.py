@@ -1,7 +1,7 @@
-"""The numbers that rows were given for sampling, and how a batch of rows divides by them.
+"""The sampling parameters of rows, and how the rows of a batch are grouped by them.
 
-Arrays on the host, one entry a row. What a batch needs of them goes to the device when the batch's
-composition changes, not each step. Does not depend on logits.
+Arrays on the host, one entry per row. The columns that a batch needs are sent to the device when
+the batch's composition changes, not in each step. Does not depend on logits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _UINT64 = 2**64 - 1
 class RowTable:
     """Parameters by row.
 
-    num_tokens: prompt and output; kept up only for the rows that are not plainly greedy.
-    temperature is 0 where the best token is taken; top_k is the vocabulary's size where it is off.
+    num_tokens: prompt and output; updated only for rows that are not plain greedy.
+    temperature is 0 for greedy rows; top_k is the size of the vocabulary if it is off.
     """
 
     def __init__(
         self, *, num_rows: int, vocab_size: int, access: DeviceAccess, dtype: type[np.floating]
     ) -> None:
-        """dtype: to accumulate probabilities in, float64 or float32."""
+        """dtype: for the accumulation of probabilities, float64 or float32."""
         self._vocab_size = vocab_size
         self._access = access
         self._dtype = dtype
@@ -48,7 +48,7 @@ class RowTable:
         self._presence: NDArray[np.float32] = np.zeros(num_rows, np.float32)
 
     def join(self, request: NewRequest) -> None:
-        """Write every number of the request's row."""
+        """Store all parameters of the request's row."""
         row, params = request.row, request.sampling_params
         self.num_tokens[row] = len(request.token_ids)
         self.seeds[row] = request.seed & _UINT64
@@ -68,16 +68,16 @@ class RowTable:
         )
 
     def plain(self, row: int) -> bool:
-        """Whether, for all that this table knows, the row just takes the best token."""
+        """Whether, by this table's parameters, the row takes the best token."""
         greedy = self._temperature[row] == 0 and self._num_logprobs[row] < 0
         return bool(greedy and not self.penalised(row))
 
     def describe(
         self, rows: tuple[int, ...], history: TokenHistory, *, draws: bool = False
     ) -> Batch:
-        """Divide the rows of a batch by what they ask for.
+        """Group the rows of a batch by their parameters.
 
-        draws: whether the op provider draws for the whole batch where any of its rows does.
+        draws: whether the op provider draws for the whole batch if any of its rows does.
         """
         host_rows = np.array(rows, np.int64)
         random = self._temperature[host_rows] > 0
@@ -100,7 +100,7 @@ class RowTable:
 
     def _penalties(self, rows: Sequence[int], history: TokenHistory) -> PenaltyColumns | None:
         own = [row for row in rows if self.penalised(row)]
-        # Rows that are not penalised keep their place in the batch, under a number nobody has.
+        # Rows without penalties keep their place in the batch, with an unused number.
         tracked = history.track([row if self.penalised(row) else -1 for row in rows])
         if tracked is None:
             return None
@@ -159,7 +159,7 @@ class RowTable:
         first = int(np.where(top_k <= SMALL_TOP_K, top_k, FIRST_BEST).max())
         settled = bool((top_k <= first).all())
         if not settled and not self._access.may_wait:
-            first = self._vocab_size  # nobody is asked afterwards whether they were enough
+            first = self._vocab_size  # the device cannot be asked whether fewer were enough
         cuts = Cuts(
             top_k_R1=self._column(top_k),
             top_p_R1=self._column(top_p.astype(self._dtype)),

@@ -1,10 +1,10 @@
 """The sampler: it chooses one token for each row of a step's logits.
 
-The order of things: raw log-probabilities are taken from the logits as they come; then grammar,
-the request's masks and biases, penalties, step extensions; then either the best token, or
-temperature, min-p, top-k, top-p and a draw. Tokens do not depend on batch mates: every random
-number is a hash of the request's seed and its number of tokens. Whatever the logits hold, a token
-of the vocabulary comes out; -inf everywhere, or NaN, give some token and harm no other row.
+Order: raw log-probabilities are computed from the unprocessed logits; then grammar, the request's
+masks and biases, penalties, step extensions; then either the best token, or temperature, min-p,
+top-k, top-p and a draw. Tokens do not depend on the batch: every random number is a hash of the
+request's seed and its number of tokens. For any logits the result is a token of the vocabulary;
+if all are -inf, or one is NaN, it is an arbitrary token, and other rows are not affected.
 Does not depend on plans, models or how its tokens get to the scheduler.
 Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R rows of a group.
 """
@@ -35,14 +35,14 @@ from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
 from dovetail_torch.step_extensions import StepExtensions
 
 BestTokens = Callable[[torch.Tensor], torch.Tensor]
-"""[R, V] to the column of each row's greatest number, as `Ops.best_tokens`."""
+"""[R, V] to the column of each row's maximum, as `Ops.best_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
     """The tokens of a step: token_ids int64 [S], on the device, in the order of the rows.
 
-    report: their raw log-probabilities, where requests asked for them; on the device, too.
+    report: raw log-probabilities, if requested; also on the device.
     """
 
     token_ids: torch.Tensor
@@ -50,12 +50,12 @@ class SampledTokens:
 
     @property
     def logprobs(self) -> Mapping[int, LogprobColumns]:
-        """Index in rows to the log-probabilities; reading them waits for the device."""
+        """The log-probabilities by index in rows; reading them waits for the device."""
         return {} if self.report is None else self.report.columns(self.report.measured.tensors)
 
 
 class Sampler:
-    """Keeps the sampling state of each row, and samples. Called from one thread."""
+    """Stores the sampling state of each row, and samples. Called from one thread."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Sampler:
         best_tokens: BestTokens = best_tokens,
         access: DeviceAccess | None = None,
     ) -> None:
-        """best_tokens: as the op provider has it. access: None for a device that computes at once.
+        """best_tokens: of the op provider. access: None for a synchronous device.
 
-        num_rows, vocab_size: how many there are. extensions: asked for logits; None for none. Rows
-        join and leave them before they do so here.
+        num_rows, vocab_size: sizes. extensions: provide the hook `logits`; None for none. Rows
+        join and leave the extensions before they do so here.
         """
         access = access or plain_access(device)
         self._device = device
@@ -90,7 +90,7 @@ class Sampler:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Let `request` take its row; the state of the row's last request is dropped."""
+        """Add `request` to its row; the state of the row's last request is dropped."""
         row, num_prompt = request.row, request.num_prompt_tokens
         self.leave(row)
         self._table.join(request)
@@ -113,9 +113,9 @@ class Sampler:
 
     @torch.inference_mode()
     def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
-        """Return the numbers of the host that the next `sample` of `rows` needs, one a row; or ().
+        """Return the host's numbers that the next `sample` of `rows` needs, one per row; or ().
 
-        For who sends it to the device along with something else, and gives it to `sample` then.
+        The caller may send them to the device together with other data, and pass them to `sample`.
         """
         if self.takes_best(rows):
             return ()
@@ -139,7 +139,7 @@ class Sampler:
 
         logits_SV: any float dtype, on the device; row i belongs to rows[i]; may be overwritten.
         rows: joined rows, each at most once. numbers: `host_numbers` of these rows, on the device;
-        None where they are not there yet.
+        None if they have not been sent.
         """
         if grammar_bitmask is None and self.takes_best(rows):
             return SampledTokens(token_ids=self._best_tokens(logits_SV))
@@ -168,7 +168,7 @@ class Sampler:
         rows: Sequence[int],
         grammar_bitmask: GrammarMask | None = None,
     ) -> torch.Tensor:
-        """Return the probabilities by which `sample` would now choose, float32 [S, V].
+        """Return the probabilities that `sample` would use now, float32 [S, V].
 
         Changes no row; the logits may be overwritten. Greedy rows have one token of probability 1.
         """
@@ -197,7 +197,7 @@ class Sampler:
     def _shape(
         self, logits_SV: torch.Tensor, batch: Batch, grammar: GrammarMask | None
     ) -> torch.Tensor:
-        """Return float32 logits after masks, penalties and extensions; may be those given."""
+        """Return float32 logits after masks, penalties and extensions; may be the given ones."""
         logits_SV = self._widen(logits_SV)
         if grammar is not None:
             grammar.apply(logits_SV)
@@ -211,11 +211,11 @@ class Sampler:
         return logits_SV
 
     def _is_plain(self, row: int) -> bool:
-        """Return whether the row, masks aside, takes the best token of the unchanged logits."""
+        """Return whether the row, except for masks, takes the best unchanged logit."""
         return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
-        """Return the logits in float32: themselves, or a copy in memory that is used again."""
+        """Return the logits in float32: themselves, or a copy in reused memory."""
         if logits_SV.dtype == torch.float32:
             return logits_SV
         if len(self._float32) < len(logits_SV):
@@ -225,7 +225,7 @@ class Sampler:
     def _choose(
         self, logits_SV: torch.Tensor, batch: Batch, numbers: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Return each row's token. numbers: as `host_numbers` says, on the device."""
+        """Return each row's token. numbers: see `host_numbers`, on the device."""
         if batch.greedy is not None and batch.greedy.whole:
             return self._best_tokens(logits_SV)
         if batch.draw is not None and self._access.draw_tokens is not None:
@@ -253,7 +253,7 @@ class Sampler:
 
 
 def _tempered(logits_SV: torch.Tensor, group: RandomGroup) -> torch.Tensor:
-    """Return the group's logits over temperature, after min-p; may be those given, changed."""
+    """Return the group's logits over temperature, after min-p; may change the given ones."""
     logits_RV = group.select(logits_SV).div_(group.temperature_R1)
     if group.has_min_p:
         apply_min_p(logits_RV, group.log_min_p_R1)

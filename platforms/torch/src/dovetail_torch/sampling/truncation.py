@@ -1,8 +1,8 @@
-"""Truncation of a distribution: min-p, top-k and top-p, and the draw from what is left.
+"""Truncation of a distribution: min-p, top-k and top-p, and the draw from the remaining tokens.
 
-The order of tokens is canonical: greater logit first, and the lower id first among equals. So the
-best k tokens, and with them every draw, are the same however many candidates were looked at.
-top-k keeps exactly k tokens; top-p then keeps the fewest whose mass reaches p of what is left.
+The order of tokens is canonical: greater logit first, lower id first among equals. So the best k
+tokens, and therefore every draw, do not depend on the number of candidates.
+top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining mass.
 Does not depend on requests: it gets columns of parameters.
 Legend: R rows, V vocabulary, K best tokens.
 """
@@ -22,11 +22,11 @@ FIRST_BEST = 64
 GROWTH = 16
 SMALL_TOP_K = 1024
 _SORTED_AT_ONCE = 1 << 23
-"""Numbers: sorting whole rows takes some 60 bytes for each."""
+"""Numbers sorted at a time: sorting whole rows needs about 60 bytes per number."""
 
 
 def apply_min_p(logits_RV: torch.Tensor, log_min_p_R1: torch.Tensor) -> None:
-    """Set to -inf, in place, what is less likely than min-p times the best (Nguyen et al. 2024).
+    """Set to -inf, in place, tokens less likely than min-p times the best (Nguyen et al. 2024).
 
     log_min_p_R1: natural logarithm of min-p, -inf where it is off.
     """
@@ -35,7 +35,7 @@ def apply_min_p(logits_RV: torch.Tensor, log_min_p_R1: torch.Tensor) -> None:
 
 
 def _order(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return int64 keys that grow with the float32 value and fall with the column."""
+    """Return int64 keys that increase with the float32 value and decrease with the column."""
     bits = (values + 0.0).view(torch.int32)  # adding 0 makes one zero of the two
     grows = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (grows.long() << 32) | (0xFFFFFFFF - columns)
@@ -44,7 +44,7 @@ def _order(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 def rank(logits_RV: torch.Tensor, num_best: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the best `num_best` float32 logits and their columns in canonical order, [R, K].
 
-    The k best tokens all lie in the k blocks with the best maxima, so only those are looked into.
+    The k best tokens are in the k blocks with the best maxima, so only those are read.
     """
     vocab_size = logits_RV.shape[1]
     if num_best * 4 >= vocab_size:
@@ -65,9 +65,9 @@ def rank(logits_RV: torch.Tensor, num_best: int) -> tuple[torch.Tensor, torch.Te
 class Cuts:
     """top-k and top-p of R rows, as columns.
 
-    top_k_R1: int64, the vocabulary's size where it is off. top_p_R1: 1 where it is off; of the
-    dtype to accumulate in.
-    first: how many of the best to look at first. settled: whether those are enough for every row.
+    top_k_R1: int64, the vocabulary's size if it is off. top_p_R1: 1 if it is off; of the
+    accumulation dtype.
+    first: how many of the best to rank first. settled: whether those are enough for every row.
     """
 
     top_k_R1: torch.Tensor
@@ -76,16 +76,16 @@ class Cuts:
     settled: bool
 
     def part(self, rows: slice) -> Cuts:
-        """Return those of some of the rows."""
+        """Return the cuts of some of the rows."""
         return replace(self, top_k_R1=self.top_k_R1[rows], top_p_R1=self.top_p_R1[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nuclei:
-    """What is left of some rows after top-k and top-p, best first.
+    """The remaining tokens of some rows after top-k and top-p, best first.
 
-    index_R: which rows, int64. columns_RK: their best tokens. weights_RK: unnormalised
-    probabilities, 0 for what is cut off. cumulative_RK: their running sums.
+    index_R: which rows, int64. columns_RK: their best tokens. weights_RK: unnormalized
+    probabilities, 0 for dropped tokens. cumulative_RK: their running sums.
     """
 
     index_R: torch.Tensor
@@ -102,9 +102,9 @@ class Nuclei:
 def cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
     """Yield the nuclei of all rows of float32 logits, in groups; the logits are only read.
 
-    top-p alone does not say how many tokens it needs: rows whose best K do not reach the mass are
-    ranked again with more of them, at last with all. Asking which rows those are waits for the
-    device; it is not asked where top-k bounds every row, or `first` is the whole vocabulary.
+    top-p alone does not limit the number of tokens: rows whose best K do not reach the mass are
+    ranked again with more of them, finally with all. Finding those rows waits for the device; it
+    is skipped if top-k limits every row, or `first` is the whole vocabulary.
     Source: Holtzman et al. 2020 (top-p); Fan, Lewis, Dauphin 2018 (top-k).
     """
     num_rows, vocab_size = logits_RV.shape
@@ -164,12 +164,12 @@ def _nuclei(
     cumulative_RK: torch.Tensor,
     enough_R1: torch.Tensor,
 ) -> Nuclei:
-    """Keep each token before which the mass is not yet enough; the best one always."""
+    """Keep each token before which the mass is not yet reached, and always the best one."""
     before_RK = pad(cumulative_RK[:, :-1], (1, 0))
     cut_RK = before_RK >= enough_R1
     cut_RK[:, 0] = False
     weights_RK = weights_RK.masked_fill(cut_RK, 0)
-    # The running sums stop growing where tokens are cut off, and are exactly those kept before.
+    # The running sums stop growing at dropped tokens, and equal the previous ones before.
     kept_R1 = cumulative_RK.masked_fill(cut_RK, 0).amax(-1, keepdim=True)
     return Nuclei(
         index_R=index_R,

@@ -1,10 +1,10 @@
-"""The table from a checkpoint's names to the places of a model that they fill.
+"""The table from a checkpoint's names to the parameters of a model that they fill.
 
-It is built by walking the model's modules: a parameter has the checkpoint's name, except in a
-linear layer that fuses several, whose shape says which names it took in and how many rows each has.
+It is built from the model's modules: a parameter has the checkpoint's name, except in a fused
+linear layer, whose shape lists the fused names and their numbers of rows.
 A model whose checkpoints use other names or layouts declares them (`weight_mappings`).
-Where several ranks share the model, the layers say which part of a weight this rank has.
-The table knows no file and no format; whoever reads weights asks it where they go.
+If several ranks share the model, the layers say which part of a weight this rank has.
+The table does not depend on files or formats; weight loaders use it to find the targets.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dovetail_torch.weights.weight_names import WeightNames
 
 NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
-"""Entries of old checkpoints that are computed and not learnt."""
+"""Entries of old checkpoints that are computed, not learned."""
 BORROWED_BYTES = 1 << 20
-"""Smaller weights are copied: a mapped page each would be more expensive."""
+"""Smaller weights are copied: a mapped page for each would need more memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Where one checkpoint weight goes: a view of a parameter (or persistent buffer).
+    """The target of one checkpoint weight: a view of a parameter (or persistent buffer).
 
-    target: written in place, under no_grad; has the shape of what this rank has of the weight.
-    lend: gives the layer a mapped weight instead of a copy; None where it wants copies.
+    target: written in place, under no_grad; has the shape of this rank's part of the weight.
+    lend: gives the layer a mapped weight instead of a copy; None if it needs copies.
     shards: this rank's part of the weight's first dimensions; it has all of the others.
     """
 
@@ -45,15 +45,15 @@ class Assignment:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the checkpoint's weight must have."""
+        """The required shape of the checkpoint's weight."""
         wholes = tuple(shard.whole for shard in self.shards)
         return wholes + tuple(self.target.shape[len(wholes) :])
 
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
-        """Copy this rank's part of `weight` to its place, cast to the dtype there.
+        """Copy this rank's part of `weight` to its target, cast to the target's dtype.
 
-        is_mapped: it is a private mapping of a file, which a layer that borrows may keep; of
-        that, nothing but the part is read. Returns the bytes of the part in `weight`.
+        is_mapped: it is a private mapping of a file, which a layer that borrows may keep; only
+        this rank's part of it is read. Returns the bytes of the part in `weight`.
         """
         part = weight[tuple(shard.slice for shard in self.shards)] if self.shards else weight
         same = part.dtype == self.target.dtype and part.device == self.target.device
@@ -64,16 +64,16 @@ class Assignment:
         return part.nbytes
 
     def check(self, shape: Collection[int], source: str) -> None:
-        """Raise WeightError unless `shape` is the one it must be; `source` names the file."""
+        """Raise WeightError unless `shape` is the required one; `source` names the file."""
         _check_shape(self, shape, source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MappedAssignment:
-    """A checkpoint weight that fills several of the model's, or is stored transposed.
+    """A checkpoint weight that fills several model weights, or is stored transposed.
 
-    name: the checkpoint's. parts: what it fills, in the order of its output features; at least one.
-    transposed: the checkpoint has it as [in, out].
+    name: the checkpoint's. parts: its targets, in the order of its output features; at least one.
+    transposed: the checkpoint stores it as [in, out].
     """
 
     name: str
@@ -82,18 +82,18 @@ class MappedAssignment:
 
     @property
     def target(self) -> torch.Tensor:
-        """The first part's target: its dtype is that of all parts."""
+        """The first part's target. All parts have its dtype."""
         return self.parts[0].target
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the checkpoint's weight must have."""
+        """The required shape of the checkpoint's weight."""
         num_rows = sum(part.shape[0] for part in self.parts)
         shape = (num_rows, *self.parts[0].shape[1:])
         return shape[::-1] if self._is_stored_transposed(shape) else shape
 
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
-        """Copy `weight` to the places of its parts; see `Assignment.fill`."""
+        """Copy `weight` to the targets of its parts; see `Assignment.fill`."""
         is_transposed = self._is_stored_transposed(weight.shape)
         pieces = (weight.T if is_transposed else weight).split(
             [part.shape[0] for part in self.parts]
@@ -106,7 +106,7 @@ class MappedAssignment:
         )
 
     def check(self, shape: Collection[int], source: str) -> None:
-        """Raise WeightError unless `shape` is the one it must be; `source` names the file."""
+        """Raise WeightError unless `shape` is the required one; `source` names the file."""
         _check_shape(self, shape, source)
 
     def _is_stored_transposed(self, shape: Collection[int]) -> bool:
@@ -117,17 +117,17 @@ def _check_shape(one: Assignment | MappedAssignment, shape: Collection[int], sou
     if tuple(shape) != one.shape:
         raise WeightError(
             f"{source}: weight {one.name} has the shape {list(shape)}, the model of "
-            f"config.json has {list(one.shape)}: config and weights do not belong together"
+            f"config.json has {list(one.shape)}: config and weights do not match"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTable:
-    """All assignments by the model's name, and second names of weights that are shared.
+    """All assignments by the model's name, and second names of shared weights.
 
     aliases: second name to first, such as a tied "lm_head.weight" to "model.embed_tokens.weight".
-    settled: names that are not to be read: the model has these weights, or another rank does.
-    names: what the checkpoint calls them.
+    settled: names that must not be read: the model has these weights, or another rank does.
+    names: the checkpoint's names for them.
     """
 
     assignments: dict[str, Assignment]
@@ -138,11 +138,11 @@ class WeightTable:
     def select(
         self, names: Collection[str], source: str
     ) -> dict[str, Assignment | MappedAssignment]:
-        """Return the assignment of each of `names` that is to be read; the rest can be skipped.
+        """Return the assignment of each of `names` that must be read; the rest can be skipped.
 
         names: the checkpoint's. Together they fill every parameter exactly once. Raises
-        WeightError, naming `source` and the first few names, for weights that are missing or
-        unexpected.
+        WeightError, naming `source` and the first few names, for missing or unexpected
+        weights.
         """
         chosen: dict[str, Assignment | MappedAssignment] = {}
         filled: set[str] = set()
@@ -152,7 +152,7 @@ class WeightTable:
             own, transposed = self.names.to_model(name)
             first = tuple(self.aliases.get(one, one) for one in own)
             if self.settled.issuperset(first):
-                continue  # nothing of it is to be read, or the model does not use it
+                continue  # it need not be read, or the model does not use it
             if not all(one in self.assignments for one in first) or filled.intersection(own):
                 if not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
@@ -169,7 +169,7 @@ class WeightTable:
         missing = list(dict.fromkeys(missing))
         if missing:
             raise WeightError(
-                f"{source}: {_listed(missing)} missing. The checkpoint is not complete, or "
+                f"{source}: {_listed(missing)} missing. The checkpoint is incomplete, or "
                 f"config.json describes another model{_hint(missing, unexpected)}"
             )
         if unexpected:
@@ -196,7 +196,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         prefix, _, leaf = name.rpartition(".")
         return leaf in getattr(layers[prefix], "settled", ())
 
-    # Settled ones last: a weight that a settled layer shares with another is still to be read.
+    # Settled ones last: a weight that a settled layer shares with another must still be read.
     state = model.state_dict(keep_vars=True)
     for name, tensor in sorted(state.items(), key=lambda item: is_settled(item[0])):
         prefix, _, leaf = name.rpartition(".")
@@ -222,7 +222,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
 
 
 def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> Iterator[Assignment]:
-    """Yield where each part of one parameter comes from, without what a layer borrows."""
+    """Yield the assignment of each part of one parameter, except parts that a layer borrows."""
     dot = "." if prefix else ""
     name = f"{prefix}{dot}{leaf}"
     if isinstance(layer, VocabParallelEmbedding):
@@ -244,9 +244,9 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
 
 
 def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ...]:
-    """Return what the rank has of a parameter's second dimension, if that is divided.
+    """Return the rank's part of a parameter's second dimension, if that is divided.
 
-    It is of the input features, or of groups of them: each rank has an equal part of it.
+    It is divided by input features, or by groups of them: each rank has an equal part.
     """
     inputs = layer.in_shard
     if inputs.is_whole or tensor.ndim < 2:
@@ -257,7 +257,7 @@ def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ..
 
 
 def _divided(*shards: Shard) -> tuple[Shard, ...]:
-    """Return the shards, or () where the rank has all."""
+    """Return the shards, or () if the rank has all."""
     return () if all(shard.is_whole for shard in shards) else shards
 
 

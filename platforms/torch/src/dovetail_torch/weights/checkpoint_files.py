@@ -1,7 +1,7 @@
-"""Which safetensors files a model directory has, and what their headers promise.
+"""Which safetensors files a model directory has, and the contents of their headers.
 
-Reads headers and the shard index only. Everything that is wrong with files (absent, truncated,
-contradicting the index) is found here, before the first weight is read.
+Reads headers and the shard index only. All problems with files (missing, truncated, contradicting
+the index) are found here, before the first weight is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class WeightEntry:
-    """One weight as its file's header tells it; `dtype` in safetensors' words, such as "BF16"."""
+    """One weight according to its file's header; `dtype` as in safetensors, such as "BF16"."""
 
     name: str
     path: Path
@@ -39,10 +39,10 @@ class WeightEntry:
 
 
 def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
-    """Return the files to be read, each with the names that the index says it holds.
+    """Return the files to read, each with the names that the index lists for it.
 
-    A single file stands before an index, and has no promised names. Raises WeightError where there
-    is nothing to read, the index is broken or a shard is absent.
+    A single file has priority over an index, and no listed names. Raises WeightError if there is
+    nothing to read, the index is broken or a shard is missing.
     """
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
     if file_exists(single):
@@ -51,7 +51,7 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
         raise WeightError(_nothing_to_read(model_dir))
     promised: dict[str, set[str]] = {}
     for name, file_name in _read_index(index).items():
-        # Only names: an index must not lead out of the model directory.
+        # File names only: an index must not point outside of the model directory.
         if not isinstance(file_name, str) or os.path.basename(file_name) != file_name:
             raise WeightError(
                 f"{index}: weight {shorten(name)} is said to be in {shorten(file_name)}: no file "
@@ -63,17 +63,17 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
     absent = sorted(name for name in promised if not file_exists(model_dir / name))
     if absent:
         raise WeightError(
-            f"{index} names {len(promised)} shards, of which {len(absent)} are absent "
+            f"{index} names {len(promised)} shards, of which {len(absent)} are missing "
             f"({', '.join(map(shorten, absent[:5]))}): download or copy them into {model_dir}"
         )
     return {model_dir / name: frozenset(promised[name]) for name in sorted(promised)}
 
 
 def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
-    """Return what all files hold by name, in the order of the files.
+    """Return all weights by name, in the order of the files.
 
-    Raises WeightError for a corrupt or truncated file, a weight that the index promises and the
-    file does not have, and one that two files have.
+    Raises WeightError for a corrupt or truncated file, a weight that the index lists but the
+    file does not contain, and a weight in two files.
     """
     entries: dict[str, WeightEntry] = {}
     for path, promised in files.items():
@@ -81,13 +81,13 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
             if entry.name in entries:
                 raise WeightError(
                     f"{path}: weight {entry.name} is also in {entries[entry.name].path.name}: "
-                    "one of the shards is not of this checkpoint"
+                    "one of the shards belongs to another checkpoint"
                 )
             entries[entry.name] = entry
         broken = sorted(promised - entries.keys())
         if broken:
             raise WeightError(
-                f"{path}: {INDEX_FILE} says that it holds {broken[0]}, it does not "
+                f"{path}: {INDEX_FILE} lists {broken[0]} for this file, which does not contain it "
                 f"({len(broken)} such weights): index and shard are of different checkpoints"
             )
     return entries
@@ -95,7 +95,7 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
 
 @contextmanager
 def open_weight_file(path: Path) -> Iterator[int]:
-    """Give the descriptor of a regular file; raise WeightError for one that cannot be read."""
+    """Yield the descriptor of a regular file; raise WeightError if it cannot be read."""
     try:
         with open_model_file(path) as descriptor:
             yield descriptor
@@ -105,14 +105,14 @@ def open_weight_file(path: Path) -> Iterator[int]:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
-    """Map a safetensors file for reading; its errors become WeightError with the file's name."""
+    """Map a safetensors file for reading; convert its errors to WeightError with its name."""
     try:
         with _open(path) as handle:
             yield handle
     except SafetensorError as error:
         raise WeightError(
-            f"{path} cannot be read ({error}): it is truncated or no safetensors file; "
-            "fetch it again and compare its size and checksum with the source's"
+            f"{path} cannot be read ({error}): it is truncated or not a safetensors file; "
+            "download it again and compare its size and checksum with the source's"
         ) from error
 
 
@@ -132,8 +132,8 @@ def _check_header_length(path: Path) -> None:
     if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise WeightError(
             f"{path} states a header of {length} bytes and has {size} bytes (a header may have "
-            f"{MAX_HEADER_BYTES}): it is truncated or no safetensors file; "
-            "fetch it again and compare its size and checksum with the source's"
+            f"{MAX_HEADER_BYTES}): it is truncated or not a safetensors file; "
+            "download it again and compare its size and checksum with the source's"
         )
 
 
@@ -149,9 +149,9 @@ def _read_index(index: Path) -> dict[str, Any]:
     try:
         weight_map = read_json_object(index).get("weight_map")
     except ModelError as error:
-        raise WeightError(f"{error}\nIt is no index of shards: fetch it again.") from None
+        raise WeightError(f"{error}\nIt is not an index of shards: download it again.") from None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightError(f"{index}: weight_map is empty or no table: fetch it again")
+        raise WeightError(f"{index}: weight_map is empty or not a table: download it again")
     return weight_map
 
 
@@ -169,4 +169,4 @@ def _nothing_to_read(model_dir: Path) -> str:
             "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)"
         )
     found = ", ".join(names[:5]) or "nothing"
-    return f"{asked} (found: {found}): no weights; load_format='dummy' runs without any"
+    return f"{asked} (found: {found}): no weights; load_format='dummy' runs without weights"

@@ -1,8 +1,7 @@
 """The weight loader `dummy`: random weights without a checkpoint, for tests and measurements.
 
-Values depend on the seed and on the weight's checkpoint name, and on nothing else: not on the
-order of loading, nor on what is fused or divided among ranks, nor on device or dtype (up to
-rounding).
+Values depend only on the seed and on the weight's checkpoint name: not on the order of loading,
+on fusion or division among ranks, or on device or dtype (up to rounding).
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from dovetail_torch.weights.loading_progress import loading_progress
 
 STANDARD_DEVIATION = 0.02
 PERIOD = 1_048_573
-"""Numbers drawn for one weight at most; larger ones repeat them. A prime, so that the rows of a
-matrix start at different places of the sequence and none is equal to another."""
+"""Maximum of random numbers per weight; larger weights repeat them. A prime, so that the rows of
+a matrix start at different places of the sequence and no two are equal."""
 
 
 class DummyLoader(WeightLoader):
-    """Fill a model with small normal values; norms near 1; weights that are not floats with 0."""
+    """Fills a model with small normal values; norms near 1; weights that are not floats with 0."""
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Keep `context`; of it, seed and progress are used."""
+        """Store `context`, whose seed and progress are used."""
         self.context = context
 
     def load(self, model: nn.Module) -> int:
@@ -53,7 +52,7 @@ def _fill(assignment: Assignment, seed: int) -> None:
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     num_drawn = min(math.prod(assignment.shape), PERIOD)
     values = torch.randn(num_drawn, generator=generator) * STANDARD_DEVIATION
-    # A vector that is called a weight is a norm's scale, in every architecture that is served.
+    # A vector named "weight" is the scale of a norm, in every supported architecture.
     if target.ndim == 1 and assignment.name.endswith(".weight"):
         values += 1
     values = values.to(device=target.device, dtype=target.dtype)
@@ -62,7 +61,7 @@ def _fill(assignment: Assignment, seed: int) -> None:
 
 
 def _spans(assignment: Assignment) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield flat pieces of the target, each with its place in the whole weight, laid out flat."""
+    """Yield contiguous pieces of the target, each with its offset in the flattened weight."""
     target, shards = assignment.target, assignment.shards
     width = math.prod(assignment.shape[1:])
     first_row = shards[0].start if shards else 0
@@ -75,7 +74,7 @@ def _spans(assignment: Assignment) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def _repeat(values: torch.Tensor, start: int, flat: torch.Tensor) -> None:
-    """Fill `flat` with `values`, again and again, as if `start` numbers came before."""
+    """Fill `flat` with `values`, repeated, as if `start` numbers came before."""
     done = 0
     while done < len(flat):
         offset = (start + done) % len(values)

@@ -1,8 +1,8 @@
-"""What tells one set of weight files from another, without reading all of them.
+"""A fingerprint that distinguishes sets of weight files without reading them completely.
 
-A fingerprint is made of sizes, times of the last change, headers and samples of the contents, and
-of nothing that depends on where the files lie. It is not a defence against somebody who wants two
-checkpoints to look the same: whoever can write there can replace the weights themselves.
+A fingerprint consists of sizes, modification times, headers and samples of the contents, and does
+not depend on the path of the files. It does not protect against a user who wants two checkpoints to
+look the same: whoever can write to the folder can replace the weights.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _HEADER_LENGTH_BYTES = 8
 
 
 class Fingerprinted(Protocol):
-    """Capability "fingerprint" of a weight loader: it can say which weights it would load."""
+    """Capability "fingerprint" of a weight loader: it can identify the weights to load."""
 
     def fingerprint(self) -> str:
         """Return a text that changes with the weights; nothing is loaded.
 
-        Raises WeightError where `load` would, as far as the files' names and headers go.
+        Raises WeightError as `load` would for problems with file names and headers.
         """
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:
     """Return the fingerprint of safetensors files, in the order given: 32 hexadecimal digits.
 
-    Reads each file's header and 64 samples of 4 KiB. Raises WeightError for one that is not there.
+    Reads each file's header and 64 samples of 4 KiB. Raises WeightError for a missing file.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
@@ -52,7 +52,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
 def _add_file(digest: hashlib.blake2b, fd: int) -> None:
     facts = os.fstat(fd)
     length = os.pread(fd, _HEADER_LENGTH_BYTES, 0)
-    # A length that cannot be is the loader's to refuse; here it must only not take all memory.
+    # The loader rejects an impossible length; here it must not exhaust the memory.
     header_bytes = min(int.from_bytes(length, "little"), MAX_HEADER_BYTES)
     digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode() + length)
     digest.update(os.pread(fd, header_bytes, _HEADER_LENGTH_BYTES))

@@ -1,6 +1,6 @@
-"""Weights must be finite: one NaN or infinity makes every token that it reaches wrong.
+"""Weights must be finite: one NaN or infinity makes every token that depends on it wrong.
 
-Depends on no file and no format: it looks at parameters, whatever filled them.
+Does not depend on files or formats: it checks parameters.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NUM_SHOWN = 5
 def check_finite(model: nn.Module) -> None:
     """Raise WeightError, naming weights by the checkpoint's names, if any is NaN or infinite.
 
-    Looks at parameters of two bytes an element and more, once, and waits for the device once.
-    Those that a linear layer has settled or borrows are its linear method's to look at.
+    Checks parameters with at least two bytes per element, once, and waits for the device once.
+    Linear methods check weights that a linear layer has settled or borrows.
     """
     parameters = [parameter for parameter in _parameters(model) if _is_checked(parameter)]
     if not parameters:
         return
     extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
-    # NaN is passed on by the smallest and largest, and infinities are one of them.
+    # Minimum and maximum propagate NaN, and an infinity is one of them.
     if bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all()):
         return
     table = build_weight_table(model)
@@ -35,12 +35,12 @@ def check_finite(model: nn.Module) -> None:
     more = f" and {len(wrong) - _NUM_SHOWN} more" if len(wrong) > _NUM_SHOWN else ""
     raise WeightError(
         f"NaN or infinite values in {', '.join(wrong[:_NUM_SHOWN])}{more}: the checkpoint is "
-        "damaged, or its numbers do not fit the dtype; fetch it again, or give another dtype"
+        "damaged, or its numbers do not fit the dtype; download it again, or choose another dtype"
     )
 
 
 def _parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that nobody else looks at, each once."""
+    """Return the parameters that are not checked elsewhere, each once."""
     others = {
         id(getattr(layer, name))
         for _, layer in linear_layers(model)

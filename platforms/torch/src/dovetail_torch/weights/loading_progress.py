@@ -1,4 +1,4 @@
-"""A progress bar for loading: on stderr, where that is a terminal; nothing anywhere else."""
+"""A progress bar for loading, on stderr if it is a terminal; otherwise nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading_progress(num_weights: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function to be called after each weight. `shown`: the user wants to see it."""
+    """Yield a function to call after each weight. `shown`: whether the user wants to see it."""
     if not (shown and sys.stderr.isatty()):
         yield _count_nothing
         return
-    # Only who sees a bar pays for importing it.
+    # Imported only if a bar is shown.
     from rich.console import Console
     from rich.progress import Progress
 
@@ -23,4 +23,4 @@ def loading_progress(num_weights: int, *, shown: bool) -> Iterator[Callable[[], 
 
 
 def _count_nothing() -> None:
-    """Take note of a weight where nobody looks."""
+    """Do nothing: no bar is shown."""

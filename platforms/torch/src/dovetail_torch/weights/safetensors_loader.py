@@ -1,8 +1,8 @@
 """The weight loader `safetensors`: one file or shards, mapped, streamed one tensor at a time.
 
-All headers are read and held against the model first, so that a checkpoint that does not fit is
-refused within milliseconds and before anything was written. It knows no device: a copy into the
-parameter brings each weight to the place and the dtype that the parameter has.
+All headers are read and compared with the model first, so that a checkpoint that does not fit is
+refused within milliseconds and before anything is written. It supports any device: a copy into the
+parameter converts each weight to the device and dtype of the parameter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLOAT_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Dtypes that are cast to one another. Eight bits and fewer are not: they need their scales."""
+"""Dtypes that are cast to one another. Dtypes of up to eight bits are not: they need scales."""
 
 OTHER_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -51,11 +51,11 @@ OTHER_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Dtypes that only a parameter of the very same dtype takes."""
+"""Dtypes that only a parameter of the same dtype accepts."""
 
 
 class SafetensorsLoader(WeightLoader):
-    """Fill a model from `model.safetensors` or from the shards of `model.safetensors.index.json`.
+    """Fills a model from `model.safetensors` or from the shards of `model.safetensors.index.json`.
 
     Memory: the files are mapped, and one weight at a time is copied; pages can be dropped again.
     """
@@ -63,19 +63,19 @@ class SafetensorsLoader(WeightLoader):
     provides: ClassVar[frozenset[str]] = frozenset({FINGERPRINT})
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Keep `context`; read nothing yet."""
+        """Store `context`; read nothing yet."""
         self.context = context
 
     def fingerprint(self) -> str:
-        """Return what tells these files from others; see `dovetail_torch.weights.fingerprint`."""
+        """Return the files' fingerprint; see `dovetail_torch.weights.fingerprint`."""
         return fingerprint_files(find_weight_files(self.context.model_dir))
 
     def load(self, model: nn.Module) -> int:
         """Fill all parameters in place, cast to their dtypes, and return the bytes read.
 
         Weights that the model ties but that differ in the files are untied, with a warning.
-        Raises WeightError, before anything is written, for files that are missing, truncated or at
-        odds with their index, and weights that are missing, unexpected, of another shape or of a
+        Raises WeightError, before anything is written, for files that are missing, truncated or
+        contradict their index, and weights that are missing, unexpected, of another shape or of a
         dtype that cannot be cast.
         """
         model_dir = self.context.model_dir
@@ -101,8 +101,8 @@ class SafetensorsLoader(WeightLoader):
 
 @torch.no_grad()
 def _copy(handle: Any, chosen: Mapping[str, Target], name: str, advance: Callable[[], None]) -> int:
-    """Copy one weight from its mapped file to its place and return the bytes read."""
-    # A mapped tensor keeps its mapping: it outlives the handle. Pages that nobody reads stay away.
+    """Copy one weight from its mapped file to its target and return the bytes read."""
+    # A mapped tensor keeps its mapping, which outlives the handle. Unread pages are not loaded.
     num_bytes = chosen[name].fill(handle.get_tensor(name), is_mapped=True)
     advance()
     return num_bytes
@@ -117,5 +117,5 @@ def _check_entry(entry: WeightEntry, assignment: Target) -> None:
         return
     raise WeightError(
         f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, which cannot be cast to "
-        f"the model's {wanted}: a quantised checkpoint needs the linear method that reads it"
+        f"the model's {wanted}: a quantized checkpoint needs a linear method that supports it"
     )

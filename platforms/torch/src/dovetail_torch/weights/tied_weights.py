@@ -1,8 +1,8 @@
-"""Weights that a config ties, but for which the checkpoint has two different values.
+"""Weights that a config ties, although the checkpoint has different values for them.
 
 transformers ties such weights only if one of the two is absent from the checkpoint or both are
 equal in the model's dtype; otherwise it warns and loads both (`PreTrainedModel.tie_weights`).
-The same holds here, for every loader that reads a checkpoint.
+The same applies here, for every loader that reads a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ROWS_AT_ONCE = 4096
 def untie_different(
     model: nn.Module, table: WeightTable, entries: Mapping[str, WeightEntry]
 ) -> bool:
-    """Give tied weights that differ in the checkpoint a parameter each; return whether any did.
+    """Give tied weights that differ in the checkpoint separate parameters; return whether any did.
 
-    Warns for each pair, naming both weights. The table of `model` is to be built again then.
+    Warns for each pair, naming both weights. The table of `model` must be rebuilt then.
     """
     untied = False
     for own_name, own_source in table.aliases.items():
@@ -51,7 +51,7 @@ def untie_different(
 
 
 def _are_equal(first: WeightEntry, second: WeightEntry, dtype: torch.dtype) -> bool:
-    """Compare two weights as the model has them, a few rows at a time."""
+    """Compare two weights in the model's dtype, a few rows at a time."""
     if first.shape != second.shape:
         return False
     with open_weights(first.path) as first_file, open_weights(second.path) as second_file:

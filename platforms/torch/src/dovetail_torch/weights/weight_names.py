@@ -1,7 +1,7 @@
 """Names of weights: those of a checkpoint, and those of the model that they fill.
 
-They are equal except for what a model declares in `weight_mappings` (`WeightMapping`). Knows names
-only: no tensor, no file.
+They are equal except for declared `weight_mappings` (`WeightMapping`). Does not depend on tensors
+or files.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class WeightNames:
     """The names of one model's weights. The first mapping whose source matches a name applies."""
 
     def __init__(self, mappings: Sequence[WeightMapping] = (), *, owner: str = "the model") -> None:
-        """Compile `mappings`; raise ModelError, naming `owner`, for one that is wrong."""
+        """Compile `mappings`; raise ModelError, naming `owner`, for an invalid one."""
         self._rules = tuple(_compile(mapping, owner) for mapping in mappings)
 
     @classmethod
     def of(cls, model: object) -> WeightNames:
-        """Return the names of a model, by its `weight_mappings`."""
+        """Return the names of a model, according to its `weight_mappings`."""
         return cls(getattr(model, "weight_mappings", ()), owner=type(model).__name__)
 
     def to_model(self, name: str) -> tuple[tuple[str, ...], bool]:
         """Return the model's names of a checkpoint's weight, and whether it is stored transposed.
 
-        Several names: the weight holds their output features one after the other. None: the model
+        Several names: the weight contains their output features, concatenated. No names: the model
         does not use the weight.
         """
         for rule in self._rules:
@@ -80,6 +80,6 @@ def _compile(mapping: WeightMapping, owner: str) -> _Rule:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern: a group for each `{}`, and one for what follows, with its dot."""
+    """Return the pattern: a group for each `{}`, and one for the rest, with its dot."""
     parts = map(re.escape, name.split(_ANY))
     return re.compile(r"([^.]+)".join(parts) + r"((?:\..+)?)")
