@@ -1,10 +1,10 @@
-"""Time one sum over ranks on CPUs: µs of `RankGroup.all_reduce` between processes, by size.
+"""Measure an all-reduce over CPU ranks: µs of `RankGroup.all_reduce` between processes, by size.
 
 Run `python bench/all_reduce.py --ranks 2`. Method: as many processes as ranks, one torch thread
-each. "pairwise" is what the CPU platform's workers do, over unix sockets, "gloo" the all_reduce of
-torch's library over loopback. A round is CALLS calls one after the other, which is how a model's
-layers make them; a figure is the time of a call in a round, on rank 0: median of the rounds, with
-the fastest and the slowest beside it. Three rounds warm up.
+each. "pairwise" is the CPU platform's method over unix sockets, "gloo" the all_reduce of torch's
+gloo over loopback. A round is CALLS consecutive calls, as the layers of a model make them. A figure
+is the time per call on rank 0: median of the rounds, with the fastest and the slowest. Three
+warm-up rounds are not counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE = timedelta(seconds=60)
 
 
 def join_gloo(store: FileStore, rank: int, size: int) -> ProcessRanks:
-    """Return a group of gloo's over loopback."""
+    """Return a gloo group over loopback."""
     gloo = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
@@ -44,7 +44,7 @@ def join_gloo(store: FileStore, rank: int, size: int) -> ProcessRanks:
 
 
 def measure(ranks: RankGroup, x: torch.Tensor, rounds: int) -> list[float]:
-    """Return µs a call of each round."""
+    """Return the µs per call of each round."""
     durations = []
     for _ in range(rounds + WARM_UP):
         x.fill_(1e-6)
@@ -56,7 +56,7 @@ def measure(ranks: RankGroup, x: torch.Tensor, rounds: int) -> list[float]:
 
 
 def run_rank(rank: int, size: int, place: str, rounds: int) -> None:
-    """Be one rank; rank 0 prints."""
+    """Run one rank; rank 0 prints the figures."""
     torch.set_num_threads(1)
     store = FileStore(place, size)
     pairwise = CPURuntime().join(store, rank=rank, size=size, timeout=PATIENCE)

@@ -1,6 +1,6 @@
-"""Steps of attention to time: batches with shuffled blocks, and the contexts of one layer.
+"""Batches with shuffled blocks and layer contexts for the attention benchmarks.
 
-On the CPU, in bfloat16. Depends on no backend and takes no time.
+On the CPU, in bfloat16. Depends on no backend and measures nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEVICE = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step to time: each row's tokens before it, and the tokens that every row runs."""
+    """A step to measure: the context tokens of each row, and the new tokens of every row."""
 
     label: str
     contexts: tuple[int, ...]
@@ -29,7 +29,7 @@ class Step:
 
 
 def make_batch(step: Step, block_size: int) -> tuple[AttentionBatch, int]:
-    """Return the batch of a step, blocks shuffled, and how many blocks the cache has."""
+    """Return the batch of a step, with shuffled blocks, and the number of cache blocks."""
     num_rows, query_len = len(step.contexts), step.query_len
     seq_lens = tuple(context + query_len for context in step.contexts)
     width = -(-max(seq_lens) // block_size)
@@ -53,7 +53,7 @@ def make_batch(step: Step, block_size: int) -> tuple[AttentionBatch, int]:
 
 
 def group_context(batch: AttentionBatch, spec: FullAttentionSpec) -> AttentionGroupContext:
-    """Return what a backend's builder is made from, with room for this batch."""
+    """Return the context for a backend's metadata builder, with room for this batch."""
     return AttentionGroupContext(
         spec=spec,
         device=DEVICE,

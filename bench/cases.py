@@ -1,8 +1,8 @@
-"""The cases that every benchmark here measures, so that their numbers can be laid side by side.
+"""The cases that all benchmarks share, so that their figures are comparable.
 
-A case is a list of requests, asked all at once: prompts of random token ids and exact numbers of
-output tokens (greedy, past the end of the text). The shapes are those that other engines are
-measured with. Standard library only: a script may import this where Dovetail is not installed.
+A case is a list of requests that are sent at the same time: prompts of random token ids and exact
+numbers of output tokens (greedy, EOS ignored). The shapes are common in measurements of other
+engines. Standard library only: a script may import this module where Dovetail is not installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOWEST_ID, HIGHEST_ID = 300, 7899
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One case. prompt_lens, output_lens: tokens, one entry a request. seed: of the prompts."""
+    """One case. prompt_lens, output_lens: tokens, one entry per request. seed: of the prompts."""
 
     name: str
     prompt_lens: tuple[int, ...]
@@ -59,4 +59,4 @@ CASES = _by_name(
         Case(name="prefill1024", prompt_lens=(1024,), output_lens=(1,)),
     )
 )
-"""Every case by its name: one request, 16 at once, 64 of mixed lengths, one long prompt."""
+"""Every case by name: one request, 16 requests, 64 requests of mixed lengths, one long prompt."""

@@ -1,7 +1,7 @@
-"""Random-weight checkpoints in the shapes of real models, for benchmarks: made here, once.
+"""Random-weight checkpoints in the shapes of real models, for benchmarks: created once.
 
-The same shapes and the same distribution as everybody else's measurements of this kind: bfloat16,
-normal(0, 0.02), norm weights 1, a fixed seed. The words mean nothing; the speed is real.
+The usual distribution for such measurements: bfloat16, normal(0, 0.02), norm weights 1, a fixed
+seed. The generated text is meaningless, but the speed is that of the real model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
-    """Return the directory of a checkpoint of that shape; write it if it is not there."""
+    """Return the directory of a checkpoint of that shape; write it if it does not exist."""
     path = folder / name
     weights = path / "model.safetensors"
     if weights.exists():

@@ -1,14 +1,14 @@
-"""Time the attention backend `cpu` beside the bounds of the machine and beside torch.
+"""Measure the attention backend `cpu` and compare it with the machine's limits and with torch.
 
 Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). Needs the
 members of this repository and a native library.
 
-Method: several layers with caches of their own, more than the processor's cache holds, are called
-in turn, as a model does; block tables are shuffled. Each figure is the median of the rounds (first
-two left out), the fastest and slowest beside it. Decodes are held against the read probe of the
-same round, in bytes of keys and values of useful tokens. Prefills count 4 H D for each pair of a
-token and a token that it sees. torch: `scaled_dot_product_attention` on contiguous keys that
-nobody had to gather, without a cache; it runs on as many threads.
+Method: several layers with separate caches, larger than the processor's cache, are called in turn,
+as a model does; block tables are shuffled. Each figure is the median of the rounds without the
+first two, with the fastest and slowest. Decodes are compared with the read probe of the same round,
+in bytes of keys and values of useful tokens. Prefills count 4 H D for each pair of a token and a
+token that it attends to. torch: `scaled_dot_product_attention` on contiguous keys, without a cache
+and without the time to gather keys, on the same number of threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dovetail_cpu_kernels.probe import read_bandwidth
 
 PROBE_BYTES = 256 << 20
 LEAST_CACHE_BYTES = 96 << 20
-"""What the caches of all layers take at least: three times the last cache of a usual processor."""
+"""Minimum bytes of all layers' caches: three times the last-level cache of a common processor."""
 MAX_LAYERS = 48
 
 
@@ -46,7 +46,7 @@ STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all steps of a run share. heads: query heads, key-value heads, head size."""
+    """Settings of all steps of a run. heads: query heads, key-value heads, head size."""
 
     heads: tuple[int, int, int]
     block_size: int
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def spec(self) -> FullAttentionSpec:
-        """What a layer keeps."""
+        """Return the KV-cache spec of a layer."""
         _, num_kv_heads, head_size = self.heads
         return FullAttentionSpec(
             block_size=self.block_size,
@@ -67,13 +67,13 @@ class Setting:
 
 
 def make_probe() -> Callable[[], float]:
-    """Return a function that reads memory on the team's threads and returns bytes a second."""
+    """Return a function that reads memory on the team's threads and returns bytes per second."""
     memory = torch.zeros(PROBE_BYTES, dtype=torch.int8)
     return lambda: read_bandwidth(memory.data_ptr(), memory.numel())
 
 
 def prepare(step: Step, setting: Setting) -> Callable[[], int]:
-    """Return a function that runs the step in every layer, and returns how many there are."""
+    """Return a function that runs the step in every layer, and the number of layers."""
     num_heads, num_kv_heads, head_size = setting.heads
     batch, num_blocks = make_batch(step, setting.block_size)
     spec = setting.spec
@@ -97,7 +97,7 @@ def prepare(step: Step, setting: Setting) -> Callable[[], int]:
 
 
 def prepare_torch(step: Step, heads: tuple[int, int, int]) -> Callable[[], int]:
-    """Return a function that attends once with torch; rows of equal length are one batch."""
+    """Return a function that computes attention with torch; rows of equal length are one batch."""
     num_heads, num_kv_heads, head_size = heads
     rows, length = len(step.contexts), step.contexts[0] + step.query_len
     q = torch.randn(rows, num_heads, step.query_len, head_size).bfloat16()
@@ -115,7 +115,7 @@ def prepare_torch(step: Step, heads: tuple[int, int, int]) -> Callable[[], int]:
 
 
 def work_of(step: Step, setting: Setting) -> tuple[str, float]:
-    """Return the unit of a step and how many of it a layer does: bytes read, or operations."""
+    """Return the unit of a step and its amount per layer: bytes read, or operations."""
     num_heads, _, head_size = setting.heads
     if step.query_len == 1:
         token_bytes = setting.spec.page_size_bytes // setting.block_size
@@ -125,7 +125,7 @@ def work_of(step: Step, setting: Setting) -> tuple[str, float]:
 
 
 def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Return the ns of a layer, by name and round, after two rounds to warm up; they take turns."""
+    """Return the ns per layer by name and round, after two warm-up rounds; measured in turn."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, call in calls.items():
@@ -144,7 +144,7 @@ def report(step: Step, setting: Setting, num_threads: int) -> str:
         return 1
 
     times = measure({"probe": run_probe, "cpu": prepare(step, setting)}, setting.rounds)
-    # By itself: torch's threads spin after each call, on the cores of the team.
+    # In a separate process: torch's threads spin after each call on the cores of the team.
     times |= measure({"torch": prepare_torch(step, setting.heads)}, setting.rounds)
     unit, work = work_of(step, setting)
     own, peer = times["cpu"], median(times["torch"])
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--heads", default="16/8/128", help="query / key-value heads / head size")
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--cache", default="bfloat16", choices=sorted({"bfloat16", "int8"}))
-    parser.add_argument("--steps", default="", help="only those whose label contains this")
+    parser.add_argument("--steps", default="", help="only steps whose label contains this")
     arguments = parser.parse_args()
     num_heads, num_kv_heads, head_size = map(int, arguments.heads.split("/"))
     setting = Setting(

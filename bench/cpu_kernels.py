@@ -1,10 +1,10 @@
-"""How near the packed linears of dovetail-cpu-kernels come to what the machine can do.
+"""Measure how close the packed linear layers of dovetail-cpu-kernels come to the machine's limits.
 
 Method: each weight of a 0.6 B model's shapes is packed once and copied until the copies have at
-least 160 MB, so that nothing stays in a cache; one pass over the copies is one native replay.
-Beside every measurement, in the same run and by the same threads, the read bandwidth (256 MiB) and
-the peak of the multiply instruction in registers are probed: the first percentage is weight bytes
-per second against the bandwidth, the second operations per second against the peak. Median of 7
+least 160 MB, so that no copy stays in a cache; one pass over the copies is one native replay. Each
+measurement also probes, in the same run and with the same threads, the read bandwidth (256 MiB) and
+the peak of the multiply instruction in registers. The first percentage is weight bytes per second
+relative to the bandwidth, the second is operations per second relative to the peak. Median of 7
 passes, 3 above 64 rows. `--team` is a decode-like pass, alone and beside one busy process.
 
     python bench/cpu_kernels.py [--kinds bf16,int8,int4] [--group 32] [--threads 1,2]
@@ -48,7 +48,7 @@ class Call(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the table; rates per second, `*_share` against the probe of the same run."""
+    """One line of the table; rates per second, `*_share` relative to the probe of the same run."""
 
     kind: str
     shape: str
@@ -63,7 +63,7 @@ class Figure:
 
 
 class Memory:
-    """Native memory, given back at the end of a `with`."""
+    """Native memory that is freed at the end of a `with`."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -88,7 +88,7 @@ def fill_bf16(address: int, count: int, seed: int) -> None:
 
 
 def timed_passes(calls: ctypes.Array[Call], repeats: int) -> list[float]:
-    """Return the seconds of each of `repeats` replays of `calls`, after one to warm up."""
+    """Return the seconds of each of `repeats` replays of `calls`, after one warm-up replay."""
     library, times = native.library(), []
     for _ in range(repeats + 1):
         began = time.perf_counter()
@@ -134,7 +134,7 @@ def measure(name: str, kind: int, group: int, wish: argparse.Namespace) -> Itera
 def figure_of(
     name: str, shape: linear.PackedLinear, args: list[linear.LinearArgs], count: int, probed: int
 ) -> Figure:
-    """Measure `count` rows, with the probes before and behind."""
+    """Measure `count` rows, with probes before and after."""
     used = args if count <= 64 else args[: max(1, len(args) // 8)]
     for one in used:
         one.M = count
@@ -166,7 +166,7 @@ def burn() -> None:
 
 
 def measure_team() -> dict[str, float]:
-    """Return milliseconds of a decode-like pass of 112 linears, alone and beside a hog."""
+    """Return the ms of a decode-like pass of 112 linear layers, alone and beside a busy process."""
     shapes = [linear.PackedLinear(kind=linear.BF16, N=N, K=K) for N, K in list(SHAPES.values())[:4]]
     sizes = [-(-shape.num_bytes // 4096) * 4096 for shape in shapes]
     native.set_num_threads(os.cpu_count() or 1)
@@ -201,7 +201,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measure what was asked and print it."""
+    """Run the requested measurements and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,16 +1,16 @@
-"""Dovetail beside other engines on the CPU: same checkpoints, same cases, turn by turn, in one run.
+"""Compare Dovetail with other engines on the CPU: same checkpoints, same cases, in one run.
 
-Method: every engine lives in a process (and, if wished, an environment) of its own, is loaded once
-for a format of the weights, and is asked case by case and round by round in turn with the others
-(`peers/race.py`). Greedy, the end of the text ignored, exact numbers of tokens, fresh prompts each
-time (`cases.py`). Around each repetition probes measure the machine's read bandwidth and GEMM rates
-(`peers/probe.py`), from which follow a floor and a limit for the case (`peers/limits.py`);
-repetitions that others disturbed are marked and measured again. Printed are medians with their
-spread, our ratio to the best peer, and our share of the limit (`peers/tables.py`).
+Method: every engine runs in a separate process (and optionally a separate environment), is loaded
+once per weight format, and runs the cases round by round in turn with the other engines
+(`peers/race.py`). Greedy, EOS ignored, exact numbers of tokens, new prompts each time (`cases.py`).
+Around each repetition, probes measure the machine's read bandwidth and GEMM rates
+(`peers/probe.py`), which give a limit for the case (`peers/limits.py`). Repetitions that other
+processes disturbed are marked and measured again. Prints medians with their spread, Dovetail's
+ratio to the best peer, and its share of the limit (`peers/tables.py`).
 
-`startup` counts from the start of a process to its first token; `hog` asks beside a process that
-keeps one core busy. Peers are optional: `peers/README.md` says how to set them up. A peer that
-fails or hangs is reported, and the run continues.
+`startup` is the time from the start of a process to its first token; `hog` measures beside a
+process that keeps one core busy. Peers are optional: `peers/README.md` describes their set-up. A
+peer that fails or hangs is reported, and the run continues.
 
     python bench/cpu_vs.py [--model DIR …] [--peers auto|a,b] [--peers-file FILE]
         [--formats bf16,int8,int4] [--cases decode1,conc16,varied64,prefill1024,startup,hog]
@@ -65,14 +65,14 @@ def _race(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, reason in absent.items():
         _report(f"{name} does not take part: {reason}")
     if not contenders:
-        raise ValueError("nobody takes part")
+        raise ValueError("no engine takes part")
     results: list[dict[str, Any]] = []
     for checkpoint in _checkpoints(arguments.model):
         race = Race(_plan(arguments, checkpoint), contenders, _report)
         try:
             race.run()
         except KeyboardInterrupt:
-            _report("interrupted: what there is so far follows")
+            _report("interrupted: the results so far follow")
             break
         finally:
             race.close()
@@ -97,21 +97,26 @@ def _plan(arguments: argparse.Namespace, checkpoint: Path) -> RacePlan:
 def _checkpoints(named: list[str]) -> list[Path]:
     if named:
         return [Path(name).resolve() for name in named]
-    from checkpoints import SHAPES, make_checkpoint  # torch: only where it makes something
+    from checkpoints import (
+        SHAPES,
+        make_checkpoint,
+    )  # needs torch, so imported only if a checkpoint is created
 
     return [make_checkpoint(name, Path(".bench").resolve()) for name in SHAPES]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", nargs="+", default=[], help="checkpoints; default: made here")
+    parser.add_argument("--model", nargs="+", default=[], help="checkpoints; default: created here")
     parser.add_argument("--peers", default="auto", help="auto, or names separated by commas")
-    parser.add_argument("--peers-file", help="TOML file that says where peers are")
+    parser.add_argument("--peers-file", help="TOML file with the locations of peers")
     parser.add_argument("--formats", type=_some_of(FORMATS), default=FORMATS)
     parser.add_argument("--cases", type=_some_of(CASES), default=CASES)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--attempts", type=int, default=2, help="at a repetition, if disturbed")
+    parser.add_argument(
+        "--attempts", type=int, default=2, help="attempts per repetition, if disturbed"
+    )
     parser.add_argument("--deadline", type=float, default=180, help="seconds for one request")
     parser.add_argument("--load-deadline", type=float, default=300, help="seconds for loading")
     parser.add_argument(

@@ -55,12 +55,12 @@ def throughput(llm: LLM, case: Case, repeat: int) -> float:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     took = time.perf_counter() - begin
     if [len(out.outputs[0].token_ids) for out in outputs] != list(case.output_lens):
-        raise RuntimeError("a request did not get its number of tokens")
+        raise RuntimeError("a request has the wrong number of tokens")
     return sum(case.output_lens) / took
 
 
 def first_token_ms(llm: LLM, case: Case, repeat: int) -> float:
-    """Return milliseconds from the call to the one token asked for."""
+    """Return the milliseconds from the call to the single requested token."""
     prompt = case.prompts_of(repeat)[0][:PROMPT_LEN]
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     time.sleep(REST_S)
@@ -77,7 +77,7 @@ def in_turns(
     for repeat in range(-1, repeats):
         order = engines if repeat % 2 else engines[::-1]
         found = {id(llm): measure(llm, case, repeat + 1) for llm in order}
-        if repeat >= 0:  # the one before is the warm-up
+        if repeat >= 0:  # the run before is the warm-up
             pairs.append((found[id(engines[0])], found[id(engines[1])]))
     return pairs
 

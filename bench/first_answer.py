@@ -1,4 +1,4 @@
-"""How long a newcomer waits: from the command to its first answer, as a person sees it.
+"""Measure the time from the command `dovetail demo` to its first answer on the terminal.
 
 Method: `dovetail demo` on a pseudo-terminal; the clock runs from the start of the process to the
 first line with an answer of the model. One run to warm the page cache, then five; median, spread.
@@ -19,11 +19,11 @@ from pathlib import Path
 NUM_RUNS = 5
 TARGET_S = 3.0
 ANSWER = b"99 + 15 = 114"
-"""Of the demo's first question."""
+"""The demo's first question."""
 
 
 def seconds_to_first_answer() -> float:
-    """Run the demo until its first answer is on the screen, then end it."""
+    """Run the demo until its first answer is on the screen, then terminate it."""
     master, slave = pty.openpty()
     command = [str(Path(sys.executable).with_name("dovetail")), "demo"]
     begin = time.perf_counter()

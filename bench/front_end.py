@@ -1,15 +1,15 @@
-"""What a token costs the front end: text, outputs, log-probabilities, and streams end to end.
+"""Measure the front-end cost per token: text, outputs, log-probabilities, and streams end to end.
 
-Method. Part one takes the columns of made-up steps, one new token for each of N requests, through
-`OutputProcessor.process`, which makes the outputs; tokens are drawn from real text of the demo
-model's tokenizer (byte-level BPE, 2,048 entries). 16 steps of warm-up, then 100 steps are timed
-with the thread's CPU time; reported is the median step divided by N. FINAL_ONLY includes the step
-that ends all requests, spread over its tokens. Adding a request is `FrontEnd`'s work: validation,
-the engine's request, and the completion's state; the median of 200.
+Method. Part one passes the columns of synthetic steps, one new token for each of N requests, to
+`OutputProcessor.process`, which creates the outputs; tokens are drawn from real text with the demo
+model's tokenizer (byte-level BPE, 2,048 entries). After 16 warm-up steps, 100 steps are measured in
+CPU time of the thread; the figure is the median step divided by N. FINAL_ONLY includes the step
+that ends all requests, divided among its tokens. Adding a request is the work of `FrontEnd`:
+validation, the engine's request, and the state of the completion; the median of 200.
 
 Part two runs `AsyncLLM` with N readers over an engine process whose worker answers at once, and
-divides the CPU time of this process by the number of tokens: everything that the front end does,
-its thread that reads messages included. The median of three.
+divides the CPU time of this process by the number of tokens: the whole front end, including the
+thread that reads messages. The median of three.
 
     python bench/front_end.py [--requests N] [--repeats R] [--json FILE] [--no-streams]
 """
@@ -59,7 +59,7 @@ TARGETS_US = {
 
 
 class Rig:
-    """Processors of a front end without its engine. token_ids: of a text, to be drawn from."""
+    """Processors of a front end without an engine. token_ids: tokens of a text, to draw from."""
 
     def __init__(self) -> None:
         self.tokenizer = HuggingFaceTokenizer.from_directory(DEMO)
@@ -72,7 +72,7 @@ class Rig:
         self.token_ids = self.tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self, length: int) -> list[int]:
-        """Return a prompt of so many tokens."""
+        """Return a prompt of `num` tokens."""
         return (self.token_ids * (1 + length // len(self.token_ids)))[:length]
 
     def columns(self, num: int, seed: int) -> array[int]:
@@ -116,7 +116,7 @@ def step_cost_us(
 
 
 def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
-    """Return six entries a token: itself, and five around it."""
+    """Return six entries per token: the token and five neighbors."""
     return {
         name: LogprobColumns(
             counts=array("i", [6]),
@@ -141,7 +141,7 @@ def adding_cost_us(rig: Rig, prompt_len: int) -> float:
 
 
 def streams_cost_us(num: int, kind: RequestOutputKind) -> tuple[float, float]:
-    """Return CPU time of a token in microseconds, and tokens a second, of `num` readers."""
+    """Return the CPU time per token in microseconds, and tokens per second, for `num` readers."""
     args = EngineArgs(
         model=DEMO,
         platform=FakePlatform,
@@ -194,7 +194,7 @@ def main() -> None:
     if not given.no_streams:
         cases["streams"] = lambda: streams_cost_us(num, DELTA)[0]
     found = {}
-    print(f"{num} requests; µs of CPU time a token (a request, for adding)")
+    print(f"{num} requests; µs of CPU time per token (per request, for adding)")
     for name, measure in cases.items():
         values = sorted(measure() for _ in range(given.repeats))
         found[name] = {"median": statistics.median(values), "least": values[0], "most": values[-1]}

@@ -1,12 +1,12 @@
 """Offline throughput against transformers' `generate`, in one run on the same checkpoints.
 
 Method: two random-weight checkpoints in bfloat16 (Qwen3-0.6B's shape; a Llama of 125 M parameters),
-made once under `.bench/` from a fixed seed. Cases as in `cases.py`: one request, 16 at once, 64
-mixed; greedy, EOS ignored, fixed numbers of tokens. Both engines live in one process, on the same
-threads, and take turns, run by run (ours, theirs, ours, …), after one warm-up each; printed are the
-medians of output tokens per second, their spread, and the median of the ratios pair by pair.
-transformers runs one left-padded batch with its default cache and SDPA attention; the tokens that
-it generates beyond a request's own number are not counted.
+created once under `.bench/` from a fixed seed. Cases as in `cases.py`: one request, 16 at once, 64
+mixed; greedy, EOS ignored, fixed numbers of tokens. Both engines run in one process on the same
+threads and alternate run by run after one warm-up each. Prints the medians of output tokens per
+second, their spread, and the median of the ratios of each pair of runs. transformers runs one
+left-padded batch with its default cache and SDPA attention; the tokens that it generates beyond a
+request's own number are not counted.
 
     python bench/offline.py [--models llama-160m …] [--repeats 5] [--threads 2] [--json FILE]
 """
@@ -38,7 +38,7 @@ class Ours:
         )
 
     def generate(self, case: Case) -> None:
-        """Answer the case's prompts with exactly their numbers of tokens."""
+        """Generate exactly the requested number of tokens for each prompt of the case."""
         params = [
             SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
             for length in case.output_lens
@@ -46,7 +46,7 @@ class Ours:
         outputs = self._llm.generate(case.prompts, params, use_tqdm=False)
         got = [len(output.outputs[0].token_ids) for output in outputs]
         if got != list(case.output_lens):
-            raise RuntimeError("a request did not get its number of tokens")
+            raise RuntimeError("a request has the wrong number of tokens")
 
 
 class Theirs:
@@ -85,7 +85,7 @@ def timed(engine: Ours | Theirs, case: Case) -> float:
 
 
 def compare(ours: Ours, theirs: Theirs, case: Case, repeats: int) -> dict[str, Any]:
-    """Let both take turns and return medians, spreads and the median ratio."""
+    """Run both in turn and return medians, spreads and the median ratio."""
     ours.generate(case)
     theirs.generate(case)
     pairs = [(timed(ours, case), timed(theirs, case)) for _ in range(repeats)]
@@ -101,7 +101,7 @@ def compare(ours: Ours, theirs: Theirs, case: Case, repeats: int) -> dict[str, A
 
 
 def main() -> int:
-    """Print the table; return 1 unless every case is ahead."""
+    """Print the table; return 1 unless Dovetail is faster in every case."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--cases", nargs="+", choices=OFFLINE_CASES, default=OFFLINE_CASES)

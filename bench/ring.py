@@ -1,13 +1,13 @@
-"""Plans from one process to its readers: the shared-memory ring beside a queue and ZMQ.
+"""Measure sending plans from one process to its readers: the shared-memory ring, a queue and ZMQ.
 
 Method: one writer, R reader processes, plans of N decoding rows that differ from each other.
-Throughput: the writer encodes and sends, each reader receives and decodes every plan and answers
-when it has the last one; plans a second, from the first send to the last reader's answer. Latency:
-the writer sends one plan and waits until every reader has told that it has it, over a pipe that is
-the same for all ways; half of what that costs without a plan is not taken off, so compare the ways,
-not the machines. The ways: `ring`, with plans as columns; `zmq`, PUB and SUB over a unix socket,
-the same frames; `queue`, one `multiprocessing.Queue` a reader, with plans pickled as they are, as
-engines do that have nothing else. One warm-up, then the median of the repeats; ways take turns.
+Throughput: the writer encodes and sends; each reader receives and decodes every plan and answers
+after the last one; plans per second from the first send to the last answer. Latency: the writer
+sends one plan and waits until every reader has confirmed it over a pipe. All methods use the same
+pipe and its cost is included, so compare methods, not machines. Methods: `ring`, with plans as
+columns; `zmq`, PUB and SUB over a unix socket with the same frames; `queue`, one
+`multiprocessing.Queue` per reader with pickled plans. One warm-up, then the median of the repeats;
+the methods alternate.
 
     python bench/ring.py [--rows 256] [--readers 2] [--plans 20000] [--repeats 5] [--json FILE]
 """
@@ -40,7 +40,7 @@ TARGET = 20_000
 
 
 def make_plans(num_rows: int) -> list[SchedulerOutput]:
-    """Return plans of `num_rows` rows that decode side by side, a block for every sixteenth."""
+    """Return plans of `num_rows` decoding rows; every sixteenth row gets a block."""
     builder, rows = StepBuilder(), array("i", range(num_rows))
     plans = []
     for step in range(NUM_DISTINCT):
@@ -52,13 +52,13 @@ def make_plans(num_rows: int) -> list[SchedulerOutput]:
 
 
 class RingWay:
-    """The ring: places are handed over as descriptors that a forked child inherits."""
+    """The ring; a forked child inherits its descriptors."""
 
     def __init__(self, num_readers: int) -> None:
         self._writer, self._places = make_ring(RingShape(num_readers=num_readers))
 
     def reader(self, index: int) -> Any:
-        """In the reader's process: return what gives the next plan."""
+        """Return a function that receives the next plan, in the reader's process."""
         for place in self._places:
             if place.index != index:
                 place.close()
@@ -66,18 +66,18 @@ class RingWay:
         return lambda: decode_plan(reader.receive(timeout_s=60))
 
     def writer(self) -> Any:
-        """In the writer's process: return what sends a plan."""
+        """Return a function that sends a plan, in the writer's process."""
         for place in self._places:
             place.close()
         return lambda plan: self._writer.send(encode_plan(plan))
 
     def close(self) -> None:
-        """Let go."""
+        """Release the resources."""
         self._writer.close()
 
 
 class ZmqWay:
-    """PUB and SUB. The limits on queued messages are lifted, or PUB would drop plans."""
+    """PUB and SUB without limits on queued messages, because PUB drops plans at a limit."""
 
     def __init__(self, num_readers: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dovetail-")
@@ -85,7 +85,7 @@ class ZmqWay:
         self._num_readers = num_readers
 
     def reader(self, index: int) -> Any:
-        """In the reader's process: return what gives the next plan."""
+        """Return a function that receives the next plan, in the reader's process."""
         socket = zmq.Context().socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -93,7 +93,7 @@ class ZmqWay:
         return lambda: decode_plan(socket.recv())
 
     def writer(self) -> Any:
-        """In the writer's process: return what sends a plan."""
+        """Return a function that sends a plan, in the writer's process."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.XPUB)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -104,25 +104,25 @@ class ZmqWay:
         return lambda plan: self._socket.send(encode_plan(plan))
 
     def close(self) -> None:
-        """Let go."""
+        """Release the resources."""
         self._socket.close(linger=0)
         self._context.term()
         self._folder.cleanup()
 
 
 class QueueWay:
-    """A queue a reader, as wide as the ring."""
+    """One queue per reader, with the capacity of the ring."""
 
     def __init__(self, num_readers: int) -> None:
         fork = multiprocessing.get_context("fork")
         self._queues = [fork.Queue(16) for _ in range(num_readers)]
 
     def reader(self, index: int) -> Any:
-        """In the reader's process: return what gives the next plan."""
+        """Return a function that receives the next plan, in the reader's process."""
         return self._queues[index].get
 
     def writer(self) -> Any:
-        """In the writer's process: return what sends a plan."""
+        """Return a function that sends a plan, in the writer's process."""
 
         def send(plan: SchedulerOutput) -> None:
             for queue in self._queues:
@@ -131,7 +131,7 @@ class QueueWay:
         return send
 
     def close(self) -> None:
-        """Let go."""
+        """Release the resources."""
         for queue in self._queues:
             queue.close()
             queue.join_thread()
@@ -141,7 +141,7 @@ WAYS = {"ring": RingWay, "zmq": ZmqWay, "queue": QueueWay}
 
 
 def read_plans(way: Any, index: int, pipe: Connection, num_plans: int) -> None:
-    """Be a reader: tell when the last plan of the stream is there, then tell of each one."""
+    """Run a reader: confirm the last plan of the stream, then each single plan."""
     receive = way.reader(index)
     pipe.send_bytes(b"r")
     for _ in range(num_plans):
@@ -154,7 +154,7 @@ def read_plans(way: Any, index: int, pipe: Connection, num_plans: int) -> None:
 
 
 def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int) -> dict[str, Any]:
-    """Return plans a second, and microseconds from a send to all readers' answers."""
+    """Return the plans per second, and the microseconds from a send to all readers' answers."""
     way, fork = WAYS[name](num_readers), multiprocessing.get_context("fork")
     pipes, children = [], []
     for index in range(num_readers):

@@ -1,12 +1,12 @@
-"""Time the model runner without a model: µs of the host for a step in which all requests decode.
+"""Measure the model runner without a model: host µs of a step in which all requests decode.
 
-Run `python bench/runner_step.py`. Method: rows of the model runner decode side by side, each
-beginning a block in every sixteenth step, none at the same time; the model gives random logits, 256
-wide, and there is no attention. "host": the path of devices whose calls return when they are done,
-each step gathered again. "device": the path of devices that work by themselves, on a stand-in that
-copies at once; in its figures are torch's operations on the CPU, which a real device gets as
-launches. A step is `execute_model`, `sample_tokens` and the handle's result; each figure is the
-median of the steps after the first fifty.
+Run `python bench/runner_step.py`. Method: the rows decode in every step; each begins a block in
+every sixteenth step, at different steps. The model returns random logits of width 256 and has no
+attention. "host": the path of synchronous devices, which gathers each step again. "device": the
+path of asynchronous devices, on a fake device that copies at once; its figures include torch
+operations on the CPU, which are launches on a real device. A step is `execute_model`,
+`sample_tokens` and the handle's result; each figure is the median of the steps after the first
+fifty.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Event:
-    """Of a device that is always done."""
+    """An event that is always complete."""
 
     def query(self) -> bool:
         """Return True."""
@@ -60,11 +60,11 @@ class AtOnce:
     """An `AsyncDevice` that copies at once."""
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return memory like any other."""
+        """Return ordinary memory."""
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
     def record(self) -> Event:
-        """Return an event that is past."""
+        """Return a complete event."""
         return Event()
 
     @torch.inference_mode()
@@ -76,7 +76,7 @@ class AtOnce:
 
 
 class NoModel:
-    """Random logits, whatever it is given."""
+    """Returns random logits for any input."""
 
     def __init__(self, num_rows: int) -> None:
         self._hidden_TD = torch.zeros(num_rows * PROMPT_LENGTH, 1)
@@ -158,7 +158,7 @@ def measure(runner: ModelRunner, all_plans: Sequence[SchedulerOutput]) -> float:
 
 
 def main() -> None:
-    """Print a line for each number of rows and way of sampling."""
+    """Print one line per number of rows and sampling method."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--steps", type=int, default=300)

@@ -1,8 +1,8 @@
-"""Follow one request through the files: `python bench/step_hops.py [--write]`.
+"""Record the calls between files for one request: `python bench/step_hops.py [--write]`.
 
 A hop is a call from a function of one file to a function of another file of this repository. The
-script runs one warm request of one output token on the demo model in this process, and prints the
-hops of the life of the request, each once, in the order of first appearance; then the counts.
+script runs one warm request of one output token on the demo model in this process. It prints each
+hop of the request once, in the order of first appearance, and the counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HopRecorder:
             self.hops[hop] = self.hops.get(hop, 0) + 1
 
     def _name(self, path: str) -> str:
-        """Return the path below `src`, "" for a file that is not part of a package here."""
+        """Return the path below `src`, "" for a file outside of the repository's packages."""
         if path not in self._names:
             inside = path.startswith(str(ROOT)) and "/src/" in path and ".venv" not in path
             self._names[path] = path.rpartition("/src/")[2] if inside else ""
@@ -53,7 +53,7 @@ def follow_request() -> dict[tuple[str, str, str], int]:
     """Return (file of the caller, file of the function, function) to the number of calls."""
     params = SamplingParams(temperature=0.0, max_tokens=1)
     with LLM("demo", max_num_seqs=4, num_threads=1) as llm:
-        for number in range(4):  # warm: caches are filled, the shape of the step is recorded
+        for number in range(4):  # warm-up: fill caches, record the shape of the step
             llm.generate(f"What is 1{number} + 22?", params, use_tqdm=False)
         with HopRecorder() as recorder:
             llm.generate("What is 27 + 58?", params, use_tqdm=False)

@@ -1,20 +1,20 @@
-"""What a step costs the host: `EngineCore.step()` around an executor that does nothing.
+"""Measure the host time of a step: `EngineCore.step()` with an executor that does nothing.
 
-Method: N requests decode side by side, prefix caching and statistics on. The executor answers every
-sampling run with token 7, from an array made beforehand. Measured is the wall time of `step`
-(schedule, update, outputs) once all requests run, block borders and all: 32 steps of warm-up, then
-the steps up to 400; median, 10th and 90th percentile.
+Method: N requests decode at the same time, with prefix caching and statistics. The executor answers
+every sampling run with token 7 from a prepared array. Measured is the wall time of `step`
+(schedule, update, outputs) while all requests run, including steps with new blocks: 32 warm-up
+steps, then steps up to 400; median, 10th and 90th percentile.
 
-Then what events cost, each as the difference that it makes, by request: a join and a finish (all at
-once, in the first and the last step), a full block (all in every 16th step), an abort (the call,
-for one in four), a preemption (with blocks for three in four: the first step that preempts; median
-of three). And a step under churn: the same N running, but answers of 32 to 400 tokens, so that in
-most steps somebody joins, finishes or fills a block; and a step in which one request ends and
-another one joins ("1 in 1 out"; the call of `add_request` is not counted).
+Then the cost of events per request, as the difference to a plain step: a join and a finish (all
+requests in the first and the last step), a full block (all in every 16th step), an abort (the call,
+for one request in four), a preemption (with blocks for three in four: the first step that preempts;
+median of three). Then a step under churn: N running requests with outputs of 32 to 400 tokens, so
+that in most steps a request joins, finishes or fills a block; and a step in which one request ends
+and another one joins ("1 in 1 out"; the call of `add_request` is not counted).
 
-Last, steps in which one request or all want something special, as thread CPU time and beside a
-plain step of the same run: log-probabilities for one and for all, a long prompt that was admitted
-before those that decode, drafts, and a step that serves eight equal prompts.
+Last, steps with special features for one request or all, as thread CPU time, compared with a plain
+step of the same run: log-probabilities for one and for all, a long prompt that was admitted before
+the decoding requests, drafts, and a step with eight equal prompts.
 
     python bench/step_overhead.py [--json FILE]
 """
@@ -66,8 +66,8 @@ def make_core(
 ) -> EngineCore:
     """Return an engine core with room for `num_requests`.
 
-    num_blocks: None for enough. worker: None for one that gives tokens only. limits: more fields of
-    `SchedulerLimits`.
+    num_blocks: None for enough. worker: None for one that returns only tokens. limits: more fields
+    of `SchedulerLimits`.
     """
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=8, head_size=64, dtype="bfloat16")
     group = KVCacheGroup(layer_names=("layer",), spec=spec)
@@ -92,7 +92,7 @@ def make_core(
 
 
 def add_request(core: EngineCore, number: int, max_tokens: int = NUM_STEPS) -> None:
-    """Add a request with a prompt of its own."""
+    """Add a request with a unique prompt."""
     core.add_request(
         EngineCoreRequest(
             request_id=f"request-{number}",
@@ -117,13 +117,13 @@ def begins_a_block(step: int) -> bool:
 
 
 def collect() -> None:
-    """Keep the garbage collector out of what comes."""
+    """Run the garbage collector and disable it."""
     gc.collect()
     gc.freeze()
 
 
 def measure(num_requests: int) -> dict[str, float]:
-    """Return milliseconds a step, and microseconds a join, a full block and a finish."""
+    """Return the milliseconds per step, and the microseconds per join, full block and finish."""
     core = make_core(num_requests)
     for number in range(num_requests):
         add_request(core, number)
@@ -147,7 +147,7 @@ def measure(num_requests: int) -> dict[str, float]:
 
 
 def measure_aborts(num_requests: int) -> float:
-    """Return the microseconds of one abort, of one in four."""
+    """Return the microseconds of one abort, if one request in four is aborted."""
     core = make_core(num_requests)
     for number in range(num_requests):
         add_request(core, number)
@@ -163,7 +163,7 @@ def measure_aborts(num_requests: int) -> float:
 def measure_preemptions(num_requests: int) -> float:
     """Return the microseconds that one preemption adds to a step in which all begin a block.
 
-    Requests give way when others need a block, so such steps are compared with their like.
+    Preemptions happen when requests need blocks, so steps with new blocks are compared.
     """
     core = make_core(num_requests, num_blocks=num_requests * BLOCKS_EACH * 3 // 4 + 1)
     for number in range(num_requests):
@@ -178,11 +178,11 @@ def measure_preemptions(num_requests: int) -> float:
             return max(0.0, taken - statistics.median(plain)) / stats.num_preemptions
         if place >= NUM_WARM_UP and begins_a_block(place):
             plain.append(taken)
-    raise RuntimeError("nobody was preempted: there are too many blocks")
+    raise RuntimeError("no request was preempted: there are too many blocks")
 
 
 def measure_churn(num_requests: int) -> float:
-    """Return the median milliseconds of a step in which requests come and go."""
+    """Return the median milliseconds of a step under churn."""
     core, rng = make_core(num_requests), Random(0)
     for number in range(4 * num_requests):
         add_request(core, number, rng.randint(NUM_WARM_UP, NUM_STEPS))
@@ -208,7 +208,7 @@ def measure_turnover(num_requests: int) -> float:
 
 
 class LogprobWorker(NullWorker):
-    """Gives log-probabilities to the first `num_requests` runs that sample, from one made array."""
+    """Returns prepared log-probabilities for the first `num_requests` sampling runs."""
 
     def __init__(self, num_requests: int) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ def measure_cpu(core: EngineCore, num_requests: int) -> float:
 
 
 def make_core_behind_prompt(num_requests: int) -> EngineCore:
-    """Return a core that computes a long prompt in chunks; what comes next is admitted behind."""
+    """Return a core that computes a long prompt in chunks; later requests are admitted after it."""
     core = make_core(
         num_requests + 1,
         num_blocks=num_requests * BLOCKS_EACH + LONG_PROMPT // BLOCK_SIZE + 64,
@@ -291,7 +291,7 @@ def make_core_behind_prompt(num_requests: int) -> EngineCore:
 
 
 def num_computed_of_equal(num_requests: int = 8, length: int = 2001) -> int:
-    """Return how many tokens are computed for equal prompts of `length` tokens, all at once."""
+    """Return the number of computed tokens for simultaneous equal prompts of `length` tokens."""
     num_blocks = num_requests * (length // BLOCK_SIZE + 2)
     core = make_core(
         num_requests, num_blocks=num_blocks, max_model_len=length + 8, max_num_batched_tokens=32768
@@ -334,7 +334,7 @@ SPECIAL: dict[str, tuple[float, Callable[[int], EngineCore]]] = {
         ),
     ),
 }
-"""What is special about the steps, the target in milliseconds, and how to make the core."""
+"""The feature of the steps, the target in milliseconds, and the function that creates the core."""
 
 COLUMNS = (
     ("requests", "num_requests", "8.0f"),

@@ -1,10 +1,10 @@
-"""Time backend `torch` on the CPU: µs per layer call and per builder call, bfloat16.
+"""Measure the attention backend `torch` on the CPU: µs per layer and builder call, bfloat16.
 
-Run `python bench/torch_attention.py`. Method: several layers, each with a cache of its own, are
-called in turn, as a model does, so that a cache is not still warm from the last call; block tables
-are shuffled. After two warm-up rounds, each figure is the median of the rounds, with the fastest
-and the slowest beside it. "ragged" rows have contexts spread evenly from a quarter to all of the
-length. GiB/s counts the keys and values that decodes must read, once each.
+Run `python bench/torch_attention.py`. Method: several layers, each with its own cache, are called
+in turn, as a model does, so that the data is not in the processor's cache from the last call; block
+tables are shuffled. After two warm-up rounds, each figure is the median of the rounds, with the
+fastest and the slowest. "ragged" rows have context lengths evenly distributed from a quarter to the
+full length. GiB/s counts the keys and values that decodes must read, once each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEPS = (
 
 
 def measure(call: Callable[[], object], rounds: int) -> list[float]:
-    """Return the µs of each of `rounds` calls, after two to warm up."""
+    """Return the µs of each of `rounds` calls, after two warm-up calls."""
     durations = []
     for _ in range(rounds + 2):
         start = time.perf_counter_ns()
@@ -89,14 +89,14 @@ def run(step: Step, heads: tuple[int, int, int], rounds: int) -> str:
 
 
 def main() -> None:
-    """Print a line for every step and sort of heads."""
+    """Print one line for every step and head configuration."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds")
-    print(f"{'heads':<9} {'step':<25}{'µs a layer':>10}{'µs a build':>25}{'GiB/s':>23}")
+    print(f"{'heads':<9} {'step':<25}{'µs per layer':>10}{'µs per build':>25}{'GiB/s':>23}")
     with torch.inference_mode():
         for heads in HEADS:
             for step in STEPS:

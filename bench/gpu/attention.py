@@ -1,15 +1,14 @@
-"""Time the attention backend `triton` on a GPU beside what its memory and matrix units do.
+"""Measure the attention backend `triton` on a GPU, relative to memory bandwidth and matrix rate.
 
 Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it
-says so and exits with 3.
+reports that and exits with 3.
 
-Method: several layers with caches of their own, together at least four times the GPU's last cache,
-are called in turn, as a model does, with shuffled blocks; the calls are captured in a graph, so
-that the host's work is not in the figures. Each figure is the median of the rounds (first two left
-out).
-Decodes are held against a copy measured in the same process, in bytes of keys and values of useful
-tokens; the copy counts bytes read and written. Prefills count 4 H D for each pair of a token and a
-token that it sees.
+Method: several layers with separate caches, together at least four times the GPU's last-level
+cache, are called in turn, as a model does, with shuffled blocks; the calls are captured in a graph,
+so that the figures exclude the host's work. Each figure is the median of the rounds without the
+first two. Decodes are compared with a copy measured in the same process, in bytes of keys and
+values of useful tokens; the copy counts bytes read and written. Prefills count 4 H D for each pair
+of a token and a token that it attends to.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ COPY_BYTES = 2 << 30
 LEAST_CACHE_BYTES = 256 << 20
 NUM_ROUNDS = 12
 MEANT_TO_REACH = 128 << 20
-"""Bytes of keys and values of a layer from which decode is to reach its share of a copy."""
+"""Bytes of keys and values per layer above which decode must reach its share of the copy rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step to time. heads: query heads, key-value heads, head size."""
+    """A step to measure. heads: query heads, key-value heads, head size."""
 
     label: str
     num_rows: int
@@ -56,12 +55,12 @@ class Step:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a row after the step."""
+        """Return the tokens of a row after the step."""
         return self.context_len + self.query_len
 
     @property
     def spec(self) -> FullAttentionSpec:
-        """What a layer keeps."""
+        """Return the KV-cache spec of a layer."""
         return FullAttentionSpec(
             block_size=BLOCK_SIZE,
             num_kv_heads=self.heads[1],
@@ -72,12 +71,12 @@ class Step:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values that a layer reads."""
+        """Return the bytes of keys and values that a layer reads."""
         return self.num_rows * self.seq_len * self.spec.page_size_bytes // BLOCK_SIZE
 
     @property
     def num_operations(self) -> int:
-        """Multiplications and additions of a layer."""
+        """Return the number of multiplications and additions of a layer."""
         num_heads, _, head_size = self.heads
         pairs = self.query_len * self.context_len + self.query_len * (self.query_len + 1) // 2
         return 4 * num_heads * head_size * self.num_rows * pairs
@@ -124,14 +123,14 @@ def median_s(run: Callable[[], object]) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return bytes a second, read and written, of a copy within the device's memory."""
+    """Return the bytes per second, read and written, of a copy within the device's memory."""
     source = torch.randint(256, (COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / median_s(lambda: target.copy_(source))
 
 
 def make_batch(step: Step, device: torch.device) -> tuple[AttentionBatch, int]:
-    """Return the step's batch, blocks shuffled, and how many blocks the cache has."""
+    """Return the batch of the step, with shuffled blocks, and the number of cache blocks."""
     rows, width = step.num_rows, -(-step.seq_len // BLOCK_SIZE)
     table = torch.randperm(rows * width, device=device).view(rows, width).int() + 1
     positions = torch.arange(step.context_len, step.seq_len, device=device)
@@ -149,12 +148,12 @@ def make_batch(step: Step, device: torch.device) -> tuple[AttentionBatch, int]:
 
 
 def make_caches(step: Step, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-    """Return as many caches as fill the device's last cache several times over."""
+    """Return enough caches to exceed the device's last-level cache several times."""
     shape = TritonAttentionBackend.kv_cache_shape(num_blocks, step.spec)
     count = max(1, -(-LEAST_CACHE_BYTES // step.cache_bytes))
     if step.cache_dtype != FP8:
         return [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(count)]
-    # Bytes of 56 are ones; as scales, four of them are a number near 4e-5.
+    # Bytes of 56 are the number one; as scales, four of them are a number near 4e-5.
     return [
         torch.full(shape, 56, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
         for _ in range(count)
@@ -162,7 +161,7 @@ def make_caches(step: Step, num_blocks: int, device: torch.device) -> list[torch
 
 
 def time_layer(step: Step, device: torch.device) -> float:
-    """Return the seconds that a layer takes, turning and its write to the cache included."""
+    """Return the seconds per layer, including rotary embedding and the write to the cache."""
     batch, num_blocks = make_batch(step, device)
     num_heads, num_kv_heads, head_size = step.heads
     num_tokens = sum(batch.query_lens)
@@ -197,7 +196,7 @@ def time_layer(step: Step, device: torch.device) -> float:
         for layer, cache in zip(layers, caches, strict=True):
             layer.forward(q, k, v, cache, metadata, out, rotary_args)
 
-    all_layers()  # compiles, and lists the work
+    all_layers()  # compiles, and creates the work list
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -206,7 +205,7 @@ def time_layer(step: Step, device: torch.device) -> float:
 
 
 def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
-    """Yield the figures one after the other, the share of a copy last."""
+    """Yield the figures one by one, the share of the copy rate last."""
     copy = copy_bandwidth(device)
     yield Figure(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")
     shares = []
@@ -222,7 +221,7 @@ def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
         yield Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note)
         if step.cache_bytes >= MEANT_TO_REACH:
             shares.append(100 * rate / copy)
-    note = f"worst of {len(shares)} cases of {MEANT_TO_REACH >> 20} MiB and more a layer"
+    note = f"worst of {len(shares)} cases of at least {MEANT_TO_REACH >> 20} MiB per layer"
     yield Figure(name="decode_copy_share", value=min(shares), unit="%", note=note)
 
 
@@ -230,18 +229,18 @@ def main() -> int:
     """Measure, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--device", default="cuda", help="torch's name of it")
+    parser.add_argument("--device", default="cuda", help="torch's name of the device")
     parser.add_argument("--small", action="store_true", help="fewer cases")
     chosen = parser.parse_args()
     if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
-        print("bench/gpu/attention.py needs a GPU, and there is none")
+        print("bench/gpu/attention.py needs a GPU; none was found")
         return NO_GPU
     torch.manual_seed(0)
     steps, figures = STEPS if chosen.small else STEPS + MORE_STEPS, []
     for figure in measure(steps, torch.device(chosen.device)):
         print(f"{figure.name:32} {figure.value:10.1f} {figure.unit:8} {figure.note}", flush=True)
         figures.append(asdict(figure))
-        if chosen.json:  # after each: who ends this at a deadline keeps what was measured
+        if chosen.json:  # after each figure, so that a process killed at its deadline keeps them
             part = chosen.json.with_suffix(".part")
             part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
             part.replace(chosen.json)

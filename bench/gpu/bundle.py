@@ -1,12 +1,12 @@
-"""Gathers what `check.py` needs on a machine with a GPU and no network: `make gpu-bundle`.
+"""Collects the wheels that `check.py` needs on a GPU machine without a network: `make gpu-bundle`.
 
     python bench/gpu/bundle.py [--python 3.12] [--into .gpu-bundle]
 
-The wheels of our members, and every third-party wheel that they need and that such a machine does
-not have anyway, at the versions of `requirements/constraints.txt` or, for what these need in turn,
-those that are installed here: what the tests ran with. torch, Triton, numpy and transformers are
-the machine's own. Members with native code for the CPU stay behind, and so do those that need them.
-Nothing is resolved on the other side: one version of each is all there is.
+The wheels of the members, and every third-party wheel that they need and that such a machine lacks,
+at the versions of `requirements/constraints.txt` or, for indirect dependencies, the versions
+installed here, which the tests ran with. torch, Triton, numpy and transformers must be installed on
+the machine. Members with native code for the CPU are left out, and so are those that depend on
+them. The target machine resolves nothing, because the bundle has one version of each package.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpu.bundle_contents import BUNDLE, INDEX  # noqa: E402
 MAX_BYTES = 60 * 10**6
 NATIVE = frozenset({"dovetail-cpu-kernels"})
 PROVIDED = frozenset({"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors"})
-"""What a machine with torch for its GPU has, in builds that nobody else should replace."""
+"""Packages of a machine with torch for its GPU, whose builds must not be replaced."""
 TOOLS = ("pytest",)
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def members() -> dict[str, Path]:
-    """Return the folders of the members that travel, by the name of their distribution."""
+    """Return the folders of the members in the bundle, by the name of their distribution."""
     lines = (ROOT / "requirements" / "dev.txt").read_text("utf-8").splitlines()
     folders = [ROOT / line.removeprefix("-e ./") for line in lines if line.startswith("-e ./")]
     projects = {_project(folder)["name"]: folder for folder in folders}
@@ -57,7 +57,7 @@ def members() -> dict[str, Path]:
 
 
 def needed(travelling: dict[str, Path], python: str) -> dict[str, str]:
-    """Return the third-party distributions that members need there: name to version."""
+    """Return the third-party distributions that members need on the target, with versions."""
     wishes = [wish for folder in travelling.values() for wish in _project(folder)["dependencies"]]
     waiting = [*_names(wishes, python), *TOOLS]
     pins = _pins()
@@ -79,7 +79,7 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def _names(wishes: Iterable[str], python: str = "3.12") -> Iterator[str]:
-    """Yield the names of those requirements that hold on a Linux with that Python, no extras."""
+    """Yield the names of the requirements that apply to Linux with that Python, without extras."""
     there = {
         "extra": "",
         "python_version": python,
@@ -103,7 +103,7 @@ def _pins() -> dict[str, str]:
 
 
 def gather(into: Path, python: str) -> dict[str, Any]:
-    """Fill an empty folder and return what its index says; raise CalledProcessError."""
+    """Fill an empty folder and return its index. Raises CalledProcessError."""
     travelling = members()
     if travelling:
         options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))
@@ -135,9 +135,9 @@ def _run(*command: object) -> str:
 
 
 def main() -> int:
-    """Make the bundle again, and say how large it is; 1 if that is too large."""
+    """Create the bundle and print its size; return 1 if it is too large."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--python", default="3.12", help="the machine's version of Python")
+    parser.add_argument("--python", default="3.12", help="Python version of the target machine")
     parser.add_argument("--into", type=Path, default=ROOT / BUNDLE)
     asked = parser.parse_args()
     shutil.rmtree(asked.into, ignore_errors=True)
@@ -147,7 +147,7 @@ def main() -> int:
     told = f"{len(index['files'])} wheels, {num_bytes / 1e6:.1f} MB"
     print(f"{asked.into}: {told}, of commit {index['commit']}")
     if num_bytes > MAX_BYTES:
-        print(f"That is more than {MAX_BYTES / 1e6:.0f} MB.", file=sys.stderr)
+        print(f"The limit is {MAX_BYTES / 1e6:.0f} MB.", file=sys.stderr)
         return 1
     return 0
 

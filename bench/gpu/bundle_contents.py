@@ -1,6 +1,6 @@
-"""What lies in a bundle: wheels, and a file that says what they are and of which commit.
+"""The contents of a bundle: wheels, and an index with their names and the commit.
 
-Standard library only: it is read where nothing is installed yet.
+Standard library only: it is used before packages are installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ INDEX = "bundle.json"
 
 
 def read_bundle(folder: Path) -> dict[str, Any]:
-    """Return what a bundle says of itself; empty where there is none."""
+    """Return the index of a bundle; empty if there is none."""
     file = folder / INDEX
     if not file.is_file():
         return {}

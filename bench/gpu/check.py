@@ -1,14 +1,14 @@
-"""Proves and measures everything on this machine's GPU, in ten minutes, without a network.
+"""Tests and measures everything on this machine's GPU, in ten minutes, without a network.
 
-    python bench/gpu/check.py                        what a GPU is for; `make gpu-check`
+    python bench/gpu/check.py                        on a GPU; `make gpu-check`
     python bench/gpu/check.py --device cpu --small   the same sections on a CPU, in seconds
-    python bench/gpu/check.py --device fake --small  the same on a stand-in for a device
+    python bench/gpu/check.py --device fake --small  the same on a fake device
 
-Each section runs in a process of its own with a deadline, and its result is on disk before the
-next one begins: one that fails, hangs or lacks a package costs its own figures and no others. If
-`.gpu-bundle` is there (`make gpu-bundle`), its wheels are installed into a private folder first.
-Exit code 0: all is right and every aim is reached; 1: not so; 2: there is no GPU. This program
-needs the standard library only.
+Each section runs in a separate process with a deadline, and its result is on disk before the next
+section begins. A section that fails, hangs or lacks a package loses only its own figures. If
+`.gpu-bundle` exists (`make gpu-bundle`), its wheels are installed into a private folder first. Exit
+code 0: all sections pass and every target is reached; 1: a failure; 2: there is no GPU. This
+program needs only the standard library.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from gpu.report import DIED, LATE, NO_DEVICE, OK, read_report  # noqa: E402
 from gpu.tables import aims_missed, render_table  # noqa: E402
 
 _LEAST_S = 2.0
-"""Less time than this is not worth a process."""
+"""A section is not started with less time than this."""
 _INSTALL_S = 60.0
 _SEED = 20261121
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What the command line asks. device: "auto" for the first accelerator that torch sees."""
+    """The options of the command line.
+
+    device: "auto" for the first accelerator that torch finds.
+    """
 
     device: str
     small: bool
@@ -54,10 +57,10 @@ class Wishes:
 
 
 class Check:
-    """One run of the check: what it has found so far, on disk after every step."""
+    """One run of the check; its results are written to disk after every section."""
 
     def __init__(self, wishes: Wishes, scratch: Path, begun: float | None = None) -> None:
-        """begun: by `time.monotonic`, since when the time counts; None for now."""
+        """begun: start of the time limit, by `time.monotonic`; None for now."""
         self._wishes = wishes
         self._scratch = scratch
         self._begun = time.monotonic() if begun is None else begun
@@ -75,7 +78,7 @@ class Check:
         }
 
     def go(self) -> None:
-        """Run all sections that are requested, the machine's first."""
+        """Run all requested sections, `machine` first."""
         for spec in self._wishes.sections:
             print(f"{spec.name}: {spec.question}", file=sys.stderr, flush=True)
             found = self._section(spec)
@@ -87,7 +90,7 @@ class Check:
             print(told, file=sys.stderr, flush=True)
 
     def exit_code(self) -> int:
-        """Return 2 without a device, 1 if something is wrong or short of its aim, else 0."""
+        """Return 2 without a device, 1 if a section failed or missed a target, else 0."""
         if not self._device:
             return 2
         sections = self.run["sections"]
@@ -97,12 +100,12 @@ class Check:
 
     def _section(self, spec: SectionSpec) -> dict[str, Any]:
         if spec.name != "machine" and not self._device:
-            return _unrun(NO_DEVICE, "torch sees none here")
+            return _unrun(NO_DEVICE, "torch finds no device")
         if self._device == "cpu" and not spec.on_cpu:
-            return _unrun(NO_DEVICE, "it has no meaning on a CPU")
+            return _unrun(NO_DEVICE, "not meaningful on a CPU")
         left_s = self._wishes.total_s - (time.monotonic() - self._begun)
         if left_s < _LEAST_S:
-            return _unrun(LATE, f"the {self._wishes.total_s:g} s for everything were over")
+            return _unrun(LATE, f"the {self._wishes.total_s:g} s total limit has passed")
         return self._run_process(spec, min(spec.deadline_s, left_s))
 
     def _run_process(self, spec: SectionSpec, deadline_s: float) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class Check:
 
 
 def read_commit() -> str:
-    """Return the commit of this checkout, with "+" if files differ; the bundle's elsewhere."""
+    """Return the commit of this checkout, with "+" if files differ, or that of the bundle."""
     try:
         commit = _git("rev-parse", "--short=10", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -162,24 +165,26 @@ def _git(*words: str) -> str:
 
 
 def suits(bundle: Path) -> bool:
-    """Return whether there is a bundle for this Python; say what is odd about it."""
+    """Return whether there is a bundle for this Python; print a warning if it does not fit."""
     told = read_bundle(bundle)
     if not told:
         return False
     here = ".".join(map(str, sys.version_info[:2]))
     if told["python"] != here:
-        text = f"{bundle} is for Python {told['python']}, this is {here}: it is left aside"
-        print(f"{text}, and what is installed is used.", file=sys.stderr)
+        text = (
+            f"{bundle} is for Python {told['python']}, this is Python {here}; the bundle is ignored"
+        )
+        print(f"{text}; the installed packages are used.", file=sys.stderr)
         return False
     commit = read_commit()
     if commit != told["commit"]:
         text = f"the bundle is of commit {told['commit']}, this checkout of {commit}"
-        print(f"Mind that {text}: make the bundle again.", file=sys.stderr)
+        print(f"Warning: {text}. Create the bundle again.", file=sys.stderr)
     return True
 
 
 def install(bundle: Path, site: Path, scratch: Path) -> str:
-    """Install a bundle's wheels into `site`, without an index; return why not, "" if it worked."""
+    """Install a bundle's wheels into `site` without an index; return the error, "" on success."""
     wheels = sorted(map(str, bundle.glob("*.whl")))
     options = ("--no-index", "--no-deps", "--no-compile", "--target", str(site))
     ended = run_until(
@@ -201,7 +206,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--device", default="auto", help="auto, cuda, xpu; or cpu, fake to try it out"
     )
-    parser.add_argument("--small", action="store_true", help="sizes of which a CPU needs seconds")
+    parser.add_argument("--small", action="store_true", help="sizes for which a CPU needs seconds")
     parser.add_argument("--sections", nargs="+", choices=names, default=names)
     parser.add_argument("--total-s", type=float, default=TOTAL_S)
     parser.add_argument("--json", type=Path, default=ROOT / ".bench" / "gpu.json")
@@ -234,7 +239,7 @@ def main() -> int:
     print(render_table(check.run))
     print(f"\nWritten: {wishes.result}")
     if not check.run["device"]["type"]:
-        print("This check needs a GPU. To try the command out: --device cpu --small")
+        print("This check needs a GPU. To try the command without one: --device cpu --small")
     return check.exit_code()
 
 

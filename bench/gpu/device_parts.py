@@ -1,7 +1,7 @@
-"""What has to do with a device: its platform and worker, attention backends to try, suites to run.
+"""The plugins for a device: platform, worker, attention backends to test, suites to run.
 
-"fake" is the torch layer's stand-in for a device: with it every section goes the way of a device on
-any machine, which tries the check out and proves nothing. Standard library only.
+"fake" is the torch layer's fake device. With it every section runs the device code path on any
+machine, to test the check itself; it proves nothing about devices. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _NO_WAIT = f"{_FAKE}.attention:NoWaitAttentionBackend"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceParts:
-    """A device's type, as torch is told it, and its plugins by reference.
+    """A torch device type and its plugins by reference.
 
-    attention: the backend that serves. backends: of attention, to be held against references.
-    plugins: "kind:name" whose suites are run.
+    attention: the backend of engines. backends: attention backends to test. plugins:
+    "kind:name" of the suites to run.
     """
 
     device_type: str
@@ -31,7 +31,7 @@ class DeviceParts:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of an engine on this device."""
+        """Return the options of an engine on this device."""
         return {
             "platform": self.platform,
             "worker_cls": self.worker,
@@ -73,14 +73,14 @@ PARTS: Mapping[str, DeviceParts] = MappingProxyType(
         ),
     }
 )
-"""By the name that the command line has for a device: its type, but for the stand-in."""
+"""Devices by command-line name, which is the device type except for the fake device."""
 
 STAND_INS = frozenset({"cpu", "fake"})
-"""What is not a device: a run on one proves nothing about devices."""
+"""Names that are not devices: a run on them proves nothing about devices."""
 
 
 def prepare_device(name: str) -> None:
-    """Make a stand-in known to torch; a device that is one is known already."""
+    """Register the fake device with torch; do nothing for other devices."""
     if name != "fake":
         return
     from dovetail_torch.fake_device import DEVICE, install

@@ -1,4 +1,4 @@
-"""Runs of an engine whose worker remembers logits, in the form that the margin rule takes.
+"""Runs of an engine whose worker records logits, in the form that the margin rule needs.
 
 Legend: T tokens of a sequence, V vocabulary.
 """
@@ -32,7 +32,7 @@ BASE_OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a run left behind. num_preemptions: requests that had to give way."""
+    """The results of a run. num_preemptions: number of preempted requests."""
 
     requests: dict[str, Sequenced]
     recorded: list[RecordedRun]
@@ -40,7 +40,7 @@ class Ran:
 
 
 def recording_worker(parts: DeviceParts) -> type:
-    """Return a device's worker with a memory of logits."""
+    """Return a worker class of the device that records logits."""
     base = PluginRegistry().load("worker", parts.worker)
     return type("RecordingDeviceWorker", (Recording, base), {})
 
@@ -58,9 +58,9 @@ def run_engine(
     parts: DeviceParts,
     **options: Any,
 ) -> Ran:
-    """Answer prompts of token ids, the second half of them by chance, and return what was seen.
+    """Generate from prompts of token ids, the second half by sampling; return the recorded run.
 
-    options: of the engine, over `BASE_OPTIONS`.
+    options: engine options that override `BASE_OPTIONS`.
     """
     given = {**BASE_OPTIONS, **parts.options, "worker_cls": recording_worker(parts), **options}
     half = (len(prompts) + 1) // 2
@@ -83,7 +83,7 @@ def run_engine(
 
 
 def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
-    """Return parameters that draw: greedy texts of random models soon go in circles."""
+    """Return parameters with sampling: greedy texts of random models soon repeat themselves."""
     return SamplingParams(
         temperature=1.0, seed=seed, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
     )
@@ -99,7 +99,7 @@ class EngineOracle:
         parts: DeviceParts,
         **options: Any,
     ) -> None:
-        """Let an engine with `options` read all sequences."""
+        """Compute all sequences as prompts in an engine with `options`."""
         wanted = list(dict.fromkeys(map(tuple, sequences)))
         one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
         ran = run_engine(model, wanted, one, parts, **options)
@@ -119,7 +119,7 @@ class EngineOracle:
 
 
 def report_agreement(agreements: Sequence[Agreement], report: Report) -> None:
-    """Report the worst of several agreements, and fail where the margin rule does not hold."""
+    """Report the worst of several agreements, and a failure if the margin rule does not hold."""
     positions = sum(one.positions for one in agreements)
     clear = sum(one.qualifying + one.tokens_qualifying for one in agreements)
     equal = sum(one.qualifying_equal + one.tokens_equal for one in agreements)

@@ -1,4 +1,4 @@
-"""A benchmark script of this folder, run by the check: its figures become the section's."""
+"""Runs a benchmark script of this folder as a section of the check, with its figures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpu.report import NeedsDeviceError, Report, Task
 HERE = Path(__file__).resolve().parent
 NO_DEVICE_CODE = 3
 _MARGIN_S = 4.0
-"""Of a section's time: to start its process, and to report what the script has measured so far."""
+"""Part of a section's time for starting its process and reporting the script's figures."""
 
 
 def run_script(name: str, task: Task, report: Report) -> None:
-    """Run `NAME.py --json FILE --device TYPE` and report what it measured, before its deadline.
+    """Run `NAME.py --json FILE --device TYPE` until its deadline and report its figures.
 
-    Exit code 3 says that it needs a device that is not here; any other but 0 is a failure. Its
+    Exit code 3 means that its device is not available; other nonzero codes are failures. The
     section is NAME_kernels.
     """
     deadline_s = section(f"{name}_kernels").deadline_s - _MARGIN_S

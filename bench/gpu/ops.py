@@ -1,12 +1,12 @@
-"""Time the ops `triton` on a GPU beside torch's own.
+"""Measure the ops `triton` on a GPU and compare them with torch operations.
 
-Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it says so
-and exits with 3.
+Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it reports
+that and exits with 3.
 
-Method: calls are captured in a graph and replayed, so that the host's work is not in the figures;
-what cannot be captured is timed call by call. Each figure is the median of the rounds, after two
-that are left out; bytes are those that have to be read and written once. What a call costs the host
-is timed apart.
+Method: calls are captured in a graph and replayed, so that the figures exclude the host's work;
+calls that cannot be captured are timed one by one. Each figure is the median of the rounds without
+the first two; bytes are those that must be read and written once. The host time of a call is
+measured separately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model's layer. heads: query heads, key-value heads, head size."""
+    """Sizes of a model's layer. heads: query heads, key-value heads, head size."""
 
     label: str
     hidden: int
@@ -62,7 +62,7 @@ LARGE = Shape(label="8 B", hidden=4096, inner=12288, heads=(32, 8, 128))
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """The same work by Triton and by torch. num_bytes: to be read and written; 0 for not told."""
+    """The same work by Triton and by torch. num_bytes: bytes read and written; 0 for unknown."""
 
     name: str
     ours: Call
@@ -147,7 +147,7 @@ def layer_contests(
 
 
 def sampling_contests(ours: TritonOps, num_rows: int, device: torch.device) -> Iterator[Contest]:
-    """Yield the choice of tokens, best and at random; torch draws by sorting."""
+    """Yield the sampling operations, greedy and random; torch samples by sorting."""
     logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * 3
     num_bytes = logits.numel() * 4
     yield Contest(
@@ -173,7 +173,7 @@ def sampling_contests(ours: TritonOps, num_rows: int, device: torch.device) -> I
 
 
 def draw_columns(num_rows: int, top_k: int, top_p: float, device: torch.device) -> DrawColumns:
-    """Return columns for rows that all draw alike, at temperature 0.8."""
+    """Return columns for rows with the same sampling parameters, at temperature 0.8."""
     counted = torch.arange(num_rows, device=device)
     return DrawColumns(
         temperature_R=torch.full((num_rows,), 0.8, device=device),
@@ -186,7 +186,7 @@ def draw_columns(num_rows: int, top_k: int, top_p: float, device: torch.device) 
 
 
 def draw_by_sorting(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Draw as one would in a few lines of torch."""
+    """Sample in plain torch."""
     probs = (logits / 0.8).softmax(-1)
     if top_k == VOCAB_SIZE and top_p == 1.0:
         return probs.multinomial(1)
@@ -225,7 +225,7 @@ def input_contest(ours: TritonOps, num_rows: int, device: torch.device) -> Conte
 
 
 def contests(device: torch.device, *, small: bool) -> Iterator[Contest]:
-    """Yield all that is measured."""
+    """Yield all contests."""
     ours = TritonOps()
     for shape in (SMALL,) if small else (SMALL, LARGE):
         for num_tokens in (256,) if small else (1, 256, 8192):
@@ -236,7 +236,7 @@ def contests(device: torch.device, *, small: bool) -> Iterator[Contest]:
 
 
 def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
-    """Yield a contest's figures, one after the other."""
+    """Yield the figures of a contest one by one."""
     for one in contests(device, small=small):
         ours = time_call(one.ours)
         theirs = time_call(one.theirs, in_graph=one.their_graph)
@@ -251,17 +251,17 @@ def main() -> int:
     """Measure, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--device", default="cuda", help="torch's name of it")
+    parser.add_argument("--device", default="cuda", help="torch's name of the device")
     parser.add_argument("--small", action="store_true", help="fewer cases")
     chosen = parser.parse_args()
     if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
-        print("bench/gpu/ops.py needs a GPU, and there is none")
+        print("bench/gpu/ops.py needs a GPU; none was found")
         return NO_GPU
     figures = []
     for figure in measure(torch.device(chosen.device), small=chosen.small):
         print(f"{figure.name:48} {figure.value:10.1f} {figure.unit:5} {figure.note}", flush=True)
         figures.append(asdict(figure))
-        if chosen.json:  # after each: who ends this at a deadline keeps what was measured
+        if chosen.json:  # after each figure, so that a process killed at its deadline keeps them
             part = chosen.json.with_suffix(".part")
             part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
             part.replace(chosen.json)

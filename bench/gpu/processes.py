@@ -1,7 +1,4 @@
-"""Processes with a deadline: what a section runs in, so that none can take the others with it.
-
-Standard library only.
-"""
+"""Processes with a deadline, so that one section cannot affect another. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended. code: None where it was ended at its deadline. said: its last lines."""
+    """How a process ended. code: None if it was killed at its deadline. said: its last lines."""
 
     code: int | None
     seconds: float
@@ -33,10 +30,12 @@ def run_until(
     num_lines: int = 12,
     apart: bool = True,
 ) -> Ended:
-    """Run a command in `folder` and end it at the deadline. What it writes: `folder`/output.txt.
+    """Run a command in `folder` and kill it at the deadline.
 
-    apart: in a session of its own, so that whatever it has started ends with it; without, that is
-    the business of the session that this process is in.
+    Its output goes to `folder`/output.txt.
+
+    apart: run in a new session, so that its child processes are killed with it; otherwise it uses
+    this process's session.
     """
     log = folder / "output.txt"
     begun = time.monotonic()
@@ -63,7 +62,7 @@ def run_until(
 
 
 def _end(process: subprocess.Popen[bytes], *, apart: bool) -> None:
-    # There may be nobody left to end.
+    # The processes may have exited already.
     with suppress(ProcessLookupError):
         if apart:
             os.killpg(process.pid, signal.SIGKILL)

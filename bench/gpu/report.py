@@ -1,7 +1,7 @@
-"""A section's report: figures, counts and complaints, on disk as soon as they are known.
+"""A section's report: figures, counts and failures, written to disk immediately.
 
-Written by the section's own process, read by the check, so that a section that hangs or dies
-leaves what it had found. Standard library only.
+The section's process writes it and the check reads it, so that a section that hangs or crashes
+keeps its results. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpu.device_parts import PARTS, DeviceParts
 
 OK = "ok"
 FAILED = "failed"
-"""It ran, and something is wrong."""
+"""The section ran and found a failure."""
 BROKEN = "broken"
-"""It raised."""
+"""The section raised an exception."""
 DIED = "died"
 LATE = "timed out"
 NO_DEVICE = "needs a GPU"
@@ -31,15 +31,15 @@ _NUM_FRAMES = 3
 
 
 class NeedsDeviceError(Exception):
-    """What is asked has no meaning on the device available; the text says why."""
+    """The section does not apply to the available device; the text gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a section is given.
+    """The arguments of a section.
 
-    device: its type, as torch is told it. small: a few seconds on a CPU are all there is. folder:
-    for files; empty at first. seed: of everything random.
+    device: the torch device type. small: use sizes for a few seconds on a CPU. folder: an empty
+    folder. seed: of all random numbers.
     """
 
     device: str
@@ -49,13 +49,13 @@ class Task:
 
     @property
     def parts(self) -> DeviceParts:
-        """What has to do with the device."""
+        """Return the plugins for the device."""
         return PARTS[self.device]
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What a section found. Every change is written to `file` at once."""
+    """The results of a section. Every change is written to `file` at once."""
 
     file: Path
     figures: list[dict[str, Any]] = field(default_factory=list)
@@ -65,27 +65,27 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def figure(self, name: str, value: float, *, unit: str = "", note: str = "") -> None:
-        """Add a number. unit, note: for one that the catalogue does not know."""
+        """Add a figure. unit, note: for a figure that the catalogue does not list."""
         self.figures.append({"name": name, "value": value, "unit": unit, "note": note})
         self._write()
 
     def plugin(self, name: str, counts: Mapping[str, int]) -> None:
-        """Add how many cases of "kind:name" passed, failed and were skipped."""
+        """Add the numbers of passed, failed and skipped cases of "kind:name"."""
         self.plugins[name] = dict(counts)
         self._write()
 
     def fact(self, name: str, value: Any) -> None:
-        """Add something that is good to know and is not a result."""
+        """Add information that is not a result."""
         self.facts[name] = value
         self._write()
 
     def fail(self, text: str) -> None:
-        """Say that something is wrong; the section continues."""
+        """Record a failure; the section continues."""
         self.wrong.append(text)
         self._write()
 
     def note(self, text: str) -> None:
-        """Say something that is neither right nor wrong."""
+        """Add a remark."""
         self.notes.append(text)
         self._write()
 
@@ -97,7 +97,7 @@ class Report:
 
 
 def describe_error(error: Exception) -> str:
-    """Return what an error says, in a few lines, and where it was raised."""
+    """Return the message of an error in a few lines, and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)[-_NUM_FRAMES:]
     places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
     told = "".join(traceback.format_exception_only(error)).strip().splitlines()
@@ -105,7 +105,7 @@ def describe_error(error: Exception) -> str:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """Return what a report holds; empty lists and tables where nothing was written."""
+    """Return the content of a report; empty lists and tables if there is none."""
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found

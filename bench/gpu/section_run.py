@@ -1,7 +1,7 @@
-"""One section in a process of its own: `python -m gpu.section_run TASK` (JSON).
+"""Runs one section in a separate process: `python -m gpu.section_run TASK` (JSON).
 
-Started by the check and by nobody else. How it ended is written beside the report: a section that
-raises says why, one that lacks a package says which.
+Only the check starts it. The outcome is written next to the report, with the exception or the
+missing package.
 """
 
 from __future__ import annotations

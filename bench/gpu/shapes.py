@@ -1,4 +1,4 @@
-"""Shapes of models without weights: a folder with a config.json, for the loader `dummy`."""
+"""Writes model shapes without weights: a folder with a config.json, for the loader `dummy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of calls on any device: by its own events, or by the clock where calls return when done."""
+"""Times calls on any device: by device events, or by the clock if calls are synchronous."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu.device_parts import STAND_INS
 def time_calls(
     call: Callable[[], object], device: str, *, repeats: int = 10, warm_ups: int = 3
 ) -> list[float]:
-    """Return seconds of each of `repeats` calls, after `warm_ups` that are not counted."""
+    """Return the seconds of each of `repeats` calls, after `warm_ups` uncounted calls."""
     for _ in range(warm_ups):
         call()
     if device in STAND_INS:

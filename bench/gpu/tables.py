@@ -45,7 +45,7 @@ def render_table(run: Run) -> str:
         if found["state"] != OK and found.get("why"):
             lines += [f"    ! {line}" for line in found["why"].splitlines()]
         lines += [f"    · {note}" for note in found["notes"]]
-    lines += ["", f"{run['seconds']:.0f} s in all."]
+    lines += ["", f"{run['seconds']:.0f} s in total."]
     return "\n".join(lines)
 
 

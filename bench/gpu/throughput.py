@@ -1,9 +1,9 @@
-"""How fast an engine of a shape is, and what a step of 256 requests costs the host.
+"""Measures the throughput of a model shape, and the host time of a step of 256 requests.
 
-Random weights from the loader `dummy`, bf16, random prompts of 128 tokens and 256 tokens more for
-each, greedy, no prefix cache. One request, the median of three runs, and 256 at once, of two; a
-short warm-up of the same kind goes before each. The host's part of a step is all of its time but
-the waiting for results; launching is the worker's part of that.
+Random weights from the loader `dummy`, bf16, random prompts of 128 tokens and 256 output tokens,
+greedy, no prefix cache. One request: median of three runs; 256 requests: median of two; each after
+a short warm-up of the same kind. The host's part of a step is its time without waiting for results;
+launching is the worker's part of that.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NUM_WARM = 16
 
 @dataclass(kw_only=True)
 class Times:
-    """Of the worker's calls, in seconds: each step's launch, and all waiting for results."""
+    """Seconds of the worker's calls: the launch of each step, and all waiting for results."""
 
     launches: list[float] = field(default_factory=list)
     waited: float = 0.0
 
 
 def measure_shape(name: str, task: Task, report: Report) -> None:
-    """Measure the shape; report start, both rates and the host's times."""
+    """Measure the shape; report the start, both rates and the host times."""
     num_in, num_out, num_many = _SMALL if task.small else (_NUM_IN, _NUM_OUT, _NUM_MANY)
     model = write_shape("tiny" if task.small else name, task.folder)
     report.note(f"{num_in} tokens in, {num_out} out; {num_many} requests at once")
@@ -50,7 +50,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
         max_model_len=num_in + num_out,
         max_num_seqs=num_many,
         max_num_batched_tokens=8192,
-        # Enough for all; the share of a CPU's memory is another's, too.
+        # Enough for all requests; the default share of a CPU's memory would be too much.
         num_gpu_blocks_override=num_many * (num_in + num_out) // 16 + 64,
         block_size=16,
     ) as llm:
@@ -61,7 +61,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
         many = _rates(llm, [num_in] * num_many, params, task.seed, 1 if task.small else 2)
         report.figure("many", statistics.median(many), note=_spread(many))
         if task.device != "cpu":
-            _tell_host(llm, [num_in] * num_many, params, task, times, report)
+            _report_host(llm, [num_in] * num_many, params, task, times, report)
 
 
 def _rates(
@@ -80,11 +80,13 @@ def _run(llm: LLM, lengths: list[int], params: SamplingParams, seed: int) -> flo
     seconds = time.perf_counter() - begun
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     if tokens != len(lengths) * (params.max_tokens or 0):
-        raise RuntimeError(f"{tokens} tokens came of {len(lengths)} × {params.max_tokens}")
+        raise RuntimeError(
+            f"{tokens} tokens generated instead of {len(lengths)} × {params.max_tokens}"
+        )
     return tokens / seconds
 
 
-def _tell_host(
+def _report_host(
     llm: LLM,
     lengths: list[int],
     params: SamplingParams,
@@ -92,7 +94,7 @@ def _tell_host(
     times: Times,
     report: Report,
 ) -> None:
-    """Report the host's times of the decoding steps of one more run, and how many those are."""
+    """Report the host times of the decode steps of one more run, and their number."""
     prompts = random_prompts(lengths, vocab_size=1000, seed=task.seed + 9)
     engine = llm.llm_engine
     for number, prompt in enumerate(prompts):
@@ -116,7 +118,7 @@ def _spread(rates: list[float]) -> str:
 
 
 class _TimedHandle:
-    """A handle whose waiting is counted."""
+    """A step handle that measures its waiting time."""
 
     def __init__(self, handle: Any, times: Times) -> None:
         self._handle, self._times = handle, times
@@ -133,11 +135,11 @@ class _TimedHandle:
 
 
 def timed_worker(task: Task, times: Times) -> type:
-    """Return the device's worker that notes into `times` what its calls take."""
+    """Return a worker class of the device that records the time of its calls in `times`."""
     base = PluginRegistry().load("worker", task.parts.worker)
 
     class TimedWorker(base):
-        """The worker with a stopwatch."""
+        """The worker with time measurement."""
 
         def execute_model(self, plan: Any) -> None:
             self._begun = time.perf_counter()

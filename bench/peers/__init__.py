@@ -1,6 +1,6 @@
-"""Other inference engines, each in a process and an environment of its own, asked line by line.
+"""Other inference engines, each in a separate process and environment, driven line by line.
 
-`cpu_vs.py` and `vs_vllm_scheduler.py` are the commands; README.md says how peers are set up. No
-module here is needed by Dovetail, and none but the `engine_*` and `scheduler_*` files, which run in
-the peers' own processes, imports a peer.
+`cpu_vs.py` and `vs_vllm_scheduler.py` are the commands; README.md describes the set-up of peers.
+Dovetail needs no module of this package. Only the `engine_*` and `scheduler_*` files, which run in
+the peers' own processes, import a peer.
 """

@@ -1,7 +1,7 @@
-"""The parent's side of the line protocol: a process that is asked, with a deadline, and ended.
+"""The parent's side of the line protocol: child processes that answer requests with a deadline.
 
-Does not depend on what is asked. A child that fails, dies or is late raises `ChildError` with the
-end of what it wrote; the caller reports that and continues.
+Independent of the requests. A child that fails, exits or is late raises `ChildError` with the end
+of its output; the caller reports it and continues.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parents[1]
 GRACE_S = 5.0
-"""For a child that answers to leave by itself when its input ends."""
+"""Seconds for a responsive child to exit after its input ends."""
 
 
 class ChildError(Exception):
-    """A child answered with an error, died, or did not answer in time."""
+    """A child answered with an error, exited, or did not answer in time."""
 
 
 class Child:
@@ -47,13 +47,13 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process at the top of the child's tree."""
+        """Return the id of the process at the top of the child's tree."""
         return self._process.pid
 
     def ask(self, operation: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
-        """Return the answer to one request; raise ChildError if there is none within the time.
+        """Return the answer to one request. Raises ChildError if there is none in time.
 
-        After a missed deadline or a death the child is of no more use: close it.
+        Close the child after a missed deadline or an exit; it cannot be used any more.
         """
         assert self._process.stdin is not None
         request = json.dumps({"op": operation, **arguments}) + "\n"
@@ -61,14 +61,14 @@ class Child:
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise ChildError(f"it died before {operation!r}: {self._last_words()}") from None
+            raise ChildError(f"it exited before {operation!r}: {self._last_words()}") from None
         answer: dict[str, Any] = json.loads(self._read_line(operation, deadline_s))
         if "error" in answer:
             raise ChildError(f"{operation!r}: {answer['error']}")
         return answer
 
     def close(self) -> None:
-        """End the process and all that it started; return when it is gone."""
+        """Terminate the process and its descendants; return when they have exited."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -92,7 +92,7 @@ class Child:
                 raise ChildError(f"no answer to {operation!r} within {deadline_s:.0f} s")
             piece = os.read(pipe, 1 << 16)
             if not piece:
-                raise ChildError(f"it died in {operation!r}: {self._last_words()}")
+                raise ChildError(f"it exited during {operation!r}: {self._last_words()}")
             self._unread += piece
         line, self._unread = self._unread.split(b"\n", 1)
         return line

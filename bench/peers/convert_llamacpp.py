@@ -2,9 +2,9 @@
 
     PEER_PYTHON bench/peers/convert_llamacpp.py MODEL_DIR OUT_PREFIX
 
-makes OUT_PREFIX-bf16.gguf and its two quantised copies, the latter by llama.cpp's own quantiser.
-Llama and Qwen3 checkpoints in bfloat16 only. No tokenizer goes in, since the benchmarks ask with
-token ids. Needs `gguf`, `numpy` and `llama-cpp-python`.
+creates OUT_PREFIX-bf16.gguf and two quantized copies with llama.cpp's own quantizer. Llama and
+Qwen3 checkpoints in bfloat16 only. No tokenizer is included, because the benchmarks send token ids.
+Needs `gguf`, `numpy` and `llama-cpp-python`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def write_gguf(model: Path, out: Path) -> None:
 
 
 def quantise(source: Path, out: Path, kind: int) -> None:
-    """Write a quantised copy of a GGUF file."""
+    """Write a quantized copy of a GGUF file."""
     params = native.llama_model_quantize_default_params()
     params.ftype = kind
     code = native.llama_model_quantize(str(source).encode(), str(out).encode(), params)
     if code:
-        raise RuntimeError(f"llama.cpp could not quantise {source}: code {code}")
+        raise RuntimeError(f"llama.cpp could not quantize {source}: code {code}")
 
 
 def _add_sizes(writer: Any, config: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def _add_sizes(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield name and the bits of each bfloat16 tensor as uint16."""
+    """Yield the name and the bits of each bfloat16 tensor as uint16."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -87,7 +87,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _in_their_order(name: str, bits: Any, config: dict[str, Any]) -> Any:
-    """Return q and k of a Llama with the pairs of a rotation side by side, as llama.cpp wants."""
+    """Return q and k of a Llama with the pairs of a rotation adjacent, as llama.cpp expects."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     part = name.split(".")[-2]
     if config["model_type"] != "llama" or part not in heads:

@@ -2,8 +2,8 @@
 
     PEER_PYTHON bench/peers/convert_w8a8.py MODEL_DIR OUT_DIR
 
-Round to nearest, symmetric, as a compressed-tensors checkpoint; embedding and head stay as they
-are. Needs torch and safetensors.
+Round to nearest, symmetric, as a compressed-tensors checkpoint; embedding and head are unchanged.
+Needs torch and safetensors.
 """
 
 from __future__ import annotations

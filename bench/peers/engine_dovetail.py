@@ -13,7 +13,7 @@ OPTIONS_OF: Mapping[str, Mapping[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
-"""Format of the weights to engine options."""
+"""Maps the weight format to engine options."""
 
 SHARED_OPTIONS: Mapping[str, Any] = {
     "skip_tokenizer_init": True,
@@ -21,14 +21,14 @@ SHARED_OPTIONS: Mapping[str, Any] = {
     "kv_cache_memory_bytes": 2 << 30,
     "use_tqdm_on_load": False,
 }
-"""The room that the peers get as well; everything else is as a user finds it."""
+"""The same cache size as the peers; all other options are the defaults."""
 
 
 class DovetailEngine:
     """One `LLM`; prefix caching on, as by default (prompts never repeat)."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Make the engine; `options` are further engine options."""
+        """Create the engine; `options` are further engine options."""
         from dovetail import LLM, SamplingParams
 
         self._params = SamplingParams
@@ -36,7 +36,7 @@ class DovetailEngine:
         self._llm = LLM(model, num_threads=threads, **chosen)
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Nothing: the cache is made at start."""
+        """Do nothing: the cache is allocated at start."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
@@ -50,7 +50,7 @@ class DovetailEngine:
         return [output.outputs[0].token_ids for output in outputs]
 
     def versions(self) -> dict[str, str]:
-        """Of the core and torch."""
+        """Return the versions of the core and torch."""
         return {"dovetail": version("dovetail-core"), "torch": version("torch")}
 
 

@@ -1,7 +1,7 @@
-"""llama.cpp through the C API that llama-cpp-python binds, with continuous batching done here.
+"""llama.cpp through the C API of llama-cpp-python, with continuous batching in this module.
 
-A step is what llama-server makes of it: the next token of each running request, then pieces of
-prompts up to the batch size. Each request has a KV stream of its own.
+A step is as in llama-server: the next token of each running request, then chunks of prompts up to
+the batch size. Each request has its own KV stream.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from peers.serving import serve_engine
 
 MAX_BATCH_TOKENS, MAX_MICRO_BATCH = 2048, 512
 CONTEXT_GRANULE = 256
-"""Tokens that a stream's room is rounded up to, as llama.cpp itself does."""
+"""The size of a stream is rounded up to a multiple of this, as in llama.cpp."""
 
 
 @dataclass
 class Stream:
-    """One request on its way. row: its KV stream; num_done: tokens of the prompt in the cache."""
+    """One running request. row: its KV stream; num_done: prompt tokens in the cache."""
 
     row: int
     prompt: list[int]
@@ -31,10 +31,10 @@ class Stream:
 
 
 class LlamaCppEngine:
-    """One model; one context at a time, as large as the requests available need."""
+    """One model; one context at a time, sized for the current requests."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Load a GGUF file, whose weights the converter has put into their format already."""
+        """Load a GGUF file; the converter has already quantized its weights."""
         import llama_cpp.llama_cpp as native
         import numpy
 
@@ -54,7 +54,7 @@ class LlamaCppEngine:
         self._make_batch()
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Make a context for so many requests of such lengths, if there is none."""
+        """Create a context for these numbers and lengths of requests, unless it exists."""
         longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
         room = (len(prompts), -(-longest // CONTEXT_GRANULE) * CONTEXT_GRANULE)
         if room == self._room:
@@ -73,7 +73,7 @@ class LlamaCppEngine:
         if not self._context:
             raise RuntimeError(f"llama.cpp has no context for {room[0]} requests of {room[1]}")
         self._room = room
-        # A new context's buffers have not been touched yet; a server's have.
+        # Touch the buffers of a new context, as they are in a running server.
         self.generate([[1] * min(MAX_MICRO_BATCH, longest - 2)], [2])
 
     def generate(
@@ -92,12 +92,12 @@ class LlamaCppEngine:
         return [stream.tokens for stream in streams]
 
     def versions(self) -> dict[str, str]:
-        """Of the binding, and the instruction sets that its library was built for."""
+        """Return the versions of the binding, and the instruction sets of its library."""
         system = self._native.llama_print_system_info().decode().strip(" |")
         return {"llama-cpp-python": version("llama-cpp-python"), "llama.cpp for": system[:300]}
 
     def _make_batch(self) -> None:
-        """Make the batch once, with columns that numpy writes and one stream a token."""
+        """Create the batch once, with columns that numpy writes and one stream per token."""
         numpy, as_array = self._numpy, self._numpy.ctypeslib.as_array
         self._batch = batch = self._native.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
         size = (MAX_BATCH_TOKENS,)

@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching pipeline on the CPU, from a converted model.
 
-Its 16-bit weights are computed in bfloat16; its KV cache stays at its default (8 bits a value),
-because that is what a user gets.
+It computes 16-bit weights in bfloat16. The KV cache stays at its default (8 bits per value),
+because users get that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class OpenVinoEngine:
     """One pipeline with 2 GiB of cache and room for 64 requests."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Compile the model, whose weights the converter has put into their format already."""
+        """Compile the model; the converter has already quantized its weights."""
         import numpy
         import openvino
         import openvino_genai
@@ -35,7 +35,7 @@ class OpenVinoEngine:
         )
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Nothing: the cache has its size."""
+        """Do nothing: the cache has a fixed size."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
@@ -53,7 +53,7 @@ class OpenVinoEngine:
         return [handle.read_all()[0].generated_ids for handle in handles]
 
     def versions(self) -> dict[str, str]:
-        """Of both of its packages."""
+        """Return the versions of its packages."""
         return {name: version(name) for name in ("openvino", "openvino-genai")}
 
 

@@ -1,6 +1,6 @@
-"""The engines that are loaded: started when they are first needed, their memory noted at the end.
+"""The loaded engines: started when first needed; their peak memory is recorded at the end.
 
-Does not depend on cases. Every engine is one child process that serves the protocol.
+Independent of cases. Every engine is one child process that serves the protocol.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from peers.process_tree import peak_rss_mib
 from peers.roster import Contender
 
 CHECK = Case(name="check", prompt_lens=(32,) * 16, output_lens=(1,) * 16, seed=1)
-"""Asked once after loading, not timed. No prompt of a measured case has its seed."""
+"""Prompts that are run once after loading, not timed. No measured case uses their seed."""
 
 
 class EnginePool:
-    """At most one child a contender. `seen`: what is known of each engine that was loaded."""
+    """At most one child per contender. `seen`: information on each loaded engine."""
 
     def __init__(self, checkpoint: Path, threads: int, deadline_s: float) -> None:
         """checkpoint: the model's directory; deadline_s: for loading."""
@@ -30,7 +30,7 @@ class EnginePool:
     def get(self, contender: Contender, weights: str) -> Child:
         """Return the contender's child with its model loaded.
 
-        Raises ChildError if it does not load; it is closed then.
+        Raises ChildError if the model does not load; the child is closed then.
         """
         if contender.name in self._children:
             return self._children[contender.name][0]
@@ -48,11 +48,11 @@ class EnginePool:
         return child
 
     def pids(self, but: Child | None = None) -> list[int]:
-        """Return the processes at the top of the children, but for one."""
+        """Return the top processes of all children except one."""
         return [child.pid for child, _ in self._children.values() if child is not but]
 
     def load(self, child: Child, contender: Contender, weights: str) -> dict[str, Any]:
-        """Let a child load the contender's model; return its answer."""
+        """Load the contender's model in a child; return its answer."""
         return child.ask(
             "load",
             self._deadline_s,
@@ -63,7 +63,7 @@ class EnginePool:
         )
 
     def _first_tokens(self, child: Child) -> list[int]:
-        """Return a token for each of some fixed prompts, to see who computes the same model."""
+        """Return one token for each of some fixed prompts, to compare the engines' models."""
         answer = child.ask(
             "generate",
             self._deadline_s,
@@ -74,7 +74,7 @@ class EnginePool:
         return tokens
 
     def close(self, name: str) -> None:
-        """End a contender's child, if there is one, and note its peak of memory."""
+        """Close a contender's child, if there is one, and record its peak memory."""
         if name not in self._children:
             return
         child, weights = self._children.pop(name)
@@ -84,6 +84,6 @@ class EnginePool:
         child.close()
 
     def close_all(self, but: str | None = None) -> None:
-        """End all children but one."""
+        """Close all children except one."""
         for name in [name for name in self._children if name != but]:
             self.close(name)

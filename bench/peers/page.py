@@ -1,4 +1,4 @@
-"""The page docs/performance.md, made of results: machine, method, tables. Measures nothing."""
+"""Writes the page docs/performance.md from results: machine, method, tables. Measures nothing."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ METHOD = """## Method
 
 
 def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
-    """Return the page for the results of one or more runs of `cpu_vs.py`; note: put on top.
+    """Return the page for the results of one or more runs of `cpu_vs.py`. note: text at the top.
 
-    What runs on one machine at one commit found about a model stands in one section.
+    Results of one machine, commit and model are combined in one section.
     """
     parts = [HEAD, *([f"{note}\n"] if note else []), METHOD]
     for _, group in groupby(runs, key=lambda run: run["machine"]):
@@ -57,7 +57,8 @@ def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
 def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one result for each model and number of threads.
 
-    Rounds of later runs are counted on. An engine that took part again has its greatest peak.
+    Rounds of later runs are numbered continuously. The peak memory of an engine is the maximum over
+    runs.
     """
     made: dict[tuple[str, int], dict[str, Any]] = {}
     for result in (result for run in runs for result in run["results"]):
@@ -83,7 +84,7 @@ def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _most_rounds(turns: Sequence[Mapping[str, Any]]) -> int:
-    """Return in how many rounds the case that was asked most often was asked."""
+    """Return the number of rounds of the case with the most rounds."""
     rounds: dict[tuple[str, str], set[int]] = {}
     for turn in turns:
         rounds.setdefault((turn["weights"], turn["case"]), set()).add(turn["round"])

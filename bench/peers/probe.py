@@ -1,9 +1,8 @@
-"""The machine's limits, measured beside every engine: read bandwidth, and GEMM in bf16 and int8.
+"""Measures the machine's limits next to every engine: read bandwidth, and GEMM in bf16 and int8.
 
-Read bandwidth: each thread lets libc's `memchr` run over its own part of 256 MiB in search of a
-byte that is not there; one read of each cache line, nothing written. It reads as fast as a loop of
-512-bit loads where both were tried. GEMM: torch, 2,048³. Each figure is the best of a few passes,
-since it stands for a limit.
+Read bandwidth: each thread runs libc's `memchr` over its own part of 256 MiB, searching for a byte
+that does not occur: one read of each cache line and no writes. In tests it was as fast as a loop of
+512-bit loads. GEMM: torch, 2,048³. Each figure is the best of a few passes, because it is a limit.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ FILLED_WITH, SOUGHT = 1, 2
 
 
 class Probe:
-    """Buffers made once, and the measurement."""
+    """Buffers that are allocated once, and the measurement."""
 
     def start(self, threads: int) -> dict[str, Any]:
-        """Make the buffers and run everything once."""
+        """Allocate the buffers and run everything once."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads)
         self._memory = mmap.mmap(-1, BUFFER_BYTES)
@@ -43,7 +42,7 @@ class Probe:
         return self.measure()
 
     def measure(self) -> dict[str, Any]:
-        """Return {"read_gbps": GB/s, "bf16_gflops": GFLOP/s, "int8_gflops": …}, what there is."""
+        """Return {"read_gbps": GB/s, "bf16_gflops": GFLOP/s, "int8_gflops": …}, if available."""
         rates = {"read_gbps": BUFFER_BYTES / _least_s(self._read, NUM_READS) / 1e9}
         for name, gemm in self._gemms.items():
             rates[name] = 2 * GEMM_SIZE**3 / _least_s(gemm, NUM_GEMMS) / 1e9
@@ -52,7 +51,7 @@ class Probe:
     def _read(self) -> None:
         part = BUFFER_BYTES // self._threads
         starts = range(self._address, self._address + part * self._threads, part)
-        # ctypes lets go of the interpreter's lock during the call.
+        # ctypes releases the GIL during the call.
         searches = [self._pool.submit(self._search, start, SOUGHT, part) for start in starts]
         if any(search.result() is not None for search in searches):
             raise RuntimeError("the buffer of the bandwidth probe was written to")

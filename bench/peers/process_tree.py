@@ -1,6 +1,6 @@
-"""What Linux's /proc says of a tree of processes and of everybody else on the machine.
+"""CPU time and memory of a process tree and of other processes, from /proc on Linux.
 
-Where there is no /proc, all figures are zero: nothing is marked as disturbed, no memory reported.
+Without /proc all figures are zero: nothing is marked as disturbed and no memory is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTime:
-    """CPU time since boot, in ticks: of all, of those at work, stolen by the hypervisor."""
+    """CPU time since boot in ticks: all processes, the measured ones, stolen by the hypervisor."""
 
     busy: int
     own: int
@@ -24,9 +24,10 @@ class CpuTime:
 
     @classmethod
     def now(cls, root: int, idle: Collection[int] = ()) -> CpuTime:
-        """Read it for the tree below process `root`, its finished children counted in.
+        """Read the CPU time of the tree below process `root`, including finished children.
 
-        idle: processes in that tree whose own trees should rest; if they do not, they are others.
+        idle: processes in that tree whose own trees should be idle; their CPU time counts as that
+        of others.
         """
         own = ticks_of(root) - sum(ticks_of(pid) for pid in idle)
         # user, nice, system, idle, iowait, irq, softirq, steal
@@ -35,7 +36,7 @@ class CpuTime:
         return cls(busy=user + nice + system + irq + softirq, own=own, stolen=stolen)
 
     def lost_since(self, begin: CpuTime) -> float:
-        """Return the seconds of CPU that others and the hypervisor took since `begin`."""
+        """Return the CPU seconds that other processes and the hypervisor used since `begin`."""
         others = (self.busy - begin.busy) - (self.own - begin.own)
         return (max(0, others) + self.stolen - begin.stolen) / TICKS_PER_S
 
@@ -63,7 +64,7 @@ def tree_of(root: int) -> list[int]:
 def peak_rss_mib(root: int) -> float:
     """Return the sum of the peaks of resident memory over the tree, in MiB.
 
-    Pages that processes share are counted for each; a mapped file counts as far as it was touched.
+    Shared pages are counted for each process; a mapped file counts as far as it was touched.
     """
     total = 0
     for pid in tree_of(root):
@@ -74,12 +75,12 @@ def peak_rss_mib(root: int) -> float:
 
 
 def _cpu_ticks(pid: int) -> int:
-    # utime, stime, and those of the children that have been waited for
+    # utime, stime, and those of children that were waited for
     return sum(map(int, _stat_fields(pid)[11:15]))
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the name, state first; [] if it is gone."""
+    """Return the fields of /proc/PID/stat after the name, state first; [] if it has exited."""
     return _read(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

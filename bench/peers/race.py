@@ -1,10 +1,10 @@
-"""The interleaved run: engines take turns, case by case and round by round, in one machine's time.
+"""The interleaved run: engines take turns, case by case and round by round.
 
-One format of the weights after the other; within it all engines stay loaded and wait while one is
-asked (or, one at a time, are started again for each round). Around each repetition the probes run
-and the CPU time of everybody else is read; where others took more than `MAX_LOST_SHARE` of the
-machine, the repetition is marked as disturbed and measured again, as often as allowed. What fails
-is recorded and not tried again. The result is plain data, for `tables` and for JSON.
+Weight formats are run one by one. Within a format all engines stay loaded and wait while one runs
+(or, one at a time, are restarted for each round). Around each repetition the probes run and the CPU
+time of other processes is read. If they used more than `MAX_LOST_SHARE` of the machine, the
+repetition is marked as disturbed and measured again, as often as allowed. A failure is recorded and
+not retried. The result is plain data, for `tables` and for JSON.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from peers.roster import Contender
 
 MAX_LOST_SHARE = 0.03
 MIN_LOST_S = 0.03
-"""Less than this is three ticks of the clock: nothing to go by."""
+"""Shorter times are below three clock ticks and not reliable."""
 
 PROBE_DEADLINE_S = 60.0
 SETTLE_STEP_S = 0.1
 MAX_SETTLE_S = 5.0
-"""Some engines go on spinning for a second after their answer; longer is not waited for."""
+"""Maximum wait: some engines keep spinning for a second after their answer."""
 
 LOADING = "load"
-"""Stands for the case where an engine failed before any."""
+"""Name of the case if an engine failed before any case."""
 
 Report = Callable[[str], None]
 
 
 class ProbeError(Exception):
-    """The probe does not answer any more: the run has no meaning."""
+    """The probe has stopped answering, so the run is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RacePlan:
-    """What is run. attempts: most repetitions of a turn that others disturb."""
+    """The plan of a run. attempts: maximum repetitions of a disturbed turn."""
 
     checkpoint: Path
     formats: tuple[str, ...]
@@ -63,7 +63,7 @@ class RacePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One engine's turn at one case, in round `number`."""
+    """The turn of one engine in one case, in round `number`."""
 
     contender: Contender
     weights: str
@@ -75,7 +75,7 @@ class Race:
     """One checkpoint's race over all formats; `run` once, `close`, then read `result`."""
 
     def __init__(self, plan: RacePlan, contenders: Sequence[Contender], report: Report) -> None:
-        """Start the probe; contenders: ourselves first. Raises ChildError if it does not start."""
+        """Start the probe. contenders: Dovetail first. Raises ChildError if it does not start."""
         self._plan, self._contenders, self._report = plan, contenders, report
         self._shape = ModelShape.of(plan.checkpoint)
         self._repeats = itertools.count()
@@ -94,7 +94,7 @@ class Race:
             self._pool.close_all()
 
     def result(self) -> dict[str, Any]:
-        """Return what there is: turns, engines (their memory once they are closed), failures."""
+        """Return the turns, engines (with memory once they are closed) and failures so far."""
         failures = [
             {"engine": name, "weights": weights, "case": case, "reason": reason}
             for (name, weights, case), reason in self._failures.items()
@@ -126,7 +126,7 @@ class Race:
                 yield Turn(contender=contender, weights=weights, case=case, number=number)
             return
         for number, case in itertools.product(rounds, cases):
-            # Each round begins with another engine, so that none always follows the same one.
+            # Each round begins with another engine, so that the order of engines varies.
             first = number % max(1, len(present))
             for contender in (*present[first:], *present[:first]):
                 yield Turn(contender=contender, weights=weights, case=case, number=number)
@@ -178,7 +178,7 @@ class Race:
     def _watched(
         self, turn: Turn, child: Child, run: Callable[[], dict[str, float]]
     ) -> dict[str, Any]:
-        """Run it between two probes and return its figures with what was seen around them."""
+        """Run a repetition between two probes and return its figures, probes and CPU times."""
         probes = [self._probed()]
         settle(self._everybody())
         with Watch(self._everybody(but=child)) as watch:
@@ -198,11 +198,11 @@ class Race:
         settle(self._everybody())
         try:
             return self._probe.ask("measure", PROBE_DEADLINE_S)
-        except ChildError as failure:  # no engine's fault
+        except ChildError as failure:  # not a failure of the engine
             raise ProbeError(str(failure)) from None
 
     def _start_up(self, turn: Turn) -> None:
-        """Measure a process of its own from its start to its first token, then end it."""
+        """Measure a new process from its start to its first token, then close it."""
         contender = turn.contender
         if self._plan.one_at_a_time:
             self._pool.close_all()
@@ -242,10 +242,10 @@ def settle(pids: Sequence[int]) -> None:
 
 
 class Watch:
-    """A stretch of time, and the CPU time that others and the hypervisor took in it."""
+    """A time span, and the CPU time of other processes and the hypervisor in it."""
 
     def __init__(self, idle: Sequence[int]) -> None:
-        """idle: processes of ours that should rest meanwhile; if not, they count as others."""
+        """idle: processes that should be idle; their CPU time counts as that of others."""
         self._idle = idle
 
     def __enter__(self) -> Watch:
@@ -258,7 +258,7 @@ class Watch:
         self._lost_s = CpuTime.now(os.getpid(), self._idle).lost_since(self._cpu)
 
     def seen(self) -> dict[str, Any]:
-        """Return {"seconds", "lost_s", "disturbed"} of the stretch, once it is over."""
+        """Return {"seconds", "lost_s", "disturbed"} of the time span, after its end."""
         most = max(MIN_LOST_S, MAX_LOST_SHARE * self._seconds * (os.cpu_count() or 1))
         return {
             "seconds": self._seconds,

@@ -1,7 +1,8 @@
-"""Who takes part: Dovetail, and each peer whose interpreter and converted model can be found.
+"""The participants: Dovetail, and each peer whose interpreter and converted model can be found.
 
-A peer is described by a table of a TOML file, by environment variables (which win), or not at all,
-if it can be imported here and reads checkpoints as they are. README.md shows a file.
+A peer is described by a table of a TOML file or by environment variables, which take precedence. A
+peer that can be imported here and reads the checkpoints directly needs no description. README.md
+shows a file.
 
     [openvino]
     python = "/where/it/is/bin/python"
@@ -9,8 +10,8 @@ if it can be imported here and reads checkpoints as they are. README.md shows a 
 
 `{name}` stands for the name of the checkpoint's directory, `{checkpoint}` for its path. Further
 keys: env (added to the environment), options (the adapter's), skip (cases not to run), adapter (a
-module that serves the protocol; needed for a name that is not known here). A name that begins with
-"dovetail" is one of us, not a peer: another way to run the engine.
+module that serves the protocol; needed for an unknown name). A name that begins with "dovetail" is
+another configuration of Dovetail, not a peer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OURS = "dovetail"
 OWN_ADAPTERS = "peers.engine_"
 FORMATS = ("bf16", "int8", "int4")
 FILE_VARIABLE = "DOVETAIL_PEERS"
-"""Names the TOML file if no flag does; DOVETAIL_PEER_<NAME>_PYTHON and _<FORMAT> stand over it."""
+"""Names the TOML file without the option; DOVETAIL_PEER_<NAME>_PYTHON and _<FORMAT> override it."""
 
 PACKAGES = {
     OURS: "dovetail",
@@ -39,19 +40,19 @@ PACKAGES = {
     "transformers": "transformers",
     "vllm": "vllm",
 }
-"""Name to the package that its interpreter must have; the adapter is `engine_<name>.py`."""
+"""Maps a name to the package that its interpreter needs; the adapter is `engine_<name>.py`."""
 
 AS_THEY_ARE = {
     OURS: dict.fromkeys(FORMATS, "{checkpoint}"),
     "transformers": {"bf16": "{checkpoint}"},
     "vllm": {"bf16": "{checkpoint}"},
 }
-"""Formats for which an engine takes the checkpoint itself."""
+"""Formats for which an engine loads the checkpoint directly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One engine. models: format to a path with `{name}` or `{checkpoint}` in it."""
+    """One engine. models: maps a format to a path with `{name}` or `{checkpoint}` in it."""
 
     name: str
     adapter: str
@@ -62,7 +63,7 @@ class Contender:
     skip: frozenset[str] = frozenset()
 
     def model_for(self, checkpoint: Path, weights: str) -> str | None:
-        """Return the path of its model in a format, None if there is none."""
+        """Return the path of its model in a format, or None."""
         template = self.models.get(weights)
         if template is None:
             return None
@@ -73,7 +74,7 @@ class Contender:
 def find_contenders(
     wanted: str, file: str | None, environ: Mapping[str, str]
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Return who takes part, ourselves first, and why others do not (name to reason).
+    """Return the participants, Dovetail first, and the reasons of the absent peers by name.
 
     wanted: "auto" for all that can be found, or names separated by commas. file: the TOML file.
     Raises ValueError for a name that neither the file nor this module knows.
@@ -118,7 +119,7 @@ def _describe(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -
 def _missing(contender: Contender) -> str:
     """Return why a contender cannot take part, "" if it can."""
     if not contender.adapter.startswith(OWN_ADAPTERS):
-        return ""  # an adapter from outside says itself what it lacks
+        return ""  # an external adapter reports missing packages itself
     package = PACKAGES.get(contender.adapter.removeprefix(OWN_ADAPTERS))
     if package is None:
         return "unknown here, and its table names no adapter"

@@ -1,4 +1,4 @@
-"""The host cost of Dovetail's step, as `step_overhead.py` measures it, served as a child."""
+"""Child process that measures the host time of Dovetail's step, as `step_overhead.py` does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from peers.serving import serve
 
 
 def measure(num_requests: int) -> dict[str, Any]:
-    """Return milliseconds a step with so many decoding requests: median, p10, p90."""
+    """Return the milliseconds per step for a number of decoding requests: median, p10, p90."""
     return step_overhead.measure(num_requests)
 
 

@@ -1,4 +1,4 @@
-"""The host cost of vLLM's scheduler, driven as `step_overhead.py` drives ours, served as a child.
+"""Child process that measures the host time of vLLM's scheduler, as `step_overhead.py` does.
 
 `vllm.v1.core.sched.scheduler.Scheduler` with prefix caching and statistics on, no model: each step
 is `schedule` and `update_from_output`, and only these two are timed; the synthetic result between
@@ -37,7 +37,7 @@ SAMPLED = 7
 def measure(
     num_requests: int, prompt_len: int, num_steps: int, num_warm_up: int, block_size: int
 ) -> dict[str, Any]:
-    """Return milliseconds a step with so many decoding requests: median, p10, p90."""
+    """Return the milliseconds per step for a number of decoding requests: median, p10, p90."""
     scheduler = _scheduler(num_requests, prompt_len, num_steps, block_size)
     _add_requests(scheduler, num_requests, prompt_len, num_steps, block_size)
     gc.collect()
@@ -52,7 +52,9 @@ def measure(
         scheduler.update_from_output(plan, result)
         seconds.append(planned - begin + time.perf_counter() - answered)
     if len(seconds) != num_steps:
-        raise RuntimeError(f"{len(seconds)} steps instead of {num_steps}: not all ran side by side")
+        raise RuntimeError(
+            f"{len(seconds)} steps instead of {num_steps}: not all requests ran at the same time"
+        )
     decodes = sorted(seconds[num_warm_up : num_steps - 1])
     return {
         "num_requests": num_requests,

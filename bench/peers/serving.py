@@ -1,8 +1,8 @@
-"""The child's side of the line protocol: one JSON object a line in, one a line out.
+"""The child's side of the line protocol: one JSON object per line in, one per line out.
 
-A request is {"op": NAME, …arguments}; the answer is what the operation returns, or {"error": TEXT};
-the child continues after an error and ends when its input does. What libraries print goes to
-stderr. Runs inside the peers' environments: standard library only, and nothing of Dovetail.
+A request is {"op": NAME, …arguments}; the answer is the operation's result, or {"error": TEXT}. The
+child continues after an error and exits when its input ends. Output of libraries goes to stderr.
+Runs inside the peers' environments: standard library only, without Dovetail.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ Operation = Callable[..., dict[str, Any]]
 
 
 class Engine(Protocol):
-    """What an adapter gives: greedy generation of exact numbers of tokens from token ids."""
+    """The interface of an adapter: greedy generation of exact numbers of tokens from token ids."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Import the engine and load `model` with weights in the format "bf16", "int8" or "int4".
 
-        options: the adapter's own, from the peers' file.
+        options: the adapter's options from the peers file.
         """
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Make room for these requests: what a server would have done before they came."""
+        """Allocate the cache for these requests, as a server does before they arrive."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Answer all prompts at once, past the end of the text; return each one's tokens."""
+        """Generate for all prompts at once, ignoring EOS; return the tokens of each."""
 
     def versions(self) -> dict[str, str]:
-        """Return package to version, of what decides the speed."""
+        """Return the versions of the packages that determine the speed."""
 
 
 def serve(operations: Mapping[str, Operation]) -> None:
-    """Answer requests from stdin until it ends. Nothing else can read or write there meanwhile."""
+    """Answer requests from stdin until it ends.
+
+    Other code cannot use stdin and stdout meanwhile.
+    """
     _die_with_parent()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -56,7 +59,7 @@ def serve(operations: Mapping[str, Operation]) -> None:
 
 
 def serve_engine(engine: Engine) -> None:
-    """Serve the operations `load` and `generate` of an adapter; then leave without its clean-up."""
+    """Serve the operations `load` and `generate` of an adapter; then exit without clean-up."""
 
     def load(model: str, weights: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -70,17 +73,17 @@ def serve_engine(engine: Engine) -> None:
         seconds = time.perf_counter() - begin
         lens = [len(tokens) for tokens in got]
         if lens != output_lens:
-            raise RuntimeError(f"asked for {output_lens[:8]}… tokens, got {lens[:8]}…")
+            raise RuntimeError(f"requested {output_lens[:8]}… tokens, got {lens[:8]}…")
         return {"seconds": seconds, "first_tokens": [int(tokens[0]) for tokens in got]}
 
     serve({"load": load, "generate": generate})
-    # Some engines hang in their destructors; the process is done either way.
+    # Some engines hang in their destructors; the process exits without them.
     sys.stderr.flush()
     os._exit(0)
 
 
 def _die_with_parent() -> None:
-    """Let Linux end this process if its parent is killed while it computes."""
+    """Make Linux kill this process if its parent is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -88,5 +91,5 @@ def _die_with_parent() -> None:
 def _answer(operations: Mapping[str, Operation], request: dict[str, Any]) -> dict[str, Any]:
     try:
         return operations[request.pop("op")](**request)
-    except Exception as error:  # the parent reports it and continues with the others
+    except Exception as error:  # the parent reports the error and continues with the other engines
         return {"error": f"{type(error).__name__}: {error}"[:600]}

@@ -1,8 +1,8 @@
 """Tables from results: medians with their spread, ratios to the best peer, shares of the limit.
 
-A result is what `Race.result` returns. Disturbed repetitions count only where a round has no other;
-such figures carry a `*`. Ratios are medians over rounds of ours against the best peer's (the one
-with the best median) in the same round. Pure functions, text out.
+A result is what `Race.result` returns. Disturbed repetitions count only if a round has no other;
+such figures are marked with `*`. Ratios are medians over rounds of Dovetail's figure to that of the
+best peer (by median) in the same round. Pure functions that return text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RATES = ("decode1", "conc16", "varied64", "prefill1024")
 
 
 def markdown(result: Row) -> str:
-    """Return all tables of one result: one a format, with its notes."""
+    """Return all tables of one result: one per format, with notes."""
     counts = f"{result['threads']} threads, up to {result['rounds']} round(s)"
     parts = [f"## {result['model']}, {counts}"]
     for weights in result["step_bytes"]:
@@ -29,7 +29,7 @@ def markdown(result: Row) -> str:
 
 
 def medians(result: Row, weights: str, case: str) -> dict[str, float]:
-    """Return engine to its median figure of a case, best first (largest; least for start-up)."""
+    """Return the median figure by engine in a case, best first (largest; for start-up smallest)."""
     found = {
         engine: statistics.median(by_round.values())
         for engine, by_round in _by_engine(result, weights, case, "value").items()
@@ -39,7 +39,7 @@ def medians(result: Row, weights: str, case: str) -> dict[str, float]:
 
 
 def ratio_to_best(result: Row, weights: str, case: str) -> tuple[str, float] | None:
-    """Return the best peer and the median ratio of our figure to its, None without both."""
+    """Return the best peer and the median ratio of Dovetail's figure to the peer's, or None."""
     peers = [name for name in medians(result, weights, case) if not name.startswith(OURS)]
     figures = _by_engine(result, weights, case, "value")
     if not peers or OURS not in figures:
@@ -50,7 +50,7 @@ def ratio_to_best(result: Row, weights: str, case: str) -> tuple[str, float] | N
 
 
 def share_of_limit(result: Row, weights: str, case: str, engine: str) -> float | None:
-    """Return the median share of its limit that an engine reached, None where none is known."""
+    """Return the median share of the limit that an engine reached, None without a limit."""
     values = _by_engine(result, weights, case, "value").get(engine, {})
     limits = _by_engine(result, weights, case, "limit").get(engine, {})
     shares = [values[number] / limits[number] for number in values.keys() & limits.keys()]
@@ -62,7 +62,7 @@ def _format_section(result: Row, weights: str) -> list[str]:
     cases = [case for case in RATES if any(turn["case"] == case for turn in turns)]
     failures = [entry for entry in result["failures"] if entry["weights"] == weights]
     megabytes = result["step_bytes"][weights] / 1e6
-    parts = [f"### {weights}: {megabytes:,.0f} MB of weights read a step"]
+    parts = [f"### {weights}: {megabytes:,.0f} MB of weights read per step"]
     if turns:
         parts += [_main_table(result, weights, cases), _probe_line(turns)]
     if any(turn["case"] == "hog" for turn in turns):
@@ -102,9 +102,9 @@ def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
 
 
 def _agreement(result: Row, engine: Row) -> str:
-    """Return for how many of the check's prompts an engine's first token is that of ours in bf16.
+    """Return for how many check prompts an engine's first token equals Dovetail's in bf16.
 
-    Where bf16 was not run, ours in the engine's own format stands for it.
+    If bf16 was not run, Dovetail in the engine's own format is the reference.
     """
     ours = {e["weights"]: e["first_tokens"] for e in result["engines"] if e["engine"] == OURS}
     asked = "bf16" if "bf16" in ours else engine["weights"]
@@ -140,7 +140,7 @@ def _probe_line(turns: Iterable[Row]) -> str:
 
 
 def _by_engine(result: Row, weights: str, case: str, key: str) -> dict[str, dict[int, float]]:
-    """Return engine to round to figure `key` of its last repetition, undisturbed if possible."""
+    """Return figure `key` by engine and round, of the last (preferably undisturbed) repetition."""
     found: dict[str, dict[int, float]] = {}
     turns = [t for t in result["turns"] if (t["weights"], t["case"]) == (weights, case)]
     for turn in sorted(turns, key=lambda turn: not turn["disturbed"]):

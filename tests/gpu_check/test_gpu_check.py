@@ -86,7 +86,7 @@ def test_sections_after_the_total_deadline_report_it(tmp_path):
     code, run, _ = run_sections(tmp_path, {"hangs": HANGS, "fine": FINE}, total_s=3.5)
     states = {name: one["state"] for name, one in run["sections"].items()}
     assert (code, states["hangs"], states["fine"]) == (1, LATE, LATE)
-    assert "3.5 s for everything were over" in run["sections"]["fine"]["why"]
+    assert "3.5 s total limit has passed" in run["sections"]["fine"]["why"]
 
 
 def test_without_a_device_every_section_reports_that_it_needs_one(tmp_path):

@@ -1,4 +1,4 @@
-"""The sections of the check, a module each: `run(task, report)` does one and writes what it finds.
+"""The sections of the check, one module each: `run(task, report)` runs it and writes the report.
 
-What a section cannot do on a device it says by `NeedsDeviceError`; all other errors are findings.
+A section raises `NeedsDeviceError` if it does not apply to a device; all other errors are failures.
 """

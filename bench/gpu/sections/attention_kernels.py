@@ -1,4 +1,4 @@
-"""The kernels of `bench/gpu/attention.py`, timed on the device."""
+"""Measures the kernels with `bench/gpu/attention.py` on the device."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from gpu.report import Report, Task
 
 
 def run(task: Task, report: Report) -> None:
-    """Run that script."""
+    """Run the script."""
     run_script("attention", task, report)

@@ -1,7 +1,7 @@
 """Two attention backends against each other on the demo model, in float32, by the margin rule.
 
-One answers; the other reads its answers, token by token, and is the reference. Where there
-is one only, it stands on both sides, with prompts cut differently.
+One generates; the other computes the same tokens as prompts and is the reference. If there is only
+one backend, it is compared with itself, with prompts in different chunks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PER_TASK = 8
 
 
 def run(task: Task, report: Report) -> None:
-    """Let one side answer and the other read."""
+    """Generate with one backend and compute the same tokens with the other."""
     answering, reading = _ALONE if len(task.parts.backends) == 1 else _DEVICE
     prompts = _prompts(1 if task.small else _PER_TASK, few=task.small)
     params = SamplingParams(temperature=0, max_tokens=8 if task.small else 48, ignore_eos=True)

@@ -1,8 +1,8 @@
-"""The conformance kit over every plugin that has to do with the device: `pytest --dovetail-plugin`.
+"""Runs the conformance kit for every plugin of the device: `pytest --dovetail-plugin`.
 
-Attention backends and operations are held against float64 references, in every dtype that they
-claim. Each plugin has a pytest of its own, those of attention one a dtype, several at a time:
-nothing is timed here, and compiling kernels takes most of the time.
+Attention backends and operations are compared with float64 references, in every declared dtype.
+Each plugin has a separate pytest process, attention one per dtype, several in parallel: nothing is
+timed, and compiling kernels takes most of the time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PARTS = {
         "not float32 and not bfloat16 and not float16",
     ),
 }
-"""Of the suite of a kind, as pytest's -k takes them; together they are all of it."""
+"""Parts of the suite of a kind, as values of pytest's -k; together they are the whole suite."""
 _WELL = (0, 5, None)
-"""Exit codes: all passed; a part without cases; ended at its deadline, which is distinguished."""
+"""Accepted exit codes of a part: all passed, no cases, killed at its deadline."""
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
@@ -56,14 +56,14 @@ def run(task: Task, report: Report) -> None:
         ended = list(pool.map(lambda one: _run_kit(*one, task), runs))
     for plugin in installed:
         mine = [how for (whose, _), how in zip(runs, ended, strict=True) if whose == plugin]
-        _tell(plugin, mine, report)
+        _report(plugin, mine, report)
 
 
 def _run_kit(plugin: str, part: str, task: Task) -> Ended:
     folder = Path(mkdtemp(dir=task.folder))
     (folder / "empty").mkdir()
     arguments = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
-    # Other packages' plugins of pytest have no part in this; ours is named.
+    # Pytest plugins of other packages are disabled; the devkit's plugin is named.
     arguments += ["-p", "dovetail_devkit.pytest_plugin", "--rootdir", str(folder / "empty")]
     arguments += ["--dovetail-plugin", plugin, "--dovetail-device", task.device, "-k", part]
     return run_until(
@@ -76,8 +76,8 @@ def _run_kit(plugin: str, part: str, task: Task) -> Ended:
     )
 
 
-def _tell(plugin: str, runs: list[Ended], report: Report) -> None:
-    """Report a plugin's counts over all parts of its suite, and what failed."""
+def _report(plugin: str, runs: list[Ended], report: Report) -> None:
+    """Report a plugin's counts over all parts of its suite, and the failures."""
     counts: Counter[str] = Counter()
     for run in runs:
         counts.update(read_counts(plugin, run.said))
@@ -87,13 +87,13 @@ def _tell(plugin: str, runs: list[Ended], report: Report) -> None:
         if re.match(r"\s+\d+ skipped: ", line):
             report.note(f"{plugin}: {line.strip()}")
     if any(run.code is None for run in runs):
-        report.fail(f"{plugin}: its suite was not done within {_DEADLINE_S:.0f} s")
+        report.fail(f"{plugin}: its suite did not finish within {_DEADLINE_S:.0f} s")
     if not is_sound(counts) or any(run.code not in _WELL for run in runs):
         told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-8:]
         report.fail(f"{plugin}: {' | '.join(told[:12])}")
 
 
 def read_counts(plugin: str, said: str) -> dict[str, int]:
-    """Return the counts of the kit's line about a plugin; none where it wrote no such line."""
+    """Return the counts of the kit's line about a plugin; empty if there is no such line."""
     line = next((one for one in said.splitlines() if one.startswith(f"{plugin}: ")), "")
     return {what: int(count) for count, what in _COUNT.findall(line)}

@@ -1,4 +1,4 @@
-"""What this machine is: device, driver, versions. Decides which device the other sections use."""
+"""Describes this machine: device, driver, versions. Selects the device for the other sections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCELERATORS = ("cuda", "xpu")
 
 
 def run(task: Task, report: Report) -> None:
-    """Tell of the machine; the device's type is "" where what is asked for is not there."""
+    """Report the machine; the device type is "" if the requested device does not exist."""
     report.fact("versions", _versions())
     cores, memory = read_cores(), read_memory()
     report.fact("host", {"cores": cores.usable, "memory_bytes": memory.get("total", 0)})

@@ -1,9 +1,9 @@
-"""Memory: whether the share is kept that was requested, and nothing grows over a thousand steps.
+"""Memory: the requested share is respected, and memory does not grow over a thousand steps.
 
-The share: half of the device, for the shape of 0.6 B parameters; what counts is what the device
-says is taken after the start, by this process and all others. Growth: of the device's allocations
-and of this process's resident memory, between step 200 and step 1,200, with requests that come and
-go; on a CPU the host's alone, over a few steps.
+Share: half of the device, for the shape of 0.6 B parameters; measured as the device memory used
+after the start, by all processes. Growth: of device allocations and of this process's resident
+memory, between step 200 and step 1,200, while requests start and finish; on a CPU only host memory,
+over a few steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def run(task: Task, report: Report) -> None:
-    """Look at the share, then at the growth."""
+    """Check the share, then the growth."""
     if task.device not in STAND_INS:
         _look_at_share(task, report)
     _look_at_growth(task, report)
@@ -62,7 +62,7 @@ def _look_at_growth(task: Task, report: Report) -> None:
 
 
 def _steps(llm: LLM, num_steps: int, seed: int) -> int:
-    """Run that many steps with requests that come and go; return their number."""
+    """Run `num` steps while requests start and finish; return the number of steps."""
     engine, done, number = llm.llm_engine, 0, 0
     params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=20, ignore_eos=True)
     prompts = random_prompts([5 + 7 * n % 60 for n in range(64)], vocab_size=1000, seed=seed)
@@ -76,7 +76,7 @@ def _steps(llm: LLM, num_steps: int, seed: int) -> int:
 
 
 def _held(device: str) -> tuple[int, int]:
-    """Return the bytes of tensors on the device, and those that this process holds."""
+    """Return the bytes of tensors on the device, and the resident bytes of this process."""
     gc.collect()
     on_device = 0 if device == "cpu" else torch.get_device_module(device).memory_allocated()
     return on_device, read_resident_bytes()

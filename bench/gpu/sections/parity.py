@@ -1,7 +1,8 @@
-"""Logits and tokens beside transformers, which computes on the host, on models made here.
+"""Compares logits and tokens with transformers on the host, on models created here.
 
-float32 by the margin rule, with room for all and with so little that requests give way; bf16 by
-the KL divergence and the best token against float32. For each attention backend of the platform.
+float32 by the margin rule, with a large cache and with a small one that causes preemptions; bf16 by
+the KL divergence and the most likely token relative to float32. For each attention backend of the
+platform.
 
 Legend: N positions, V vocabulary.
 """
@@ -40,7 +41,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 _LENGTHS = (17, 600, 1, 333, 16, 2, 100, 15) * 2
 _SMALL_LENGTHS = (17, 1, 40)
 _NUM_BFLOAT16 = 2
-"""Models that are run in bf16, too."""
+"""Models that are also run in bf16."""
 _FEW_BLOCKS = 60
 """Of 16 tokens: the longest request needs 42, all together five times as many."""
 
@@ -57,10 +58,10 @@ def run(task: Task, report: Report) -> None:
                 _compare(checkpoint, backend, task, report, found)
             except PluginError as refusal:
                 report.note(f"{name}: {' '.join(str(refusal).split())}")
-            except Exception as error:  # one that fails must not cost the others
+            except Exception as error:  # a failure must not affect the other models
                 report.fail(f"{name}, {backend}: {describe_error(error)}")
     if not found.agreements:
-        report.fail("no attention backend took any of the models")
+        report.fail("no attention backend supports any of the models")
         return
     report_agreement(found.agreements, report)
     if found.distances:
@@ -70,7 +71,10 @@ def run(task: Task, report: Report) -> None:
 
 @dataclass(kw_only=True)
 class _Found:
-    """Of all models and backends. distances: KL divergence and share of equal best tokens."""
+    """Results of all models and backends.
+
+    distances: KL divergence and share of equal best tokens.
+    """
 
     agreements: list[Agreement] = field(default_factory=list)
     distances: list[tuple[float, float]] = field(default_factory=list)

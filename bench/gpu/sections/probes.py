@@ -1,4 +1,4 @@
-"""What the device can do with torch's own operations: the ceilings for all else.
+"""Measures the device with torch operations: the limits for all other figures.
 
 Copy: 4 GiB onto another 4 GiB, bytes read and written. Product: 8192³ in bf16, random values.
 Medians of 10.

@@ -1,8 +1,8 @@
-"""Whether anything in a step makes the host wait for the device, by torch's own detector.
+"""Checks with torch's detector whether anything in a step makes the host wait for the device.
 
-Requests of every kind come and go, and prompts hit the prefix cache; after the first steps every
-wait that torch notices while a step is given to the device is noted with its line. Waiting for a
-result that was asked for is no wait in this sense.
+Requests of every kind start and finish, and prompts hit the prefix cache. After the first steps,
+every wait that torch detects while a step is launched is recorded with its line. Waiting for a
+requested result does not count.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LENGTHS = (5, 40, 130, 300, 17, 64, 1, 90)
 
 
 def run(task: Task, report: Report) -> None:
-    """Run steps under the detector and tell where the host waited."""
+    """Run steps under the detector and report where the host waited."""
     if not hasattr(getattr(torch, task.device, None), "set_sync_debug_mode"):
-        raise NeedsDeviceError(f"torch has no detector of waits for {task.device}")
+        raise NeedsDeviceError(f"torch has no synchronization detector for {task.device}")
     base = PluginRegistry().load("worker", task.parts.worker)
     worker_cls = watched_worker(base, torch.get_device_module(task.device))
     model = write_shape("tiny", task.folder)
