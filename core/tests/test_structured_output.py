@@ -167,7 +167,7 @@ def test_a_disallowed_token_ends_the_request_and_is_not_returned(engine):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("compile", "failed to compile structured_output: ValueError: asked to fail in compile"),
+        ("compile", "to compile structured_output: ValueError: requested failure in compile"),
         ("fill_bitmask", "failed in fill_bitmask: ValueError"),
         ("accept", "failed in accept: ValueError"),
         ("allow_nothing", "allows no token at all"),

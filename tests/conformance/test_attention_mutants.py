@@ -124,7 +124,7 @@ MUTANTS = {
     ),
     "keeps metadata by lengths": (
         claiming(builder=remembering(lengths_of)),
-        "build of equal lengths and other blocks",
+        "build with equal lengths and different blocks",
     ),
     "keeps metadata by tensor": (
         claiming(builder=remembering(lambda batch: batch.block_table_RM.data_ptr())),
@@ -153,7 +153,7 @@ MUTANTS = {
     "cannot count on": (claiming("supports_advance"), r"the builder has no advance\(\)"),
     "no padded pages": (
         claiming("padded_pages"),
-        "padded_pages is claimed, and blocks do not come first",
+        "padded_pages is claimed, but blocks are not the first dimension",
     ),
 }
 

@@ -116,7 +116,7 @@ def test_first_party_plugins_pass_the_public_kit(kit):
 
 
 def test_torch_plugins_pass_and_k_selects_cases(kit, wrong_parts):
-    chosen = "(float32 and decodes and not bfloat16) or pieces or prefix or seeds"
+    chosen = "(float32 and decodes and not bfloat16) or chunks or prefix or seeds"
     plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
     code, output = kit(*plugins, options=("-k", chosen, "-v"))
     assert code == OK, output
@@ -125,14 +125,14 @@ def test_torch_plugins_pass_and_k_selects_cases(kit, wrong_parts):
     assert count(output, "attention:torch", "passed") >= 5, output
     assert count(output, "worker:cpu@dovetail-cpu", "passed") == 3, output
     assert "deselected" in output
-    assert "worker:cpu@dovetail-cpu::a prompt in pieces PASSED" in output
+    assert "worker:cpu@dovetail-cpu::a prompt in chunks PASSED" in output
 
 
 def test_wrong_plugins_are_caught_by_their_checks(kit, wrong_parts):
     laws = {
         "policy:wrong_parts:Fickle": r"rank of \w+ is \d+, then \d+",
         "scheduler:wrong_parts:Forgetful": "abort_requests returns",
-        "platform:wrong_parts:NeverSaysWhy": "must say why",
+        "platform:wrong_parts:NeverSaysWhy": "must give a reason",
         "policy:wrong_parts:Impolite": "requires 'mood'",
     }
     code, output = kit(*laws, options=("-q",))

@@ -46,7 +46,7 @@ def hash_without_salt(manager, request, most):
 allocate, free, commit = BlockPool.allocate, BlockPool.free, KVCacheManager.commit
 prepare_lookup = KVCacheManager.prepare_lookup
 PREFIX_MISTAKES = {
-    "finds nothing": (KVCacheManager, "lookup", lambda manager, request: Hit(0, [()])),
+    "is not found": (KVCacheManager, "lookup", lambda manager, request: Hit(0, [()])),
     "evicts the newest": (BlockPool, "allocate", evict_newest),
     "evicts the beginning first": (BlockPool, "free", free_the_beginning_first),
     "forgets what was generated": (KVCacheManager, "commit", commit_prompts_only),

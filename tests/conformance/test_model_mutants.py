@@ -140,8 +140,8 @@ MUTANTS = [
     (OneBehind, "IndexError"),
     (OneBefore, "row 0 of wpe is not read at position 0"),
     (Wraps, "row 0 of wpe is not read at position 0"),
-    (NoLastNorm, "do not come from a last norm"),
-    (LlamaWithoutLastNorm, "do not come from a last norm"),
+    (NoLastNorm, "do not come from a final norm"),
+    (LlamaWithoutLastNorm, "do not come from a final norm"),
 ]
 
 

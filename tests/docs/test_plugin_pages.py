@@ -97,8 +97,9 @@ def test_an_example_passes_what_the_kit_command_runs(kind, install):
                 case.run()
             except NotHere as reason:
                 left_out.append(str(reason))
-    missing = [f"it does not declare '{one}'" for one in SAMPLING_CAPABILITIES.values()]
-    due = {"worker": missing, "attention": [], "model": ["it declares that it lacks a final norm"]}
+    missing = [f"the worker does not declare '{one}'" for one in SAMPLING_CAPABILITIES.values()]
+    lacking = "the model declares that it lacks a final norm"
+    due = {"worker": missing, "attention": [], "model": [lacking]}
     assert [one.split(",")[0] for one in left_out] == due[kind]
 
 

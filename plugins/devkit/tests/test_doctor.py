@@ -216,9 +216,9 @@ def test_only_files_that_run_code_are_reported_and_known_ones_are_explained(tmp_
         (".pth files", OK),
     ]
     odd = findings[1]
-    assert "nobody that is installed" in odd.text and "and 1 more lines" in odd.text
+    assert "a file of no installed package" in odd.text and "and 1 more lines" in odd.text
     assert str(tmp_path / "odd.pth") in odd.remedy
-    assert "1 that only name folders" in findings[2].text
+    assert "1 files that only name folders" in findings[2].text
 
 
 def test_a_known_name_does_not_excuse_other_code(tmp_path):
@@ -309,7 +309,7 @@ def test_a_device_that_no_platform_is_for_is_reported(monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
     (finding,) = judge_devices(CHIP, [], PluginRegistry())
     assert (finding.area, finding.subject, finding.verdict) == ("machine", "device", WARNING)
-    assert "no installed platform is made for" in finding.text and "pip install" in finding.remedy
+    assert "no installed platform supports" in finding.text and "pip install" in finding.remedy
     assert not list(judge_devices([], [], PluginRegistry()))
 
 
@@ -318,7 +318,7 @@ def test_a_device_whose_platform_refuses_is_reported_with_the_reason(install, mo
     trial, registry = accelerator_trial(install, refusals=("the driver is older than 13.0",))
     unused, torch = judge_devices(CHIP, [trial], registry)
     assert "chip: the driver is older than 13.0" in unused.text
-    assert torch.subject == "torch" and "a build for CPUs alone" in torch.text
+    assert torch.subject == "torch" and "a CPU-only build" in torch.text
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
     assert len(list(judge_devices(CHIP, [trial], registry))) == 1
 

@@ -48,7 +48,7 @@ def test_what_is_well_is_counted_and_the_exit_code_is_0(patient, capsys):
     patient(WELL)
     assert main(["plugins", "doctor"]) == 0
     told = capsys.readouterr().out
-    assert "2 plugins" in told and "load and keep to their contracts" in told
+    assert "2 plugins" in told and "load and match their contracts" in told
     assert "policy:a@x" not in told
     assert told.splitlines()[-1] == "0 broken, 0 warnings, 1 note, 4 ok."
 

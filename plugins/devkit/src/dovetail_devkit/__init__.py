@@ -1,8 +1,8 @@
-"""The conformance kit: for every contract a suite that any implementation must pass, and a fake.
+"""The conformance kit: a suite and a fake for each plugin kind.
 
-A suite is a function `check_<kind>(cls, …)` that raises AssertionError with the law that is broken;
-what else it wants (a model directory, a device, a context) is in its signature. A fake is the
-smallest right implementation, slow and strict, for tests of everything around it.
+A suite is a function `check_<kind>(cls, …)` that raises AssertionError with the violated rule.
+Its signature lists further arguments (a model directory, a device, a context). A fake is the
+smallest correct implementation, slow and strict, for tests of the code around it.
 
     from dovetail_devkit import load_suite
     from dovetail_devkit.contexts import make_worker_context
@@ -11,7 +11,7 @@ smallest right implementation, slow and strict, for tests of everything around i
         context = make_worker_context(write_tiny_llama(tmp_path), MyPlatform())
         load_suite("worker")(MyWorker, context)
 
-Importing this package imports the table of kinds only; modules of torch kinds import torch.
+Importing this package imports only the table of kinds. Modules of kinds that use torch import it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FAKES: Mapping[str, str] = {kind.name: kind.fake_path for kind in KINDS.values()
 
 
 def load_suite(kind: str) -> Callable[..., None]:
-    """Return the suite of `kind`; raise KeyError for a kind that has none."""
+    """Return the suite of `kind`; raise KeyError if the kind has none."""
     suite: Callable[..., None] = _load(SUITES[kind])
     return suite
 
 
 def load_fake(kind: str) -> type[Any]:
-    """Return the fake of `kind`; raise KeyError for a kind that has none."""
+    """Return the fake of `kind`; raise KeyError if the kind has none."""
     fake: type[Any] = _load(FAKES[kind])
     return fake
 

@@ -1,7 +1,7 @@
-"""One check of a suite, by name: what a suite is a list of, and what a test runner shows.
+"""Cases: the named checks that make up a suite.
 
-Depends on no plugin and no runner: `check_<kind>` runs all cases of a suite, and the pytest plugin
-makes each a test of its own.
+Depends on no plugin and no runner. `check_<kind>` runs all cases of a suite; the pytest plugin
+turns each case into a test.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Case:
     """One check.
 
-    name: readable, and unique in its suite. run: raises AssertionError with the law that is broken,
-    and NotHere where the case has no meaning.
+    name: readable, and unique in its suite. run: raises AssertionError with the violated rule,
+    and NotHere if the case does not apply.
     """
 
     name: str
@@ -23,6 +23,6 @@ class Case:
 
 
 def run_all(cases: Iterable[Case]) -> None:
-    """Run `cases` in order; the first broken law ends it."""
+    """Run `cases` in order; stop at the first violated rule."""
     for case in cases:
         case.run()

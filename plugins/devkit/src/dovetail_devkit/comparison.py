@@ -1,7 +1,7 @@
-"""Tensors against float64 references: one measure and one table of tolerances for all torch kinds.
+"""Compare tensors with float64 references, with one table of tolerances for all torch kinds.
 
-|got - want| ≤ t · max(1, |want|), with t of `TOLERANCES`, for values of order 1. A NaN is the worst
-of errors. torch is imported within functions: the core lives without it.
+|got - want| ≤ t · max(1, |want|), with t of `TOLERANCES`, for values of order 1. A NaN is
+always an error. torch is imported within functions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 def expect_close(
     got: torch.Tensor, want: torch.Tensor, *, dtype: str, what: str, slack: float = 1.0
 ) -> None:
-    """Raise AssertionError unless `got` has the dtype and is `want` within the tolerance.
+    """Raise AssertionError unless `got` has the dtype and equals `want` within the tolerance.
 
-    dtype: the name of the dtype that is due. want: float64, of the same shape. slack: factor on the
+    dtype: the name of the expected dtype. want: float64, of the same shape. slack: factor on the
     tolerance, for sums of many terms.
     """
     name = str(got.dtype).removeprefix("torch.")
-    expect(name == dtype, f"{what}: the result is {name}; {dtype} is due")
+    expect(name == dtype, f"{what}: the result is {name}; expected {dtype}")
     expect(
         tuple(got.shape) == tuple(want.shape),
-        f"{what}: the result has the shape {list(got.shape)}; {list(want.shape)} is due",
+        f"{what}: the result has the shape {list(got.shape)}; expected {list(want.shape)}",
     )
     if not want.numel():
         return

@@ -1,6 +1,7 @@
-"""What workers and executors are made from, for tests: configurations and contexts in one call.
+"""Configurations and contexts of workers and executors, for tests.
 
-Goes the engine's own way: options, config tree, resolution for a platform. Loads no plugin.
+They are made as the engine makes them: options, config tree, resolution for a platform. No plugin
+is loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SMALL_ENGINE: dict[str, Any] = {
     "use_tqdm_on_load": False,
     "num_threads": 1,
 }
-"""Options of an engine of the size that the suites ask for."""
+"""Engine options of the size that the suites use."""
 
 _FAKE_MODELS = {
     "FakeModel": "dovetail_devkit.fakes.model:FakeModel",
@@ -36,7 +37,7 @@ _FAKE_MODELS = {
 
 
 def write_fake_config(directory: Path, **fields: Any) -> Path:
-    """Write a config.json that names `FakeModel`, with `fields` beside; return `directory`.
+    """Write a config.json that names `FakeModel`, and add `fields`; return `directory`.
 
     The fake models are not installed as plugins: a worker that loads the model needs
     `hf_overrides=fake_model_overrides(directory)`, which `make_config` gives.
@@ -52,7 +53,7 @@ def write_fake_config(directory: Path, **fields: Any) -> Path:
 
 
 def fake_model_overrides(model_dir: Path) -> dict[str, Any]:
-    """Return the `hf_overrides` for a config.json that names a fake model; else none."""
+    """Return the `hf_overrides` for a config.json that names a fake model, else {}."""
     names = read_json_object(model_dir / "config.json").get("architectures") or [""]
     target = _FAKE_MODELS.get(names[0])
     return {"architectures": [target]} if target else {}
@@ -68,7 +69,7 @@ def make_config(model_dir: Path, platform: Platform | None = None, **options: An
 def make_worker_context(
     model_dir: Path, platform: Platform | None = None, **options: Any
 ) -> WorkerContext:
-    """Return what a worker of a small engine is made from."""
+    """Return the context of a worker of a small engine."""
     platform = platform or FakePlatform()
     config = make_config(model_dir, platform, **options)
     return WorkerContext(config=config.worker_config(), platform=platform, plugins=PluginRegistry())
@@ -80,7 +81,7 @@ def make_executor_context(
     platform: Platform | None = None,
     **options: Any,
 ) -> ExecutorContext:
-    """Return what an executor of a small engine is made from."""
+    """Return the context of an executor of a small engine."""
     platform = platform or FakePlatform()
     return ExecutorContext(
         config=make_config(model_dir, platform, **options).executor_config(),

@@ -1,4 +1,4 @@
-"""How a suite says that a law is broken: AssertionError, also where Python strips assertions."""
+"""How a suite reports a violated rule: AssertionError, also if Python strips assertions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class NotHere(Exception):  # noqa: N818  # no error: the case is left out, and its text says why
-    """A case has no meaning for this plugin or on this machine."""
+class NotHere(Exception):  # noqa: N818  # not an error: the case is skipped, with its text as the reason
+    """A case does not apply to this plugin or this machine."""
 
 
 def expect(condition: bool, message: str) -> None:
@@ -24,13 +24,13 @@ def expect_error(kind: type[Exception], call: Callable[[], Any], law: str) -> Ex
     except kind as error:
         return error
     except Exception as error:
-        raise AssertionError(f"{law}: {kind.__name__} is due, not {error!r}") from error
-    raise AssertionError(f"{law}: {kind.__name__} is due, but it returned {found!r:.200}")
+        raise AssertionError(f"{law}: expected {kind.__name__}, not {error!r}") from error
+    raise AssertionError(f"{law}: expected {kind.__name__}, but it returned {found!r:.200}")
 
 
 @contextmanager
 def judging(what: str) -> Iterator[None]:
-    """Turn errors raised inside into an AssertionError that names `what` was judged."""
+    """Turn errors raised inside into an AssertionError that names `what` was checked."""
     try:
         yield
     except NotHere:

@@ -1,7 +1,7 @@
-"""The kit as a whole: the cases that any plugin has to pass, by kind, with all that they need.
+"""The conformance kit: all cases that a plugin of a kind must pass, with their arguments.
 
-First what holds for every plugin (`plugin_cases`), then the suite of its kind (`suite_cases`), in
-the pieces that a test runner shows one by one. Knows the suites; no plugin and no test runner.
+First the cases of every plugin (`plugin_cases`), then the suite of its kind (`suite_cases`), as the
+separate tests that a test runner shows. Depends on the suites, but on no plugin and no test runner.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _TORCH_KINDS = frozenset(
 
 
 def suite_cases(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case]:
-    """Yield the cases of the suite of `kind` for a class that was loaded; none is run yet.
+    """Yield the cases of the suite of `kind` for a loaded class; none is run yet.
 
-    A kind without a suite has one case, which says so by NotHere.
+    A kind without a suite has one case, which raises NotHere.
     """
     make = _MAKERS.get(kind, partial(_whole_suite, kind))
     try:
         cases = list(make(cls, subjects))
     except Exception as error:
-        # A plugin that fails while it is looked at must be a failed check, not a broken run.
+        # A plugin that fails while cases are listed must be a failed case, not an aborted run.
         cases = [Case(name="the suite", run=partial(_raise, error))]
     for case in cases:
         yield Case(name=case.name, run=partial(_run, case, kind, subjects.unusable))
@@ -69,7 +69,7 @@ def _run(case: Case, kind: str, unusable: str) -> None:
 
 
 def _run_in_one_thread(case: Case) -> None:
-    """Run a case on one thread of torch, if there is torch: tensors of suites are small."""
+    """Run a case with one torch thread, if torch is installed: tensors of suites are small."""
     try:
         import torch
     except ImportError:
@@ -84,7 +84,7 @@ def _run_in_one_thread(case: Case) -> None:
 
 
 def _whole_suite(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case]:
-    """Yield the suite of a kind that is not a list of cases, as one."""
+    """Yield one case for a suite that is not a list of cases."""
     yield Case(name="the suite", run=partial(_run_whole, kind, cls, subjects))
 
 
@@ -100,7 +100,7 @@ def _run_whole(kind: str, cls: type[Any], subjects: Subjects) -> None:
 
 
 def _on_device(claimed: frozenset[str], subjects: Subjects, make: DeviceCases) -> Iterator[Case]:
-    """Yield cases on a claimed device; where none is here, the same ones, left out."""
+    """Yield cases on a claimed device; skip them if the machine has none."""
     import torch
 
     try:

@@ -1,8 +1,8 @@
-"""What suites are given besides the class: models, devices, tokenizer files, platforms.
+"""The arguments of suites besides the class: models, devices, tokenizer files, platforms.
 
-Everything has a default of the kit's own, so that a plugin's author needs nothing else; what the
-user names goes before it. Depends on no plugin by name but those that it may borrow where they are
-installed. torch is imported within functions.
+The kit has a default for each, so that a plugin author needs nothing else; values from the user
+override them. Depends only on plugins that it borrows if they are installed. torch is imported
+within functions.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _SIZES = {"vocab_size": 97, "hidden_size": 16}
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """What may be given to suites. Whoever makes it closes `stack` in the end.
+    """Arguments for suites. The creator closes `stack` at the end.
 
     model: the user's, or None for the kit's. platform: a reference, for workers.
-    device: a device type; "" for the first that the plugin claims and that is here.
+    device: a device type; "" for the first available one that the plugin claims.
     unusable: why the plugin's own probe says that it cannot be used here; "" if it can.
     """
 
@@ -61,7 +61,7 @@ class Subjects:
 
     @cached_property
     def folder(self) -> Path:
-        """An empty directory of this object's own."""
+        """A new, empty directory that this object owns."""
         return Path(self.stack.enter_context(TemporaryDirectory(prefix="dovetail-kit-")))
 
     def new_folder(self, name: str) -> Path:
@@ -71,7 +71,7 @@ class Subjects:
         return made
 
     def find_device(self, claimed: frozenset[str]) -> torch.device:
-        """Return a device of a claimed type (empty: any); raise NotHere if none is here."""
+        """Return a device of a claimed type (empty: any); raise NotHere if none is available."""
         import torch
 
         wanted = [self.device] if self.device else sorted(claimed) or ["cpu"]
@@ -82,13 +82,13 @@ class Subjects:
         raise NotHere(f"it runs on {', '.join(wanted)}, and this machine has no such device")
 
     def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return a config.json for a model class: the user's, or a tiny Llama's."""
+        """Return a config.json for a model class: the user's, or that of a tiny Llama."""
         if self.model is not None:
             return self.model.config
         return TINY_LLAMA | {"architectures": list(architectures)}
 
     def model_context(self, hf_config: Mapping[str, Any], device: torch.device) -> ModelContext:
-        """Return what a model is made from, with the kit's own layers and ops."""
+        """Return the context of a model, with the kit's layers and ops."""
         import torch
 
         from dovetail_devkit.fakes.linear_method import FakeLinearMethod
@@ -104,7 +104,7 @@ class Subjects:
         )
 
     def has_model(self) -> bool:
-        """Return whether the architecture that the kit borrows can be used."""
+        """Return whether the architecture that the kit borrows is available."""
         return BORROWED_MODEL in {one.name for one in self.registry.candidates("model")}
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
@@ -132,9 +132,9 @@ class Subjects:
         return path
 
     def worker_context(self, worker_cls: type[Any]) -> WorkerContext:
-        """Return what a worker is made from; raise NotHere where its platform is not.
+        """Return the context of a worker; raise NotHere if its platform is not available.
 
-        Attention is the kit's own, which is slow, right and strict with what the worker builds.
+        Attention is the kit's fake, which is slow, correct and checks the worker's metadata.
         """
         platform = self._platform_of(worker_cls)
         if self.model is not None:
@@ -150,20 +150,20 @@ class Subjects:
         )
 
     def tokenizer_dir(self) -> tuple[Path, bool]:
-        """Return a directory with tokenizer files, and whether they lose nothing."""
+        """Return a directory with tokenizer files, and whether they are lossless."""
         if self.model is not None:
             return self.model.path, False
         return write_byte_tokenizer(self.new_folder("tokenizer")), True
 
     def _platform_of(self, worker_cls: type[Any]) -> Platform:
-        """Return the platform for a worker: the user's, its own, one that prefers it, or any."""
+        """Return the platform: the user's, the worker's, one that prefers the worker, or any."""
         if self.platform != AUTO:
             return choose_platform(self.registry, self.platform)
         own = self._distribution_of(worker_cls)
         reasons: list[str] = []
         for found in self.registry.candidates("platform"):
             if not found.first_party and found.distribution != own:
-                continue  # an outside package is not imported merely because it is installed
+                continue  # a third-party package is not imported merely because it is installed
             platform_cls = self.registry.load("platform", found.reference)
             probe = platform_cls.probe()
             if not probe.usable:
@@ -195,7 +195,7 @@ class Subjects:
 
 
 def write_byte_tokenizer(directory: Path) -> Path:
-    """Write tokenizer.json and tokenizer_config.json of a tokenizer that loses no byte."""
+    """Write tokenizer.json and tokenizer_config.json of a lossless tokenizer."""
     import tokenizers
 
     core = tokenizers.Tokenizer(tokenizers.models.BPE())

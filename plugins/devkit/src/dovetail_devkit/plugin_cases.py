@@ -1,7 +1,7 @@
-"""What holds for every plugin, whatever its kind: found, described, loaded, to contract.
+"""Cases for plugins of every kind: the plugin is found, described, loaded, and has the contract.
 
-Two of the cases run in an interpreter of their own: that describing imports nothing, and that an
-import leaves no trace, can only be seen where nothing was imported before.
+Two of the cases run in a new interpreter: describing a plugin must not import it, and importing it
+must have no side effects, which only shows if nothing was imported before.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ registries = [PluginRegistry(policy=PluginPolicy(trust_local_code=True)) for _ i
 about = registries[0].describe(kind, reference)
 module = about.target.partition(":")[0]
 if module in sys.modules:
-    sys.exit(f"describing it has imported {module}")
+    sys.exit(f"describing the plugin imports {module}")
 if what == "load":
     loaded = [registry.load(kind, reference) for registry in registries]
     if loaded[0] is not loaded[1] and "/" not in module:
-        sys.exit("two registries of one process load two classes")
+        sys.exit("two registries in one process load different classes")
     notes = [n for one in registries[0].resolutions for n in one.notes if "printed" in n]
     if notes:
-        sys.exit(f"importing it prints: {notes}")
+        sys.exit(f"importing the plugin prints: {notes}")
     if threading.active_count() > 1:
-        sys.exit(f"importing it starts threads: {threading.enumerate()}")
+        sys.exit(f"importing the plugin starts threads: {threading.enumerate()}")
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSubject:
-    """One plugin that the user named. cls: None where it cannot be loaded, for `error`."""
+    """A plugin that the user named. cls: None if it cannot be loaded, because of `error`."""
 
     kind: str
     reference: str
@@ -56,17 +56,17 @@ class PluginSubject:
     error: PluginError | None = None
 
     def __str__(self) -> str:
-        """Return it as the user wrote it: "kind:name"."""
+        """Return the reference as the user wrote it: "kind:name"."""
         return f"{self.kind}:{self.reference}"
 
 
 def make_registry(options: dict[str, Any] | None = None) -> PluginRegistry:
-    """Return a registry that takes files, too: who checks a plugin runs its code."""
+    """Return a registry that also loads files: checking a plugin runs its code."""
     return PluginRegistry(policy=PluginPolicy(trust_local_code=True), options=options)
 
 
 def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
-    """Yield the cases that a plugin of any kind has to pass."""
+    """Yield the cases that every plugin must pass."""
     checks = {
         "manifest": _check_manifest,
         "described without being imported": _check_description,
@@ -83,11 +83,11 @@ def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
 
 
 def _entry(subject: PluginSubject) -> PluginEntry:
-    """Return what a manifest says of a plugin; defaults where it cannot be read."""
+    """Return a plugin's manifest entry; defaults if it cannot be read."""
     try:
         return subject.registry.describe(subject.kind, subject.reference).entry
     except PluginError:
-        # The case "manifest" tells.
+        # The case "manifest" reports it.
         return PluginEntry(kind=subject.kind, name=subject.reference)
 
 
@@ -103,9 +103,9 @@ def _judge(check: Any, subject: PluginSubject) -> None:
 def _check_manifest(subject: PluginSubject) -> None:
     about = subject.registry.describe(subject.kind, subject.reference)
     if not about.distribution:
-        raise NotHere("a class that is named directly has no manifest")
+        raise NotHere("a class that is referenced directly has no manifest")
     if not about.in_manifest:
-        raise NotHere(f"no dovetail.toml of {about.distribution} names it: defaults apply")
+        raise NotHere(f"no dovetail.toml of {about.distribution} lists the plugin; defaults apply")
 
 
 def _check_description(subject: PluginSubject) -> None:
@@ -128,23 +128,23 @@ def _check_options(subject: PluginSubject) -> None:
     expect(
         extra == "forbid",
         f"the options model {model!r} has extra={extra!r}; write extra='forbid', so that a "
-        "misspelt option is refused",
+        "misspelled option is refused",
     )
 
 
 def _check_probe(subject: PluginSubject) -> None:
     probes = [subject.registry.probe(subject.kind, subject.reference) for _ in range(2)]
-    expect(probes[0] == probes[1], f"its probe answers {probes[0]}, then {probes[1]}")
-    expect(probes[0].usable or bool(probes[0].reasons), "a probe that says no must say why")
+    expect(probes[0] == probes[1], f"its probe returns {probes[0]}, then {probes[1]}")
+    expect(probes[0].usable or bool(probes[0].reasons), "a negative probe must give a reason")
 
 
 def why_unusable(subject: PluginSubject) -> str:
-    """Return why the probe of a plugin's manifest says no; "" if it says yes, or fails itself."""
+    """Return why the probe of a plugin's manifest is negative; "" if it is positive or fails."""
     try:
         probe = subject.registry.probe(subject.kind, subject.reference)
     except PluginError:
-        return ""  # the case "probe" tells
-    return "" if probe.usable else "; ".join(probe.reasons) or "its probe says no"
+        return ""  # the case "probe" reports it
+    return "" if probe.usable else "; ".join(probe.reasons) or "its probe is negative"
 
 
 def _options_model(subject: PluginSubject) -> object:
@@ -155,7 +155,7 @@ def _options_model(subject: PluginSubject) -> object:
 
 
 def _run_child(what: str, subject: PluginSubject) -> None:
-    """Do it in a new interpreter with the same path; raise AssertionError with what it says."""
+    """Run the check in a new interpreter with the same path; raise AssertionError if it fails."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _CHILD, what, subject.kind, subject.reference]
     done = subprocess.run(
@@ -166,6 +166,8 @@ def _run_child(what: str, subject: PluginSubject) -> None:
         timeout=CHILD_S,
         check=False,
     )
-    told = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    told = (
+        done.stderr.strip().splitlines() or [f"the interpreter exited with code {done.returncode}"]
+    )[-1]
     expect(done.returncode == 0, told)
-    expect(not done.stdout, f"it printed {done.stdout[:200]!r}")
+    expect(not done.stdout, f"the interpreter printed {done.stdout[:200]!r}")

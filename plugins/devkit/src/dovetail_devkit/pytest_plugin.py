@@ -1,9 +1,9 @@
 """`pytest --dovetail-plugin KIND:NAME`: the conformance kit as tests, one for each case.
 
-It works in any directory, without a conftest; `-k`, `-x`, `-v` and `-n` mean what they always mean.
-Without paths on the command line nothing else is collected. An unknown kind or name is a usage
-error. Loaded by pytest wherever dovetail-core is installed, so it imports nothing before it is
-asked: no suite, no plugin, no tensor library.
+It works in any directory, without a conftest, and with `-k`, `-x`, `-v` and `-n`. Without paths on
+the command line nothing else is collected. An unknown kind or name is a usage error. pytest loads
+this module whenever dovetail-devkit is installed, so suites, plugins and tensor libraries are
+imported only if the option is given.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNTED = ("passed", "failed", "error", "skipped")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the kit's options."""
-    group = parser.getgroup("dovetail", "the conformance kit of Dovetail's plugins")
+    group = parser.getgroup("dovetail", "conformance kit of Dovetail plugins")
     group.addoption(
         "--dovetail-plugin",
         action="append",
@@ -44,19 +44,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--dovetail-model-dir",
         metavar="DIR",
-        help="a small model for workers, models, loaders and tokenizers (default: the kit's own)",
+        help="a small model for workers, models, loaders and tokenizers (default: a tiny model)",
     )
     group.addoption(
         "--dovetail-platform",
         metavar="NAME",
         default="auto",
-        help="the platform that workers are given (default: the one that prefers them)",
+        help="the platform for workers (default: the one that prefers them)",
     )
     group.addoption(
         "--dovetail-device",
         metavar="TYPE",
         default="",
-        help="the device for kinds that run on several (default: the first that is here)",
+        help="the device for kinds that run on several (default: the first available)",
     )
     group.addoption(
         "--dovetail-plugin-options",
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find and load what was requested; raise UsageError, on one line, for what is not there."""
+    """Find and load what was requested; raise UsageError, on one line, if it is not found."""
     asked: list[str] = config.getoption("dovetail_plugin")
     if not asked:
         return
@@ -137,13 +137,13 @@ class _Kit:
         self._config = config
         self._subjects = subjects
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
-            config.args = []  # nobody asked for the tests that happen to be here
+            config.args = []  # the tests of the current directory were not requested
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Add the plugins to what the session has found."""
+        """Add the plugins to the session's collectors."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             found = [PluginCollector.of(collector, one) for one in self._subjects]
@@ -151,7 +151,7 @@ class _Kit:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say for each plugin how many checks ran, and why others did not."""
+        """Report for each plugin how many checks ran, and why others were skipped."""
         terminalreporter.section("dovetail conformance")
         for subject in self._subjects:
             reports = {
@@ -171,7 +171,7 @@ class _Kit:
 
 
 class PluginCollector(pytest.Collector):
-    """One plugin; its children are the cases that it has to pass."""
+    """The collector of one plugin; its items are the cases."""
 
     subject: PluginSubject
     stack: ExitStack
@@ -192,7 +192,7 @@ class PluginCollector(pytest.Collector):
             yield item
 
     def teardown(self) -> None:
-        """Let go of what the cases shared."""
+        """Release the resources that the cases share."""
         self.stack.close()
 
     def _cases(self) -> Iterator[Case]:
@@ -221,7 +221,7 @@ class CaseItem(pytest.Item):
     case: Case
 
     def runtest(self) -> None:
-        """Run it; skip what has no meaning here, with the reason."""
+        """Run the case; skip it if it does not apply, with the reason."""
         try:
             self.case.run()
         except NotHere as reason:
@@ -230,7 +230,7 @@ class CaseItem(pytest.Item):
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None
     ) -> str | Any:
-        """Show the law that is broken, and where the plugin raised if it did."""
+        """Show the violated rule, and the plugin's traceback if it raised."""
         error = excinfo.value
         if not isinstance(error, AssertionError) or self.config.getoption("verbose") > 1:
             return super().repr_failure(excinfo, style)
@@ -243,5 +243,5 @@ class CaseItem(pytest.Item):
         return told
 
     def reportinfo(self) -> tuple[Any, None, str]:
-        """Return how reports call it."""
+        """Return the location for reports."""
         return self.path, None, self.nodeid

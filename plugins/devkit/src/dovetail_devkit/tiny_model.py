@@ -1,7 +1,8 @@
 """A model directory of a few kilobytes with random weights, written without any tensor library.
 
-Weights are wide enough that the best token stands well apart from the next. safetensors is simple:
-the length of a JSON header, the header, the numbers (https://github.com/huggingface/safetensors).
+The weights' variance is large enough that the best token is far ahead of the next. The safetensors
+format is the length of a JSON header, the header, and the numbers
+(https://github.com/huggingface/safetensors).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STANDARD_DEVIATION = 0.3
 def write_tiny_llama(directory: Path, *, seed: int = 0, **fields: Any) -> Path:
     """Write config.json and model.safetensors of a Llama with 2 layers; return `directory`.
 
-    fields: put over `TINY_LLAMA`; sizes are heeded. The same seed gives the same bytes.
+    fields: override `TINY_LLAMA`, including sizes. The same seed gives the same bytes.
     """
     config = TINY_LLAMA | fields
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -46,7 +47,7 @@ def write_tiny_llama(directory: Path, *, seed: int = 0, **fields: Any) -> Path:
 
 
 def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the weights of a Llama, by their names in a checkpoint."""
+    """Return the weights of a Llama, by checkpoint name."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     q_size = config["num_attention_heads"] * config["head_dim"]
     kv_size = config["num_key_value_heads"] * config["head_dim"]

@@ -1,1 +1,1 @@
-"""What the attention suite is made of: cases, tensors, and a dense float64 reference."""
+"""The parts of the attention suite: cases, tensors, and a dense float64 reference."""

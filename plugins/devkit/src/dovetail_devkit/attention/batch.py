@@ -1,7 +1,7 @@
-"""What the metadata of a step owes a backend: the law of `AttentionBatch`, held on every field.
+"""Checks every field of an `AttentionBatch` against the contract.
 
-A worker that builds batches is found out here, before a wrong slot becomes a wrong token. torch is
-imported by those who hand over tensors, not here.
+It detects a worker's wrong batch before a wrong slot becomes a wrong token. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dovetail_devkit.expectation import expect
 
 
 def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0) -> None:
-    """Raise AssertionError with the first field of `batch` that is not what the contract says.
+    """Raise AssertionError with the first field of `batch` that violates the contract.
 
-    sliding_window: the group's, 0 for none; what stands in a table before it is not looked at.
+    sliding_window: the group's, 0 for none; table entries before the window are not checked.
     """
     _check_types(batch)
     counts, lengths = list(batch.query_lens), list(batch.seq_lens)
     starts = [sum(counts[:run]) for run in range(len(counts) + 1)]
     got = batch.query_start_R1.tolist()
-    expect(got == starts, f"query_start_R1 is {got}; query_lens {counts} make {starts}")
+    expect(got == starts, f"query_start_R1 is {got}; query_lens {counts} give {starts}")
     got = batch.seq_lens_R.tolist()
     expect(got == lengths, f"seq_lens_R is {got} on the device and {lengths} on the host")
     fits = all(0 < count <= length for count, length in zip(counts, lengths, strict=True))
@@ -35,7 +35,7 @@ def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0)
             for position in range(length - count, length)
         ]
         got = slots[starts[run] : starts[run + 1]]
-        expect(got == due, f"run {run}: its tokens go to slots {got}; its blocks say {due}")
+        expect(got == due, f"run {run}: its tokens go to slots {got}; its blocks give {due}")
         first_seen = max(0, length - count - sliding_window + 1) if sliding_window else 0
         first = first_seen // block_size
         _check_blocks(run, blocks[first:], num_blocks - first)
@@ -50,20 +50,23 @@ def _check_types(batch: AttentionBatch) -> None:
     }
     for name, due in dtypes.items():
         got = str(getattr(batch, name).dtype).removeprefix("torch.")
-        expect(got == due, f"{name} is {got}; {due} is due")
-    expect(len(batch.slot_mapping_T) == sum(batch.query_lens), "slot_mapping_T: one a token")
+        expect(got == due, f"{name} is {got}; expected {due}")
+    expect(
+        len(batch.slot_mapping_T) == sum(batch.query_lens),
+        "slot_mapping_T must have one entry per token",
+    )
 
 
 def _check_blocks(run: int, blocks: list[int], num_blocks: int) -> None:
-    """Blocks of a row stand before the zeros; some may be there before their tokens are.
+    """Check that a row's blocks precede the zeros; some may be allocated before their tokens.
 
-    blocks: from the first that is seen; the first `num_blocks` of them hold tokens.
+    blocks: from the first visible block; the first `num_blocks` of them hold tokens.
     """
     tail = blocks[num_blocks:]
     held = next((place for place, block in enumerate(tail) if not block), len(tail))
     expect(
         not any(tail[held:]),
-        f"run {run}: its block table is {blocks}; entries beyond a row's blocks are 0",
+        f"run {run}: its block table is {blocks}; entries after a row's blocks must be 0",
     )
     own = [block for block in blocks if block]
-    expect(len(set(own)) == len(own), f"run {run}: a block stands twice in its table {blocks}")
+    expect(len(set(own)) == len(own), f"run {run}: a block appears twice in its table {blocks}")

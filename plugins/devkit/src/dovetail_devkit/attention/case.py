@@ -1,4 +1,4 @@
-"""The cases of the attention suite: what one step is, and which cover what a backend claims.
+"""The cases of the attention suite, and the choice of cases for a backend's capabilities.
 
 Shape legend: H query heads, K key-value heads, D head size, B block size.
 """
@@ -13,18 +13,18 @@ from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_devkit.comparison import TOLERANCES
 
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
-"""By how much results of order 1 are off that are read from such a cache, at most."""
+"""Largest error of results of order 1 that are read from such a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One step to check: rows with so many tokens in the cache, and so many that are run.
+    """One step to check: for each row, the tokens in the cache and the tokens to run.
 
     runs: (context_len, query_len) of each row, in the order of the batch.
-    rotary_size: features of each head that the layer has to turn; 0 for none.
-    scale_factor: the scores' scale is this times head_size ** -0.5, and not 1, so that a backend
-        which ignores the scale is found.
-    cache_dtype: element type of the cache; "" for that of the model.
+    rotary_size: features of each head that the layer must rotate; 0 for none.
+    scale_factor: the scores' scale divided by head_size ** -0.5; not 1, so that a backend that
+        ignores the scale is detected.
+    cache_dtype: element type of the cache; "" for the model's dtype.
     padding: bytes of each block that the layer does not use.
     """
 
@@ -44,13 +44,13 @@ class AttentionCase:
     seed: int = 0
 
     def __str__(self) -> str:
-        """Return what is particular to it, on one line."""
+        """Return the case on one line, without default values."""
         shape = next((n for n, r in _shapes(self.block_size).items() if r == self.runs), "mixed")
         heads = f"{self.num_heads} over {self.num_kv_heads} heads of {self.head_size}"
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
         rest = ", sinks" if self.sinks else ""
-        rest += f", {self.rotary_size} turned" if self.rotary_size else ""
+        rest += f", {self.rotary_size} rotated" if self.rotary_size else ""
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
         rest += f", {self.padding} bytes of padding" if self.padding else ""
         blocks = f"blocks of {self.block_size}"
@@ -63,7 +63,7 @@ class AttentionCase:
 
     @property
     def spec(self) -> FullAttentionSpec:
-        """What the layer keeps in the cache."""
+        """The KV-cache spec of the layer."""
         return FullAttentionSpec(
             block_size=self.block_size,
             num_kv_heads=self.num_kv_heads,
@@ -75,19 +75,19 @@ class AttentionCase:
 
     @property
     def tolerance(self) -> float:
-        """By how much a result of order 1 may be off."""
+        """Largest allowed error of a result of order 1."""
         cache = self.cache_dtype
         return max(TOLERANCES[self.dtype], CACHE_TOLERANCES.get(cache) or TOLERANCES.get(cache, 0))
 
 
 def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
-    """Return the cases that cover what `capabilities` claims.
+    """Return the cases that cover the claimed `capabilities`.
 
-    For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
+    For every dtype: prefills, chunks, decodes and mixtures, each at block boundaries of
     several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
-    80 and 33 if all are); windows, soft caps and sinks, apart and together, heads that the layer
-    turns, whole or in part, and padded pages, where they are claimed. For every cache dtype that
-    models do not have: chunks, decodes and mixtures.
+    80 and 33 if all are); windows, soft caps and sinks, alone and combined, heads that the layer
+    rotates fully or partly, and padded pages, if claimed. For every cache dtype that is not a model
+    dtype: chunks, decodes and mixtures.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)
@@ -132,7 +132,7 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
 
 
 def other_cache_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
-    """Return cases for claimed caches of another model dtype than the model's own."""
+    """Return cases for claimed caches of a model dtype other than the model's."""
     cases = [
         case
         for cache_dtype in sorted(capabilities.kv_cache_dtypes & capabilities.dtypes)
@@ -142,7 +142,7 @@ def other_cache_cases(capabilities: AttentionCapabilities) -> list[AttentionCase
 
 
 def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[AttentionCase]:
-    """Return cases for a cache dtype under each other dtype of models."""
+    """Return cases for a cache dtype with each other model dtype."""
     multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [64, 80]
     block_size = multiple * ceil(16 / multiple)
     shapes = _shapes(block_size)
@@ -165,7 +165,7 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
 
 
 def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
-    """Return `case` with heads that the layer turns; part: one of so many of each head."""
+    """Return `case` with heads that the layer rotates; part: rotate one `part`-th of each head."""
     return replace(case, rotary_size=case.head_size // part // 2 * 2)
 
 

@@ -1,9 +1,9 @@
-"""What the attention suite holds builders and features to, beyond single results.
+"""Cases of the attention suite for builders and for features that span several steps.
 
 A builder serves every step of an engine, and there is one for each KV-cache group. A backend that
-claims "batch_invariant" gives a token the same bits whatever runs beside it and however its prompt
-is cut; one that claims "supports_advance" can bring its last metadata a token further. torch is
-imported within functions.
+claims "batch_invariant" gives a token the same bits in any batch and for any chunks of its prompt;
+one that claims "supports_advance" can advance its last metadata by one token. torch is imported
+within functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Check = Callable[[type[AttentionBackend], AttentionCase, "torch.device"], None]
 NUM_ROWS = 3
 NUM_STEPS = 4
 LONG = 300
-"""Tokens of a long row: more than backends attend to in one piece."""
+"""Tokens of a long row: more than backends process in one part."""
 
 EXERCISED = frozenset(
     {
@@ -42,11 +42,11 @@ EXERCISED = frozenset(
         "supports_advance",
     }
 )
-"""The features that the suite has cases for."""
+"""The features for which the suite has cases."""
 
 
 def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
-    """Yield the cases of builders, and of claimed features that are about several steps."""
+    """Yield the cases of builders, and of claimed features that span several steps."""
     capabilities = backend.capabilities
     multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [32]
     base = AttentionCase(runs=(), block_size=multiple * ceil(16 / multiple), head_size=sizes[0])
@@ -79,7 +79,7 @@ def _leave_out(feature: str) -> None:
 def _check_builds(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """One builder over many steps of one shape, with new tensors and with the same ones."""
+    """Check one builder over many steps of one shape, with new and with reused tensors."""
     length = case.block_size + 3
     rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
     everyone = range(NUM_ROWS)
@@ -91,16 +91,16 @@ def _check_builds(
         batch = rows.batch(runs)
         kept = batch if kept is None or step % 2 else _refill(kept, batch)
         rows.step(f"build {step + 2} of one builder", runs, batch=kept)
-    # The same lengths again, for other rows: only tables and slots differ.
+    # The same lengths for other rows: only tables and slots differ.
     for pair in ((0, 1), (1, 2), (2, 0)):
         runs = [(row, length + NUM_STEPS, 1) for row in pair]
-        rows.step("a build of equal lengths and other blocks", runs)
+        rows.step("a build with equal lengths and different blocks", runs)
 
 
 def _check_two_builders(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """The builders of two groups, both built before either group's layers run."""
+    """Check the builders of two groups, both built before either group's layers run."""
     length = case.block_size + 3
     wide = replace(case, block_size=2 * case.block_size)
     groups = [
@@ -112,14 +112,14 @@ def _check_two_builders(
         batches = [rows.batch(runs) for rows in groups]
         built = [rows.builder.build(batch) for rows, batch in zip(groups, batches, strict=True)]
         for place, (rows, batch, metadata) in enumerate(zip(groups, batches, built, strict=True)):
-            what = f"for group {place} of two, each with a builder, in {rows.case}"
+            what = f"for group {place} of two groups with separate builders, in {rows.case}"
             rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
 
 
 def _check_invariance(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """The bits of a row: whole and alone, in pieces, beside others, in any order."""
+    """Compare the bits of a row alone and whole, in chunks, beside other rows, and reordered."""
     import torch
 
     lengths = (LONG, case.block_size + 1, 7)
@@ -141,18 +141,18 @@ def _check_invariance(
             differs = (got != alone[row]).flatten(1).any(1).nonzero().flatten().tolist()
             expect(
                 not differs,
-                f"batch_invariant is claimed, and a row of {lengths[row]} tokens, {how}, has other "
+                f"batch_invariant is claimed, but a row of {lengths[row]} tokens, {how}, has other "
                 f"bits than alone and whole, at the positions {differs[:3]}, in {case}",
             )
 
 
 def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
-    """Return ways to compute rows of such lengths: what they are, and runs by step."""
+    """Return ways to compute rows of these lengths: a name, and the runs of each step."""
     whole = [(row, 0, n) for row, n in enumerate(lengths)]
     return {
         "beside others": [whole],
         "beside others in another order": [whole[::-1]],
-        "with its last token apart": [
+        "with its last token in a separate step": [
             [(row, 0, n - 1) for row, _, n in whole],
             [(row, n - 1, 1) for row, _, n in whole],
         ],
@@ -168,7 +168,7 @@ def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
 def _check_counting(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Metadata that is brought a token further is that of the next step."""
+    """Check that advanced metadata equals the metadata of the next step."""
     length = case.block_size + 3
     rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
     rows.step("prompts", [(row, 0, length) for row in range(NUM_ROWS)])
@@ -176,7 +176,7 @@ def _check_counting(
     batch = rows.batch(runs)
     metadata = rows.builder.build(batch)
     advance = cast("Callable[[], None]", getattr(rows.builder, "advance", None))
-    expect(callable(advance), "supports_advance is claimed, and the builder has no advance()")
+    expect(callable(advance), "supports_advance is claimed, but the builder has no advance()")
     for step in range(NUM_STEPS):
         what = f"{step} tokens after the last build, by advance(), in {case}"
         rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
@@ -186,7 +186,7 @@ def _check_counting(
 
 
 def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
-    """Return `new` in the tensors of `kept`, as a runner does that keeps its buffers."""
+    """Copy `new` into the tensors of `kept`, like a runner with persistent buffers."""
     if kept is None:
         return new
     for name in ("query_start_R1", "seq_lens_R", "block_table_RM", "slot_mapping_T"):
@@ -200,4 +200,4 @@ _CHECKS: Mapping[str, tuple[str, Check]] = {
     "batch_invariant": ("batch_invariant", _check_invariance),
     "supports_advance": ("supports_advance", _check_counting),
 }
-"""Name of a case to the feature that it is about, "" for every backend, and its check."""
+"""Case name to its feature ("" for every backend) and its check."""

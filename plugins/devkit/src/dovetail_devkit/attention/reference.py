@@ -1,7 +1,6 @@
-"""Attention as its formula says it, dense and in float64: what backends are held against.
+"""The dense float64 reference of attention that backends are compared with.
 
-Depends on no cache, no block and no batch. torch is imported within functions: the core lives
-without it.
+Depends on no cache, no block and no batch. torch is imported within functions.
 
 Shape legend: H query heads, K key-value heads, G query heads for each of them, D head size,
 Q queries and L positions of one sequence.

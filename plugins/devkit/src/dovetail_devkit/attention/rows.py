@@ -1,8 +1,8 @@
-"""The rows on which the attention suite tries a backend: tensors, blocks, cache and reference.
+"""The rows with which the attention suite tests a backend: tensors, blocks, cache, reference.
 
-Everything that a row does not own is NaN, so that a leak shows; before its window, a row's table
-names such blocks, as if its own had been handed out again. Knows a backend by its contract only.
-torch is imported within functions.
+Everything that a row does not own is NaN, so that wrong reads are detected. Before its window, a
+row's table names such blocks, as if its blocks had been reused. Uses only the contract of a
+backend. torch is imported within functions.
 
 Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 UNWRITTEN = 0xFF
 """Every byte of a cache before it is written."""
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element types that torch calls by another name."""
+"""Element types with a different name in torch."""
 
 Run = tuple[int, int, int]
 """(row, first position, number of tokens)."""
 
 
 class AttentionRows:
-    """The rows of a case: their random q, k, v, what is to come out, their blocks, the cache.
+    """The rows of a case: random q, k, v, expected results, blocks, and the cache.
 
-    builder: the one that steps are built with; layer: that attends. blocks: of each row.
+    builder: builds the metadata; layer: computes attention. blocks: the blocks of each row.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AttentionRows:
         self._make_parts(backend, lengths)
 
     def _make_blocks(self, counts: Sequence[int], generator: torch.Generator) -> None:
-        """Deal out blocks in random order; block 0 and two more belong to nobody."""
+        """Assign blocks in random order; block 0 and two more belong to no row."""
         import torch
 
         self.num_blocks = sum(counts) + 3
@@ -97,8 +97,8 @@ class AttentionRows:
         want_bytes = self.num_blocks * case.spec.page_size_bytes
         expect(
             got_bytes == want_bytes,
-            f"kv_cache_shape returns {shape}, which takes {got_bytes} bytes of {case.spec.dtype}; "
-            f"{want_bytes} are due, in {case}",
+            f"kv_cache_shape returns {shape}, which is {got_bytes} bytes of {case.spec.dtype}; "
+            f"expected {want_bytes}, in {case}",
         )
         self._make_cache(shape)
         self._make_builder = partial(
@@ -128,9 +128,9 @@ class AttentionRows:
         )
 
     def _make_cache(self, shape: tuple[int, ...]) -> None:
-        """Make the cache in pages of its own bytes and the case's padding, all bits set.
+        """Make the cache in pages of the block's bytes plus the case's padding, all bits set.
 
-        That is NaN in every type that has one, scales included.
+        That is NaN in every type that has NaN, including scales.
         """
         import torch
 
@@ -145,18 +145,18 @@ class AttentionRows:
         own = self.memory[:, : self.case.spec.page_size_bytes]
         expect(
             shape[0] == self.num_blocks,
-            f"padded_pages is claimed, and blocks do not come first in kv_cache_shape {shape}",
+            f"padded_pages is claimed, but blocks are not the first dimension of {shape}",
         )
         self.cache = own.view(dtype).unflatten(1, shape[1:])
 
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return views of q, k and v, strided as those of a fused projection are."""
+        """Return views of q, k and v with the strides of a fused projection."""
         num_heads, num_kv_heads = self.case.num_heads, self.case.num_kv_heads
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         return q, k, v
 
     def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return all of a row's q, k and v as attention is to see them; float64 if turned."""
+        """Return all of a row's q, k and v as attention reads them; float64 if rotated."""
         import torch
 
         q, k, v = self._split(qkv)
@@ -167,7 +167,7 @@ class AttentionRows:
         return turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR), v
 
     def _rotary_args(self, runs: Sequence[Run]) -> tuple[RotaryArgs, ...]:
-        """Return what the layer is given besides, in a step of such runs."""
+        """Return the layer's further arguments for a step of these runs."""
         import torch
 
         if not self.case.rotary_size:
@@ -178,7 +178,7 @@ class AttentionRows:
         return (RotaryArgs(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
 
     def step(self, name: str, runs: Sequence[Run], *, batch: AttentionBatch | None = None) -> None:
-        """Do and check one step of runs; `batch` if it is not a new one."""
+        """Run and check one step; `batch` replaces a new batch."""
         what = f"in step {name!r} of {self.case}"
         batch = batch or self.batch(runs)
         metadata = self.builder.build(batch)
@@ -187,7 +187,7 @@ class AttentionRows:
     def attend(
         self, runs: Sequence[Run], batch: AttentionBatch, metadata: Any, what: str
     ) -> list[torch.Tensor]:
-        """Let the layer attend and return each run's result; hold what must not be touched."""
+        """Run the layer and return each run's result; check that read-only data is unchanged."""
         import torch
 
         tensors = [
@@ -208,16 +208,18 @@ class AttentionRows:
             copies,
             strict=True,
         ):
-            expect(torch.equal(tensor, copy), f"{label} was changed; it is only read, {what}")
+            expect(
+                torch.equal(tensor, copy), f"the layer changed {label}, which is read-only, {what}"
+            )
         written = before != UNWRITTEN
         expect(
             torch.equal(self.memory[written], before[written]),
-            f"the cache of earlier tokens was changed, {what}",
+            f"the layer changed the cache of earlier tokens, {what}",
         )
         return list(out_THD.to("cpu").split([n for _, _, n in runs]))
 
     def expect_right(self, what: str, runs: Sequence[Run], got: Sequence[torch.Tensor]) -> None:
-        """Hold each run's result against the reference."""
+        """Compare each run's result with the reference."""
         for (row, first, n), got_QHD in zip(runs, got, strict=True):
             place = f"{what}, row {row} with {n} tokens from position {first}"
             self._compare(place, got_QHD, self.want[row][first : first + n])
@@ -227,7 +229,7 @@ class AttentionRows:
         return self._make_builder()
 
     def batch(self, runs: Sequence[Run]) -> AttentionBatch:
-        """Return the shape of a step of such runs."""
+        """Return the shape of a step of these runs."""
         import torch
 
         size = self.case.block_size
@@ -251,7 +253,7 @@ class AttentionRows:
         )
 
     def _table(self, row: int, first: int, width: int) -> list[int]:
-        """Return a row's table for a run from position `first`; what left the window is foreign."""
+        """Return a row's table for a run from position `first`, foreign before the window."""
         blocks, window = self.blocks[row], self.case.sliding_window
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0
         return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))
@@ -259,7 +261,7 @@ class AttentionRows:
     def _compare(self, place: str, got: torch.Tensor, want: torch.Tensor) -> None:
         tolerance = self.case.tolerance
         error = (got.double() - want).abs() / want.abs().clamp(min=1.0)
-        # A NaN is the worst of errors, but no comparison finds it too large.
+        # A NaN is always an error, but comparisons with it are false.
         error = error.nan_to_num(nan=float("inf"))
         worst = int(error.argmax())
         token, rest = divmod(worst, want[0].numel())
@@ -267,6 +269,6 @@ class AttentionRows:
         expect(
             float(error.flatten()[worst]) <= tolerance,
             f"attention is wrong: token {token}, head {head}, element {element} is "
-            f"{float(got.flatten()[worst])}; {float(want.flatten()[worst])} is right, and off by "
-            f"{tolerance} at most, {place}",
+            f"{float(got.flatten()[worst])}; expected {float(want.flatten()[worst])}, with a "
+            f"tolerance of {tolerance}, {place}",
         )

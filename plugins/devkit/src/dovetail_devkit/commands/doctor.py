@@ -1,6 +1,6 @@
-"""`dovetail plugins doctor`: what is wrong here, and how to fix it.
+"""`dovetail plugins doctor`: report problems of this installation, and how to fix them.
 
-Exit code 1 if something is broken; notes and warnings leave it 0.
+The exit code is 1 if something is broken, and 0 if there are only notes and warnings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, Finding, examine
 from dovetail_devkit.doctor.examination import DEADLINE_S
 
 _DEADLINE_HELP = "Seconds that one plugin may take to load."
-_ALL_HELP = "Show each plugin that is well, too."
+_ALL_HELP = "Also list the plugins without findings."
 _NO_PLUGINS_HELP = "Load first-party plugins only."
 _JSON_HELP = "Write a JSON array of findings instead of tables."
 
@@ -30,9 +30,9 @@ def doctor(
     no_plugins: Annotated[bool, Parameter(negative="", help=_NO_PLUGINS_HELP)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
-    """Find what is wrong with this machine, this environment and the plugins.
+    """Check this machine, this environment and the installed plugins.
 
-    Every installed plugin is loaded, each distribution's in a process of its own.
+    Every installed plugin is loaded. Each distribution gets a separate process.
     """
     if not deadline > 0:
         raise ConfigError(f"--deadline {deadline:g} must be above 0 seconds.")
@@ -52,7 +52,7 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         shown = [finding for finding in mine if show_all or finding not in well]
         rows = [(one.verdict, one.subject, _text(one)) for one in shown]
         if well and not show_all:
-            rows.append((OK, f"{len(well)} plugins", "load and keep to their contracts"))
+            rows.append((OK, f"{len(well)} plugins", "load and match their contracts"))
         print_line(area, style="bold")
         print_table(("", "", ""), rows)
         print_line("")

@@ -1,4 +1,4 @@
-"""`dovetail plugins new`: a plugin package that works, to be changed into one's own."""
+"""`dovetail plugins new`: write a working plugin package as a starting point."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dovetail_devkit.scaffold import BLUEPRINTS, write_package
 
 _KIND_HELP = f"One of {', '.join(BLUEPRINTS)}."
 _NAME_HELP = "Name of the plugin, of its package and of its folder, such as shortest_first."
-_OUT_HELP = "Folder to write the package's folder to."
-_JSON_HELP = "Write a JSON object: what was written where."
+_OUT_HELP = "Folder in which the package's folder is created."
+_JSON_HELP = "Write a JSON object that lists the written files."
 
 
 def new(
@@ -24,7 +24,7 @@ def new(
     out: Annotated[Path, Parameter(help=_OUT_HELP)] = Path(),
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
-    """Begin a plugin of your own: a small package that installs and keeps its contract."""
+    """Write a small plugin package that installs and passes its conformance suite."""
     made = write_package(kind, name, out.expanduser())
     if as_json:
         print_json(made)
@@ -32,8 +32,8 @@ def new(
     print_line(f"Wrote {made.folder}:")
     for path in made.files:
         print_line(f"  {path}")
-    print_line("It works as it is:")
-    # pip takes a bare name for that of a distribution on an index.
+    print_line("The package works unchanged:")
+    # pip reads a bare name as the name of a distribution on an index.
     folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
     print_line(f"  pip install -e {folder}")
     checks = " ".join(f"--dovetail-plugin {one}" for one in made.plugins)

@@ -1,8 +1,8 @@
-"""The doctor: finds what is wrong with this machine, this environment and the plugins here.
+"""The doctor: checks this machine, this environment and the installed plugins.
 
-Each thing looked at gives a `Finding`: what it is, how it is, and how to fix it. Plugins are
-loaded in processes of their own, so that one that hangs or ends its process harms nothing. Changes
-nothing and prints nothing.
+Each check gives a `Finding`: the subject, the verdict and the remedy. Plugins are loaded in
+separate processes, so that a plugin that hangs or exits does not affect the doctor. Changes nothing
+and prints nothing.
 """
 
 from dovetail_devkit.doctor.examination import examine

@@ -1,6 +1,6 @@
-"""Devices and the platforms that are there for them: whether somebody uses what is here.
+"""Checks whether the machine's accelerators can be used by an installed platform.
 
-Holds what vendors' tools report against how the trials of platforms went. Asks no device anything.
+Compares the reports of the vendors' tools with the trials of platforms. Accesses no device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CPU = "device.cpu"
 def judge_devices(
     devices: Sequence[tuple[str, str]], trials: Sequence[Trial], registry: PluginRegistry
 ) -> Iterator[Finding]:
-    """Yield what keeps the machine's accelerators from being used; nothing where they are.
+    """Yield the reasons why the machine's accelerators cannot be used; nothing if they can.
 
     devices: (tool, line), as `dovetail.machine.find_devices` returns them.
     """
@@ -36,13 +36,13 @@ def judge_devices(
             area="environment",
             subject="torch",
             verdict=WARNING,
-            text=f"{found} is a build for CPUs alone, and this machine has an accelerator",
-            remedy="install the build of torch that is made for it",
+            text=f"{found} is a CPU-only build, but this machine has an accelerator",
+            remedy="install the build of torch for this accelerator",
         )
 
 
 def verified_findings(plugins: Sequence[Candidate], registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield a note for each plugin whose manifest says where it was proven, or that it was not."""
+    """Yield a note for each plugin whose manifest says where it was tested, or that it was not."""
     for plugin in plugins:
         if told := registry.entry_of(plugin).verified:
             subject = f"{plugin.kind}:{plugin.reference}"
@@ -60,10 +60,10 @@ def _unused(platforms: Sequence[Trial]) -> Finding:
     reasons = [
         f"{trial.plugin.name}: {trial.error or '; '.join(trial.refusals)}" for trial in platforms
     ]
-    text = "no installed platform is made for accelerators"
-    remedy = "install the one for this device, such as: pip install 'dovetail[cuda]'"
+    text = "no installed platform supports accelerators"
+    remedy = "install the platform of this device, such as: pip install 'dovetail[cuda]'"
     if reasons:
-        text = f"no installed platform can use it: {' | '.join(reasons)}"
+        text = f"no installed platform can use this device: {' | '.join(reasons)}"
         remedy = "Fix the reported cause; until then models run on the CPU"
     return Finding(area="machine", subject="device", verdict=WARNING, text=text, remedy=remedy)
 

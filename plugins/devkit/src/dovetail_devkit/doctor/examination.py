@@ -1,4 +1,4 @@
-"""The examination: everything that the doctor looks at, in order."""
+"""The examination: all checks of the doctor, in order."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def examine(
 ) -> list[Finding]:
     """Return all findings, in order of machine, environment, plugins.
 
-    deadline_s: how long one plugin may take to load. progress: told what is being looked at.
+    deadline_s: how long one plugin may take to load. progress: called with the current check.
     no_plugins: load first-party plugins only.
     """
-    progress("looking at the machine")
+    progress("checking the machine")
     findings = [*check_machine(), *check_environment(), *check_path_files()]
-    progress("reading what plugins say of themselves")
+    progress("reading plugin metadata")
     registry = PluginRegistry(policy=PluginPolicy(no_plugins=no_plugins))
     findings += check_registrations(registry)
     plugins = plugins_to_try(registry)
     findings += verified_findings(plugins, registry)
-    progress(f"loading {len(plugins)} plugins in processes of their own")
+    progress(f"loading {len(plugins)} plugins in separate processes")
     trials = try_plugins(plugins, deadline_s=deadline_s)
     for trial in trials:
         findings += judge_trial(trial)

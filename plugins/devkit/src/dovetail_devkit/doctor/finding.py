@@ -1,4 +1,4 @@
-"""Findings: what the doctor says of one thing."""
+"""Findings: the results of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 OK = "ok"
 NOTE = "note"
-"""Nothing is wrong, but it is good to know."""
+"""Nothing is wrong; for information."""
 WARNING = "warning"
 """It works, but not as well or not as safely as it should."""
 BROKEN = "broken"
@@ -15,10 +15,10 @@ BROKEN = "broken"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is to be said of one thing.
+    """The result of one check.
 
-    area: "machine", "environment" or "plugins". subject: the thing. verdict: one of this module's
-    words. remedy: what to do; "" where there is nothing to do.
+    area: "machine", "environment" or "plugins". subject: what was checked. verdict: one of this
+    module's constants. remedy: what to do; "" if nothing.
     """
 
     area: str

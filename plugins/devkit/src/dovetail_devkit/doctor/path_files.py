@@ -1,7 +1,7 @@
-"""`.pth` files: what runs at the start of every Python process of this environment.
+"""`.pth` files: code that runs at the start of every Python process of this environment.
 
-A line that begins with `import` is executed by the interpreter before any program; packages use it
-for honest reasons, and so does what wants to be everywhere. Files are read, never executed.
+The interpreter executes each line that begins with `import` before the program. Legitimate packages
+use this, and so does malware. Files are read, never executed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from dovetail_devkit.doctor.finding import OK, WARNING, Finding
 KNOWN: tuple[tuple[str, str, str], ...] = (
     ("__editable__*.pth", "__editable__", "setuptools: finds a package in editable form"),
     ("_editable_impl_*.pth", "_editable_impl_", "editables: finds a package in editable form"),
-    ("*-nspkg.pth", "importlib", "setuptools: a namespace package of the old kind"),
-    ("_virtualenv.pth", "_virtualenv", "virtualenv: keeps distutils within the environment"),
-    ("a1_coverage.pth", "coverage", "coverage: measures subprocesses, if told to"),
-    ("distutils-precedence.pth", "_distutils_hack", "setuptools: its own distutils come first"),
-    ("pywin32.pth", "pywin32_bootstrap", "pywin32: finds its libraries"),
+    ("*-nspkg.pth", "importlib", "setuptools: an old-style namespace package"),
+    ("_virtualenv.pth", "_virtualenv", "virtualenv: makes distutils install into the environment"),
+    ("a1_coverage.pth", "coverage", "coverage: measures subprocesses, if enabled"),
+    (
+        "distutils-precedence.pth",
+        "_distutils_hack",
+        "setuptools: its distutils replaces the standard one",
+    ),
+    ("pywin32.pth", "pywin32_bootstrap", "pywin32: adds its library folder"),
 )
-"""Files of packages that we know: name, what each executed line speaks of, and what it is for."""
+"""Known files: name, a word that each executed line contains, and the purpose."""
 
 _AREA = "environment"
 _EXECUTED = re.compile(r"import[ \t]")
@@ -32,7 +36,7 @@ _MAX_SHOWN = 100
 
 
 def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
-    """Yield a finding for each `.pth` file that runs code. folders: None for those of this Python.
+    """Yield a finding for each `.pth` file that runs code. folders: None for this Python's folders.
 
     Files that only name folders are counted.
     """
@@ -41,13 +45,13 @@ def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            text = f"(it cannot be read: {error})"
+            text = f"(not readable: {error})"
         lines = [line.strip() for line in text.splitlines() if _EXECUTED.match(line)]
         if lines:
             yield _judge(path, lines)
         else:
             plain += 1
-    text = f"{plain} that only name folders" if plain else "none that only names folders"
+    text = f"{plain} files that only name folders" if plain else "no file that only names folders"
     yield Finding(area=_AREA, subject=".pth files", verdict=OK, text=text)
 
 
@@ -61,14 +65,14 @@ def site_folders() -> list[Path]:
 
 def _path_files(folders: list[Path]) -> Iterator[Path]:
     for folder in folders:
-        # Hidden ones are passed over by the interpreter, too.
+        # The interpreter skips hidden files, too.
         yield from sorted(p for p in folder.glob("*.pth") if not p.name.startswith("."))
 
 
 def _judge(path: Path, lines: list[str]) -> Finding:
     for pattern, token, purpose in KNOWN:
         if fnmatch(path.name, pattern) and all(token in line for line in lines):
-            text = f"runs code, which is known: {purpose}"
+            text = f"runs known code: {purpose}"
             return Finding(area=_AREA, subject=path.name, verdict=OK, text=text)
     shown = lines[0] if len(lines[0]) <= _MAX_SHOWN else f"{lines[0][: _MAX_SHOWN - 1]}…"
     more = f" and {len(lines) - 1} more lines" if len(lines) > 1 else ""
@@ -78,14 +82,14 @@ def _judge(path: Path, lines: list[str]) -> Finding:
         area=_AREA,
         subject=path.name,
         verdict=WARNING,
-        text=f"{owner or 'nobody that is installed'} runs code at the start of every Python "
+        text=f"{owner or 'a file of no installed package'} runs code at the start of every Python "
         f"process: {shown}{more}",
         remedy=f"read {path}; if you do not want it, {remedy}",
     )
 
 
 def _owner(path: Path) -> str:
-    """Return "name version" of the distribution whose record lists the file; "" for nobody."""
+    """Return "name version" of the distribution whose record lists the file; "" if none does."""
     for distribution in distributions(path=[str(path.parent)]):
         record = distribution.read_text("RECORD") or ""
         if any(line.split(",")[0] == path.name for line in record.splitlines()):

@@ -1,4 +1,4 @@
-"""What plugins say of themselves, held together: metadata, manifests, names, contract versions.
+"""Checks plugin declarations for consistency: metadata, manifests, names, contract versions.
 
 Reads entry points and manifests; imports no plugin.
 """
@@ -21,11 +21,11 @@ from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 
 _AREA = "plugins"
 _NO_KINDS = frozenset({CHECKPOINT, COMMAND})
-"""Groups of entry points of ours that hold no plugins."""
+"""Entry point groups of this project that hold no plugins."""
 
 
 def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield what is wrong with what plugins declare; one finding that all is well if nothing is."""
+    """Yield the problems of plugin declarations, or one finding that there are none."""
     found = [
         *_unreadable(registry),
         *_unknown_kinds(),
@@ -38,12 +38,12 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
     yield from found
     if all(finding.verdict == NOTE for finding in found):
         count = sum(len(registry.candidates(kind)) for kind in KINDS)
-        text = f"those of {count} plugins can be read and agree with each other"
+        text = f"the declarations of {count} plugins are readable and consistent"
         yield Finding(area=_AREA, subject="declarations", verdict=OK, text=text)
 
 
 def plugins_to_try(registry: PluginRegistry) -> list[Candidate]:
-    """Return the plugins that a try to load can say more of: those described and of this api."""
+    """Return the plugins to load: those with a valid description and this contract version."""
     every = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
     allowed = [one for one in every if not registry.denial(one)]
     return [candidate for candidate in allowed if not _refusal(registry, candidate)]
@@ -62,7 +62,7 @@ def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _suspicious(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each claim on a name that another distribution, or a first-party one, has."""
+    """Yield each name that another distribution, or a first-party one, already has."""
     for sentence in registry.warnings:
         problem, _, remedy = sentence.partition(". ")
         yield Finding(
@@ -78,14 +78,14 @@ def _unknown_kinds() -> Iterator[Finding]:
                 area=_AREA,
                 subject=installation.distribution,
                 verdict=WARNING,
-                text=f"it declares {names} of a kind that this core does not know: {kind!r}."
+                text=f"it declares {names} of the kind {kind!r}, which this core does not know."
                 f"{nearest(kind, KINDS)}",
                 remedy="correct the entry point's group, or install the core that knows the kind",
             )
 
 
 def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each name that several plugins of a kind have, with nobody to decide."""
+    """Yield each name that several plugins of a kind have, with no rule that chooses one."""
     for kind in KINDS:
         names = [candidate.name for candidate in registry.candidates(kind)]
         for name in sorted({name for name in names if names.count(name) > 1}):
@@ -103,7 +103,7 @@ def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each plugin that is made for another contract version."""
+    """Yield each plugin that was written for another contract version."""
     for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
         about = _describe(registry, candidate)
         problem, _, remedy = (_api_problem(about) if about is not None else "").partition("\n")
@@ -118,7 +118,7 @@ def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each wish to replace another plugin that the user has not consented to."""
+    """Yield each plugin that would replace another one without the user's consent."""
     for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
         about = _describe(registry, candidate)
         kind, name, owner = candidate.kind, candidate.name, candidate.distribution
@@ -129,8 +129,8 @@ def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
                 area=_AREA,
                 subject=f"{kind}:{candidate.reference}",
                 verdict=NOTE,
-                text=f"it would replace {replaced}, and does not without your consent",
-                remedy=f"if you want it to: --plugins-allow '{kind}:{candidate.reference}'",
+                text=f"it replaces {replaced} only with your consent",
+                remedy=f"to allow it: --plugins-allow '{kind}:{candidate.reference}'",
             )
 
 
@@ -141,8 +141,8 @@ def _commands() -> Iterator[Finding]:
             area=_AREA,
             subject=f"{COMMAND}:{command.plugin.reference}",
             verdict=WARNING,
-            text=f"it cannot be typed: {reason}",
-            remedy="tell its author to give it another name, or uninstall its distribution",
+            text=f"the command's name is not valid: {reason}",
+            remedy="ask its author to rename it, or uninstall its distribution",
         )
 
 
@@ -152,7 +152,7 @@ def _refusal(registry: PluginRegistry, candidate: Candidate) -> str:
 
 
 def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | None:
-    """Return what is known of a plugin; None if its manifest is broken or its name not its own."""
+    """Return a plugin's details; None if its manifest is broken or its name is not unique."""
     try:
         return registry.describe(candidate.kind, reference_of(registry, candidate))
     except PluginError:
@@ -160,7 +160,7 @@ def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | N
 
 
 def reference_of(registry: PluginRegistry, candidate: Candidate) -> str:
-    """Return what means this plugin: its class where one distribution has the name twice."""
+    """Return a reference to this plugin: its class if one distribution has the name twice."""
     same = [
         one for one in registry.candidates(candidate.kind) if one.reference == candidate.reference
     ]

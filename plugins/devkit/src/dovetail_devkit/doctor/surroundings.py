@@ -1,7 +1,7 @@
-"""What plugins stand on: Python, torch, a compiler, cores, memory, devices.
+"""Checks of the environment: Python, torch, a compiler, cores, memory, devices.
 
-Versions come from metadata: nothing is imported. Devices are what their vendors' tools report;
-whether a platform can use one is for its probe.
+Versions come from metadata; nothing is imported. Devices are listed by their vendors' tools;
+whether a platform can use one is decided by its probe.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def check_machine() -> Iterator[Finding]:
             area=_MACHINE,
             subject="compiler",
             verdict=NOTE,
-            text="no C++ compiler is found: native CPU kernels cannot be built, torch's serve",
-            remedy="install one, such as g++, and the packages that build kernels again",
+            text="no C++ compiler found: native CPU kernels cannot be built; torch's are used",
+            remedy="install a compiler, such as g++, then reinstall the packages with kernels",
         )
     devices = find_devices()
     for tool, line in devices:
         yield Finding(area=_MACHINE, subject="device", verdict=OK, text=f"{line} ({tool})")
     if not devices:
-        text = "no vendor's tool reports an accelerator: models run on the CPU"
+        text = "no vendor tool reports an accelerator; models run on the CPU"
         yield Finding(area=_MACHINE, subject="device", verdict=NOTE, text=text)
 
 
@@ -62,14 +62,14 @@ def check_environment() -> Iterator[Finding]:
             area=_ENVIRONMENT,
             subject="working directory",
             verdict=BROKEN,
-            text=f"it {problem}: no engine can start here",
-            remedy="change to a directory that exists and can be used",
+            text=f"it {problem}; no engine can start in this directory",
+            remedy="change to a directory that exists and is accessible",
         )
 
 
 def _cores() -> Finding:
     cores = read_cores()
-    text = f"{cores.usable} of {cores.logical} may be used by this process"
+    text = f"{cores.usable} of {cores.logical} are available to this process"
     if cores.quota is None or cores.quota >= cores.usable:
         return Finding(area=_MACHINE, subject="cores", verdict=OK, text=text)
     return Finding(
@@ -77,14 +77,14 @@ def _cores() -> Finding:
         subject="cores",
         verdict=WARNING,
         text=f"{text}, but its control group allows the time of {cores.quota:g}",
-        remedy=f"give --num-threads {max(1, int(cores.quota))}: more threads wait for each other",
+        remedy=f"give --num-threads {max(1, int(cores.quota))}; more threads slow each other down",
     )
 
 
 def _memory() -> Finding:
     memory = read_memory()
     if "available" not in memory:
-        text = "this system does not tell how much is available"
+        text = "this system does not report how much is available"
         return Finding(area=_MACHINE, subject="memory", verdict=NOTE, text=text)
     parts = [f"{memory[name] / _GIB:.1f} GiB {name}" for name in ("total", "available")]
     if "limit" in memory:
@@ -96,8 +96,8 @@ def _memory() -> Finding:
         area=_MACHINE,
         subject="memory",
         verdict=WARNING,
-        text=f"{text}: hardly enough for any model",
-        remedy="end what takes it, or raise the group's limit",
+        text=f"{text}: too little for most models",
+        remedy="stop other processes, or raise the control group's limit",
     )
 
 
@@ -109,7 +109,7 @@ def _torch() -> Finding:
             area=_ENVIRONMENT,
             subject="torch",
             verdict=NOTE,
-            text="not installed: only plugins that need none can be used",
+            text="not installed; only plugins that do not need torch can be used",
             remedy="pip install 'dovetail[cpu]'",
         )
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
@@ -120,6 +120,6 @@ def _torch() -> Finding:
         area=_ENVIRONMENT,
         subject="torch",
         verdict=WARNING,
-        text=f"{found} is older than {oldest}, the oldest that Dovetail is tested with",
+        text=f"{found} is older than {oldest}, the oldest version that Dovetail is tested with",
         remedy=f"pip install 'torch>={oldest}'",
     )

@@ -1,8 +1,8 @@
-"""One trial process: loads plugins one after the other and reports how each went.
+"""A trial process: loads plugins one after the other and reports each result.
 
-Started by `trial_run`, never imported by anything else. Reports are JSON objects, one a line, on a
-pipe of their own, since a plugin may write to the standard streams. Whoever reads them knows, when
-this process ends or stops reporting, which plugin it was at.
+Started by `trial_run`; not imported by any other module. Reports are JSON objects, one per line, on
+a separate pipe, since a plugin may write to the standard streams. If this process exits or hangs,
+the last report names the plugin that it was loading.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(task: Mapping[str, Any]) -> None:
     """Load the plugins of `task`.
 
     task: "fd", where to report; "plugins", pairs of kind and reference; "first", modules to import
-    before, so that their time is counted for no plugin.
+    first, so that their import time is not counted for a plugin.
     """
     with os.fdopen(task["fd"], "w", encoding="utf-8", buffering=1) as pipe:
 
@@ -41,7 +41,7 @@ def run(task: Mapping[str, Any]) -> None:
             report({"event": BEGIN, "number": number, "offset": _offset()})
             facts = _load(registry, kind, reference)
             report({"event": END, "number": number, "offset": _offset()} | facts)
-    # What plugins have started (threads, handlers at exit) must not keep this process alive.
+    # Threads and exit handlers of plugins must not keep this process alive.
     os._exit(0)
 
 
@@ -59,8 +59,8 @@ def _load(registry: PluginRegistry, kind: str, reference: str) -> dict[str, Any]
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {error}"}
     meant = registry.resolutions[-1]
-    reasons = () if probe.usable else probe.reasons or ("it does not say why",)
-    # What a probe says of what can be used is good to know, too.
+    reasons = () if probe.usable else probe.reasons or ("without a reason",)
+    # Notes of a probe that succeeds are reported, too.
     notes = [*meant.notes, *(probe.reasons if probe.usable else ())]
     return {"error": "", "ns": took_ns, "notes": notes, "refusals": reasons}
 
@@ -69,12 +69,12 @@ def _import_quietly(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception:
-        # Whoever needs it will fail with this, by name.
+        # A plugin that needs the module fails with this error, by name.
         sys.modules.pop(module, None)
 
 
 def _offset() -> int:
-    """Return how much has been written to the standard streams, which are one file."""
+    """Return the bytes written to the standard streams, which share one file."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return os.fstat(1).st_size

@@ -1,4 +1,4 @@
-"""What the trials of plugins mean: each as findings, with how to fix it."""
+"""Turns trials of plugins into findings with remedies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOISY = re.compile(r"Importing \S+ (printed|took) ")
 
 
 def judge_trial(trial: Trial) -> Iterator[Finding]:
-    """Yield what a trial says: that the plugin loads or why not, then what else was noticed."""
+    """Yield the findings of a trial: whether the plugin loads, then further problems."""
     plugin = trial.plugin
     subject = f"{plugin.kind}:{plugin.reference}"
     if trial.error:
@@ -26,7 +26,7 @@ def judge_trial(trial: Trial) -> Iterator[Finding]:
             remedy=_remedy(trial),
         )
     elif trial.refusals:
-        text = f"it loads, and cannot be used here: {'; '.join(trial.refusals)}"
+        text = f"it loads, but cannot be used on this machine: {'; '.join(trial.refusals)}"
         yield Finding(area=_AREA, subject=subject, verdict=NOTE, text=text)
     else:
         text = f"loads in {trial.took_ns / 1e9:.2f} s"
@@ -37,11 +37,11 @@ def judge_trial(trial: Trial) -> Iterator[Finding]:
             subject=subject,
             verdict=WARNING,
             text=f"loading it writes to the terminal: {_shown(trial.noise)}",
-            remedy="tell its author: what is printed mixes with answers",
+            remedy="report it to the author: printed text mixes with the program's output",
         )
     for note in trial.notes:
         noisy = bool(_NOISY.match(note))
-        remedy = "tell its author: work belongs where the class is made" if noisy else ""
+        remedy = "report it to the author: do the work in the constructor" if noisy else ""
         verdict = WARNING if noisy else NOTE
         yield Finding(area=_AREA, subject=subject, verdict=verdict, text=note, remedy=remedy)
 
@@ -49,7 +49,7 @@ def judge_trial(trial: Trial) -> Iterator[Finding]:
 def _broken_text(trial: Trial) -> str:
     text = re.sub(r"\s*\n\s*", " ", trial.error)
     if trial.ended or trial.hung:
-        text = f"loading it does not come to an end: {text}" if trial.hung else f"loading: {text}"
+        text = f"loading it does not finish: {text}" if trial.hung else f"loading: {text}"
     return f"{text}; it wrote {_shown(trial.noise)}" if trial.noise else text
 
 
@@ -58,7 +58,7 @@ def _remedy(trial: Trial) -> str:
     rule = f"{plugin.kind}:{plugin.reference}"
     return (
         f"pip install --upgrade {plugin.distribution}, or pip uninstall {plugin.distribution}; "
-        f"until then keep it out: --plugins-deny '{rule}'"
+        f"until then disable it: --plugins-deny '{rule}'"
     )
 
 

@@ -1,8 +1,8 @@
-"""Trials: plugins loaded in processes of their own, under a deadline.
+"""Trials: plugins loaded in separate processes, under a deadline.
 
 First-party plugins share a process, as they are released together; each other distribution has its
-own. If a process ends or stops reporting, the plugin that it was at is named, and a new process
-goes on with the next. Nothing of a plugin is imported here.
+own. If a process exits or hangs, the plugin that it was loading is reported, and a new process
+continues with the next. This process imports no plugin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dovetail_devkit.doctor.trial import BEGIN
 
 MAX_PROCESSES = 4
 HEAVY = ("torch",)
-"""Modules whose own time to import is not a plugin's."""
+"""Modules whose import time is not counted for a plugin."""
 
 _START = (
     "import json, sys\n"
@@ -47,11 +47,11 @@ _NAME = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """How it went to load one plugin.
+    """The result of loading one plugin.
 
     error: why it could not be loaded; "" if it was. ended: the process ended meanwhile. hung: the
-    deadline passed. noise: what it wrote to the standard streams behind Python's back. took_ns: to
-    load it, without `HEAVY`. refusals: why its probe says that it cannot be used here.
+    deadline passed. noise: what it wrote to the standard streams, also without Python. took_ns:
+    load time without `HEAVY`. refusals: the reasons of its probe why it cannot be used here.
     """
 
     plugin: Candidate
@@ -65,7 +65,7 @@ class Trial:
 
 
 def try_plugins(plugins: Sequence[Candidate], *, deadline_s: float) -> list[Trial]:
-    """Load each of `plugins`; return how it went, in their order. deadline_s: for each of them."""
+    """Load each of `plugins`; return the trials in the same order. deadline_s: for each plugin."""
     groups: dict[str, list[Candidate]] = {}
     for plugin in plugins:
         groups.setdefault(_group(plugin), []).append(plugin)
@@ -88,7 +88,7 @@ def _try_group(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
 
 
 def _run_process(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
-    """Return the trials of one process: of all plugins, or of those up to where it stopped."""
+    """Return the trials of one process: of all plugins, or up to the one where it stopped."""
     reading, writing = os.pipe()
     task = {
         "fd": writing,
@@ -145,7 +145,7 @@ def _watch(
 def _reports(
     process: subprocess.Popen[bytes], pipe: IO[bytes], deadline_s: float
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield reports as they come, then None when the process is gone; stop at the deadline."""
+    """Yield each report, then None when the process has exited; stop at the deadline."""
     clock = MonotonicClock()
     left = b""
     since_ns = clock.now_ns()
@@ -166,8 +166,8 @@ def _reports(
 def _receive(
     process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
 ) -> bytes | None:
-    """Return what the process says; b"" if it is gone, None if it is silent for the moment."""
-    # The pipe's end alone says nothing: a child of the plugin may hold it, and a plugin close it.
+    """Return the process's output; b"" if it has exited, None if there is none yet."""
+    # The end of the pipe proves nothing: a child may keep it open, and a plugin may close it.
     is_gone = process.poll() is not None
     if selector.select(0 if is_gone else _POLL_S):
         data = os.read(pipe.fileno(), 65536)
@@ -190,14 +190,14 @@ def _trial(plugin: Candidate, facts: dict[str, Any], noise: str) -> Trial:
 
 
 def _read(output: IO[bytes], start: int, end: int | None) -> str:
-    # Read by place: the process shares the file, and its own place in it must not move.
+    # Read with an offset: the process shares the file position, which must not move.
     size = _MAX_NOISE if end is None else min(end - start, _MAX_NOISE)
     return os.pread(output.fileno(), size, start).decode("utf-8", "replace").strip()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever it has started."""
-    # There may be nobody left: the process is gone, and so is what it has started.
+    """Kill the process and its children."""
+    # The process and its children may have exited already.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -213,7 +213,7 @@ def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
 
 
 def _needs(distribution: str, wanted: str) -> bool:
-    """Return whether a distribution depends on `wanted`, itself or through others of ours."""
+    """Return whether a distribution depends on `wanted`, directly or through others of ours."""
     seen: set[str] = set()
     left = [distribution]
     while left:

@@ -1,1 +1,1 @@
-"""What the executor suite is made of: workers that delay and fail on demand."""
+"""The parts of the executor suite: workers that delay and fail on request."""

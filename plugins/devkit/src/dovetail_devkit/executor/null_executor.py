@@ -1,8 +1,8 @@
-"""An executor and a worker that do nothing: they answer every run that samples with token 7.
+"""An executor and a worker without a model: each sampling run gets token 7.
 
-For measuring what a step costs around them, and for tests that need no tokens of any meaning. A
-step costs a count of its sampling runs; the columns of tokens are made once a length and shared,
-which is lawful, since results are immutable.
+For measuring the rest of a step, and for tests that do not need meaningful tokens. A step only
+counts its sampling runs; token columns are made once per length and shared, which is allowed, since
+results are immutable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCAB_SIZE = 32_000
 
 
 class NullWorker(WorkerBase):
-    """Token 7, whatever it is given; keeps nothing and checks nothing."""
+    """A worker that always samples token 7; keeps nothing and checks nothing."""
 
     def __init__(self, context: WorkerContext | None = None) -> None:
         self._columns: dict[int, array[int]] = {}
@@ -35,11 +35,11 @@ class NullWorker(WorkerBase):
         """Do nothing."""
 
     def get_model_info(self) -> ModelInfo:
-        """Return the size of a usual vocabulary."""
+        """Return a common vocabulary size."""
         return ModelInfo(vocab_size=VOCAB_SIZE)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return that nothing is kept."""
+        """Return no specs: no layer keeps anything."""
         return {}
 
     def determine_available_memory(self) -> int:
@@ -72,12 +72,12 @@ class NullWorker(WorkerBase):
 
 
 class NullExecutor(FakeExecutor):
-    """A `NullWorker`, whatever worker is requested; up to two steps at a time."""
+    """Runs a `NullWorker` in place of the requested worker; up to two steps at a time."""
 
     max_concurrent_steps = 2
 
     def __init__(self, context: ExecutorContext | None = None) -> None:
-        """context: not looked at, so that none is needed."""
+        """context: ignored, so that none is needed."""
         self._dead = ""
         self._done: Handle[None] = Ready(None)
         self.worker: WorkerBase = NullWorker()

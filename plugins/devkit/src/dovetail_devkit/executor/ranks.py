@@ -1,4 +1,4 @@
-"""Cases of the executor suite for executors of several ranks: what each rank answers for itself."""
+"""Cases of the executor suite for several ranks: the separate answers of each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULT_S = 30.0
 
 
 class _Recorder(FakeSchedulerSide):
-    """A connector's scheduler side that keeps the answers that it is given, by rank."""
+    """A connector's scheduler side that keeps the answers it receives, by rank."""
 
     def __init__(self) -> None:
         super().__init__(NUM_RANKS)
@@ -38,10 +38,10 @@ def check_transfers(
     start: Callable[[Executor], object],
     plans: Sequence[SchedulerOutput],
 ) -> None:
-    """Every rank's answer for the KV connector is in the result of its step.
+    """Check that every rank's answer for the KV connector is in the result of its step.
 
-    The ranks answer in different steps, so that an executor that reads one of them is noticed.
-    start: takes the executor's workers through the rest of their start.
+    The ranks answer in different steps, so that an executor that reads only one rank is detected.
+    start: completes the start of the executor's workers.
     """
     with judging("with two workers that move blocks"), TemporaryDirectory() as folder:
         context = make_executor_context(

@@ -1,7 +1,7 @@
 """The workers of the executor suite: strict ones, slow ones and ones that fail on demand.
 
-They are classes of a module, so that an executor may make them in other processes; what they did
-stands in a file beside their model, so that it can be read when they are gone.
+They are classes of a module, so that an executor can create them in other processes. They write
+what they did to a file in their model directory, which can be read after they have exited.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class ObedientWorker(FakeWorker):
         self._context = context
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute a plan, and note by which thread."""
+        """Execute a plan, and record the thread."""
         self._threads.add(get_ident())
         super().execute_model(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample, and note by which thread."""
+        """Sample, and record the thread."""
         self._threads.add(get_ident())
         return super().sample_tokens(grammar)
 
     def shutdown(self) -> None:
-        """Note the end in the file."""
+        """Record the shutdown in the file."""
         super().shutdown()
         self.note("shutdown")
 
@@ -50,7 +50,7 @@ class ObedientWorker(FakeWorker):
             file.write(f"{text}\n")
 
     def num_threads(self) -> int:
-        """Return how many threads have called for a step."""
+        """Return how many threads have called a step method."""
         return len(self._threads)
 
     def recorded_calls(self) -> list[str]:
@@ -62,7 +62,7 @@ class ObedientWorker(FakeWorker):
         return left + right
 
     def place(self) -> dict[str, int | str]:
-        """Return where this worker stands among all."""
+        """Return this worker's rank and the number of ranks."""
         context = self._context
         return {
             "rank": context.rank,
@@ -71,9 +71,9 @@ class ObedientWorker(FakeWorker):
         }
 
     def fail_on(self, rank: int) -> None:
-        """Fail on one rank, beside any step."""
+        """Fail on one rank, outside of a step."""
         if rank == self._context.rank:
-            raise ModelError("a failure of an operation, on demand")
+            raise ModelError("a failure of an operation, on request")
 
     def dawdle(self, seconds: float) -> str:
         """Return "done" after `seconds`."""
@@ -82,18 +82,18 @@ class ObedientWorker(FakeWorker):
 
 
 class MovingWorker(ObedientWorker):
-    """Answers for a KV connector, each rank in steps of its own."""
+    """Answers for a KV connector, each rank in different steps."""
 
     provides = frozenset({"kv_connector"})
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample, and tell what has been moved."""
+        """Sample, and report the finished transfers."""
         output = super().sample_tokens(grammar)
         return replace(output, kv_transfer=moving_answer(self._context.rank, output.step_id))
 
 
 def moving_answer(rank: int, step_id: int) -> bytes:
-    """Return what a rank answers to a step: in every third, together or alone, or not at all."""
+    """Return a rank's answer to a step; b"" in steps in which it has none."""
     return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 
@@ -101,26 +101,26 @@ class FailingWorker(ObedientWorker):
     """Fails when it executes step 2."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute plans, but for one."""
+        """Execute plans, except step 2."""
         if plan.step_id == 2:
-            raise RuntimeError("a failure on demand")
+            raise RuntimeError("a failure on request")
         super().execute_model(plan)
 
 
 class LateWorker(ObedientWorker):
-    """Gives a handle for each step, as a worker whose device works by itself."""
+    """Returns a handle for each step, like a worker of an asynchronous device."""
 
     provides = frozenset({"async_output"})
 
-    def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
+    def sample_tokens(  # type: ignore[override]  # the contract allows it, the base class does not
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Sample, and let the result be waited for."""
+        """Sample, and return a handle of the result."""
         return LateOutput(super().sample_tokens(grammar))
 
 
 class LateFailingWorker(LateWorker):
-    """Fails in step 2, which shows when its result is taken."""
+    """Fails in step 2; the error is raised when its result is taken."""
 
     def sample_tokens(  # type: ignore[override]  # as above
         self, grammar: GrammarOutput | None = None
@@ -128,7 +128,7 @@ class LateFailingWorker(LateWorker):
         """Sample; the result of one step is an error."""
         late = super().sample_tokens(grammar)
         if late.output.step_id == 2:
-            late.error = RuntimeError("a failure on demand")
+            late.error = RuntimeError("a failure on request")
         return late
 
 
@@ -137,14 +137,14 @@ class UnloadableWorker(ObedientWorker):
 
     def load_model(self) -> None:
         """Refuse."""
-        raise ModelError("there is no model, on demand")
+        raise ModelError("no model, on request")
 
 
 class SlowWorker(ObedientWorker):
-    """Takes its time over each plan, and notes when it is done."""
+    """Executes each plan slowly, and records its end."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute a plan, slowly; note its end also where it fails."""
+        """Execute a plan slowly; record its end also if it fails."""
         Event().wait(SLOW_S)
         try:
             super().execute_model(plan)
@@ -153,11 +153,11 @@ class SlowWorker(ObedientWorker):
 
 
 def read_log(model_dir: Path) -> list[str]:
-    """Return what workers have noted beside their model."""
+    """Return the records that the workers wrote to their model directory."""
     file = model_dir / LOG
     return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
 def count_calls(worker: ObedientWorker, offset: int) -> int:
-    """Return how many calls a worker has had, and `offset`; an operation that is a callable."""
+    """Return the number of calls of a worker plus `offset`; a callable operation."""
     return len(worker.recorded_calls()) + offset

@@ -1,8 +1,8 @@
-"""An attention backend that is slow and right: the fake of the attention contract.
+"""The fake of the attention contract: slow and correct.
 
 It reads each row's keys and values slot by slot through the block table and computes densely in
-float64. Its layer is made of small steps that a test may replace to make a backend that is wrong.
-torch is imported by those who hand over tensors, not here.
+float64. A test may replace one of its small steps to make a wrong backend.
+This module does not import torch.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size, Q queries and L positions of one row.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeAttentionMetadata:
-    """A step on the host. runs: (query_len, slots of all the row's positions) of each row.
+    """The metadata of a step on the host. runs: (query_len, slots of all positions) of each row.
 
     slots_T: int64; where each token's key and value go.
     """
@@ -45,9 +45,9 @@ class FakeAttentionMetadata:
 
 
 class FakeAttentionBuilder(AttentionMetadataBuilder):
-    """Looks up each row's slots, one by one, and holds the batch against its law first.
+    """Checks the batch, then looks up each row's slots one by one.
 
-    May wait for the device. Raises AssertionError for a batch that its contract does not allow.
+    May synchronize with the device. Raises AssertionError if the batch violates its contract.
     """
 
     def __init__(self, context: AttentionGroupContext) -> None:
@@ -109,7 +109,9 @@ class FakeAttentionLayer(AttentionLayer):
     def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
         """Return the attention of one row, [Q, H, D]; its queries are the last Q positions."""
         window = self.context.sliding_window
-        seen = window + len(q_QHD) - 1 if window else len(k_LKD)  # before that, blocks are others'
+        seen = (
+            window + len(q_QHD) - 1 if window else len(k_LKD)
+        )  # blocks before that belong to other rows
         return reference_attention(
             q_QHD,
             k_LKD[-seen:],
@@ -122,7 +124,7 @@ class FakeAttentionLayer(AttentionLayer):
 
 
 class FakeAttentionBackend(AttentionBackend):
-    """Slow and right: paged attention in float64, one row after another."""
+    """Slow, correct paged attention in float64, one row after another."""
 
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(

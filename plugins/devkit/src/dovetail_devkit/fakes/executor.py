@@ -1,6 +1,6 @@
-"""An executor that does all at once: the fake of the executor contract, over any worker.
+"""The fake of the executor contract: a synchronous executor for any worker.
 
-Every call does its work before it returns, so each handle is ready; one step at a time.
+Every call completes before it returns, so each handle is ready. One step at a time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dovetail.result import ModelRunnerOutput
 
 
 class FakeExecutor(Executor):
-    """One worker, called as if it were part of the caller.
+    """Calls one worker directly.
 
-    worker: what the context's class made.
+    worker: an instance of the context's class.
     """
 
     def __init__(self, context: ExecutorContext) -> None:
@@ -50,7 +50,7 @@ class FakeExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation on the worker; it has answered before a timeout could be noticed."""
+        """Call an operation on the worker; a timeout never applies."""
         self.check_health()
         check_rank(unique_reply_rank, 1)
         answer = find_operation(self.worker, operation)(*args, **(kwargs or {}))
@@ -62,7 +62,7 @@ class FakeExecutor(Executor):
         return Ready(self._try(self.worker.execute_model, plan))
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample for the plan last given to `execute_model`, now."""
+        """Sample now for the last plan of `execute_model`."""
         output = self._try(self.worker.sample_tokens, grammar)
         if not isinstance(output, ModelRunnerOutput):
             output = self._try(lambda handle: handle.result(), output)
@@ -71,10 +71,10 @@ class FakeExecutor(Executor):
     def check_health(self) -> None:
         """Raise EngineDeadError after a failure or a shutdown."""
         if self._dead:
-            raise EngineDeadError(f"the worker cannot go on: {self._dead}")
+            raise EngineDeadError(f"the worker cannot continue: {self._dead}")
 
     def shutdown(self) -> None:
-        """End the worker."""
+        """Shut the worker down."""
         self._dead = self._dead or "it was shut down"
         self.worker.shutdown()
 

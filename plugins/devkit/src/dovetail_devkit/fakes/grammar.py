@@ -21,7 +21,7 @@ FAIL_IN = ("compile", "fill_bitmask", "accept", "allow_nothing")
 
 
 class FakeMatcher:
-    """Walks along the positions of one text."""
+    """Tracks the position in one text."""
 
     def __init__(self, positions: Sequence[frozenset[int]], ends: frozenset[int]) -> None:
         self._positions = positions
@@ -29,7 +29,7 @@ class FakeMatcher:
         self._place = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Go along; return how many of the tokens are allowed."""
+        """Advance; return how many of the tokens are allowed."""
         for count, token in enumerate(token_ids):
             if token not in self._allowed():
                 return count
@@ -46,7 +46,7 @@ class FakeMatcher:
             words[token // 8] |= 1 << token % 8
 
     def is_finished(self) -> bool:
-        """Return whether all positions are behind."""
+        """Return whether all positions are done."""
         return self._place >= len(self._positions)
 
     def _allowed(self) -> frozenset[int]:
@@ -54,14 +54,14 @@ class FakeMatcher:
 
 
 class FailingMatcher(FakeMatcher):
-    """Fails where it is told to, at its second token."""
+    """Fails in a given method, at its second token."""
 
     def __init__(self, where: str, token: int, ends: frozenset[int]) -> None:
         super().__init__([frozenset({token})] * 8, ends)
         self._where = where
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Go along, or fail."""
+        """Advance, or fail."""
         self._fail("accept")
         return super().accept(token_ids)
 
@@ -74,11 +74,11 @@ class FailingMatcher(FakeMatcher):
 
     def _fail(self, method: str) -> None:
         if self._where == method:
-            raise ValueError(f"asked to fail in {method}")
+            raise ValueError(f"requested failure in {method}")
 
 
 class FakeGrammar(GrammarBackend):
-    """Forms "token_ids", and "failing" with the name of what fails as its text."""
+    """The forms "token_ids", and "failing", whose text names the method that fails."""
 
     forms: ClassVar[frozenset[str]] = frozenset({"token_ids", "failing"})
     examples: ClassVar[Mapping[str, str]] = {"token_ids": "5|6 7 8|9|10"}
@@ -87,10 +87,10 @@ class FakeGrammar(GrammarBackend):
         self._vocab_size = context.vocab_size
 
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Return a matcher; raise RequestError for what is not a list of token ids."""
+        """Return a matcher; raise RequestError if the text is not a list of token ids."""
         if spec.form == "failing":
             if spec.text == "compile":
-                raise ValueError("asked to fail in compile")
+                raise ValueError("requested failure in compile")
             return FailingMatcher(spec.text, 5, spec.stop_token_ids)
         try:
             positions = [frozenset(map(int, one.split("|"))) for one in spec.text.split()]

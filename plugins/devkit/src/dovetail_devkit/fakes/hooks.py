@@ -1,4 +1,4 @@
-"""The fake of the hooks contract: it is notified of everything."""
+"""The fake of the hooks contract: it records every notification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FakeHooks(Hooks):
-    """heard: (hook, what it was told) of every call so far, in order."""
+    """heard: (hook, argument) of every call so far, in order."""
 
     def __init__(self, context: HooksContext) -> None:
         self.heard: list[tuple[str, object]] = []

@@ -24,7 +24,7 @@ class FakeIOProcessor(IOProcessor):
         self.options = context.options
 
     def pre_process(self, request: IORequest) -> IOBatch:
-        """Return a prompt a text."""
+        """Return one prompt per text."""
         texts = request.data
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RequestError(f"data={texts!r:.80} must be a list of texts.", parameter="data")

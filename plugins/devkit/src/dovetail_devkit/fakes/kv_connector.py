@@ -1,7 +1,7 @@
-"""A KV connector that keeps copies in a dictionary: the fake of the KV connector contract.
+"""The fake of the KV connector contract: keeps copies of blocks in a dictionary.
 
-Its worker's side uses tensors by their methods only; nothing is imported. Every second load takes
-a step longer than its plan, so that both ways to load are gone.
+Its worker side uses only methods of tensors and imports nothing. Every second load takes a step
+longer than its plan, so that both kinds of load occur.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.interfaces.kv_connector import (
 
 
 class FakeSchedulerSide:
-    """Knows the keys that each rank's worker has told it of. Implements `KVSchedulerSide`."""
+    """Keeps the keys that each rank's worker has reported. Implements `KVSchedulerSide`."""
 
     def __init__(self, num_ranks: int = 1) -> None:
         self.known: list[set[bytes]] = [set() for _ in range(num_ranks)]
@@ -31,24 +31,24 @@ class FakeSchedulerSide:
         return [all(key in known for known in self.known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Note a load; every second one takes."""
+        """Record a load; every second one is asynchronous."""
         self._num_loads += 1
         waits = not self._num_loads % 2
         self._note("later" if waits else "load", transfer)
         return waits
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Note a store."""
+        """Record a store."""
         self._note("store", transfer)
         return True
 
     def take_instructions(self) -> bytes:
-        """Return the orders since the last plan."""
+        """Return the instructions since the last plan."""
         orders, self._orders = self._orders, []
         return json.dumps(orders).encode() if orders else b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Learn what a rank has stored; return what has ended there."""
+        """Process a rank's report; return the transfers that have ended there."""
         if not answer:
             return KVOutcome()
         told = json.loads(answer)
@@ -84,7 +84,7 @@ class FakeWorkerSide:
         self._pages_NP = pages_NP
 
     def begin(self, instructions: bytes) -> None:
-        """Load what does not take; keep the rest for after the forward pass."""
+        """Do the synchronous loads; keep the rest until after the forward pass."""
         for order in json.loads(instructions) if instructions else ():
             if order["what"] == "load":
                 self.load(order)
@@ -92,7 +92,7 @@ class FakeWorkerSide:
                 self._after.append(order)
 
     def finish(self) -> bytes:
-        """Store, and do the loads that take; return what has ended."""
+        """Store, do the asynchronous loads, and return the transfers that have ended."""
         orders, self._after = self._after, []
         for order in orders:
             (self.save if order["what"] == "store" else self.load)(order)
@@ -101,11 +101,11 @@ class FakeWorkerSide:
         return json.dumps(told).encode() if any(told.values()) else b""
 
     def shutdown(self) -> None:
-        """Let go of the cache."""
+        """Release the cache."""
         self._pages_NP = ()
 
     def load(self, order: dict[str, Any]) -> None:
-        """Write what is kept to the blocks of a transfer."""
+        """Write the kept copies to the blocks of a transfer."""
         missing = []
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             if key in self.kept:
@@ -123,7 +123,7 @@ class FakeWorkerSide:
         self.end(order, [])
 
     def end(self, order: dict[str, Any], missing: list[int]) -> None:
-        """Tell of a transfer that has ended."""
+        """Report a transfer that has ended."""
         if missing:
             self._told["failed"][order["number"]] = missing
         else:
@@ -131,7 +131,7 @@ class FakeWorkerSide:
 
 
 class FakeKVConnector(KVConnector):
-    """Keeps copies in the worker."""
+    """A connector that keeps copies in the worker."""
 
     CONTRACT_VERSION: ClassVar[str] = "0.5"
 

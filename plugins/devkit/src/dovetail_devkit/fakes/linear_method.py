@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class FakeLinearMethod(LinearMethod):
-    """Keeps a plain weight [O, I] and, where there is one, a bias [O]."""
+    """Keeps a plain weight [O, I] and an optional bias [O]."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register `weight` and `bias` (None without bias), uninitialised."""
+        """Register `weight` and `bias` (None without bias), uninitialized."""
         import torch
         from torch import nn
 
@@ -32,7 +32,7 @@ class FakeLinearMethod(LinearMethod):
             layer.register_parameter(name, parameter)
 
     def pack(self, layer: nn.Module) -> None:
-        """Leave the weights as they are."""
+        """Do nothing: the weights need no packing."""
 
     def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
         """Return x · Wᵀ + b, a new tensor [T, O]."""

@@ -1,6 +1,6 @@
-"""The fake of the logits processor contract: it lets rows count upwards.
+"""The fake of the logits processor contract: it makes rows count upwards.
 
-Legend: S rows of the step, V vocabulary, R rows of this processor among them.
+Legend: S rows of the step, V vocabulary, R rows that this processor handles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BONUS = 1000.0
 
 
 class FakeLogitsProcessor(LogitsProcessor):
-    """Favours the token after the row's last one, for requests with `fake_count_up` true."""
+    """Raises the logit of the row's last token plus 1, for requests with `fake_count_up` true."""
 
     example_args: ClassVar[Mapping[str, object]] = {ARGUMENT: True}
 

@@ -1,6 +1,6 @@
-"""A language model of one attention layer in plain torch: the fake of the model contract.
+"""The fake of the model contract: one attention layer in plain torch.
 
-Imports torch: only who tests models imports this module.
+Imports torch, so import this module only to test models.
 Legend: T tokens, S sampled positions, D hidden size, V vocabulary, H heads.
 """
 
@@ -18,8 +18,8 @@ NUM_HEADS = 2
 MAX_POSITION_SCALE = 0.3
 
 
-class FakeModel(nn.Module):  # type: ignore[misc]  # torch is a name to the core's type checker
-    """Embedding, attention, a norm and a head; positions are added as one feature.
+class FakeModel(nn.Module):  # type: ignore[misc]  # the core's type checker does not see torch
+    """A model of embedding, attention, norm and head; positions are added as one feature.
 
     Reads vocab_size and hidden_size of config.json.
     """
@@ -70,9 +70,9 @@ def _read_count(context: ModelContext, name: str) -> int:
 
 
 class PositionalModel(FakeModel):
-    """The same without attention: a token's logits depend on it and its position alone.
+    """A fake model without attention: a token's logits depend only on it and its position.
 
-    So it keeps no cache, and runs under any worker, whatever that one's attention layers are.
+    It needs no KV cache, and runs under workers with any attention layers.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("PositionalModel",)

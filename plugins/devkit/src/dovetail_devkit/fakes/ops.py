@@ -1,6 +1,6 @@
-"""Ops in float64, one formula after the other: the fake of the op provider contract.
+"""The fake of the op provider contract: every operation in float64.
 
-torch is imported by those who hand over tensors, not here.
+This module does not import torch.
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions; R rows and
 V width of logits.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FakeOps(Ops):
-    """Slow and right; every result is a new tensor of the input's dtype. Overrides everything."""
+    """Slow, correct ops; every result is a new tensor of the input's dtype. Overrides all ops."""
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight."""
@@ -42,7 +42,7 @@ class FakeOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions in halves."""
+        """Return q and k, rotated by their positions (rotate-half layout)."""
         cos_sin_TS = cos_sin_PS[positions_T].double()
         return self._rotate(q_THS, cos_sin_TS), self._rotate(k_TKS, cos_sin_TS)
 
@@ -56,11 +56,11 @@ class FakeOps(Ops):
         return table_VD.index_select(0, ids_T)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of each row's greatest number, the first of several."""
+        """Return the column of each row's largest value; the first of equal values."""
         return logits_RV.argmax(-1)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-        """Return a token a row, by the inverse of its probabilities' sum; a row at a time."""
+        """Return one token per row, by inversion of the cumulative probabilities."""
         token_ids_R = columns.seeds_R.clone()
         for r, logits in enumerate(logits_RV.tolist()):
             settings = DrawParams(
@@ -74,7 +74,7 @@ class FakeOps(Ops):
         return token_ids_R
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Write what `columns` names as made, a token at a time."""
+        """Write the output columns of `columns`, one token at a time."""
         firsts = columns.query_start_R1.tolist()
         for r, (row, start) in enumerate(
             zip(columns.rows_R.tolist(), columns.starts_R.tolist(), strict=True)
@@ -105,7 +105,7 @@ class FakeOps(Ops):
 
 
 def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
-    """Return the token at `uniform`, from 0 to 1; 0 where nothing can be drawn from."""
+    """Return the token at `uniform`, from 0 to 1; 0 if no token can be drawn."""
     if any(map(math.isnan, logits)) or max(logits) == -math.inf:
         return 0
     sums = list(accumulate(probabilities(logits, settings)))
@@ -113,5 +113,5 @@ def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
 
 
 def _as_written(share: float) -> float:
-    """Return what a float32 share was meant to be: 0.7, not the float32 next to it."""
+    """Return the decimal value of a float32 share: 0.7, not the nearest float32."""
     return float(f"{share:.6g}")

@@ -1,4 +1,4 @@
-"""A machine that is always there and does the least: the fake of the platform contract."""
+"""The fake of the platform contract: always available, with minimal capabilities."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ MEMORY_BYTES = 1 << 30
 
 
 class FakePlatform(Platform):
-    """A machine of one GiB that computes in float32; never selected automatically."""
+    """A platform with 1 GiB of memory and float32; never selected automatically."""
 
     info: ClassVar[PlatformInfo] = PlatformInfo(name="fake", device_type="cpu")
     automatic: ClassVar[bool] = False
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return that it can be used."""
+        """Return a positive probe."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return one dtype."""
+        """Return one dtype as the only capability."""
         return frozenset({"dtype.float32"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""The longest prompt first: the fake of the policy contract, which is notified of everything."""
+"""The fake of the policy contract: longest prompt first; it records every hook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
 
 
 class FakePolicy(Policy):
-    """Serves the longest prompt first and lets the shortest give way; ties go by arrival.
+    """Serves the longest prompt first and preempts the shortest; ties go by arrival.
 
     heard: (hook, request id) of every hook so far, in order.
     """
@@ -17,11 +17,11 @@ class FakePolicy(Policy):
         self.heard: list[tuple[str, str]] = []
 
     def rank(self, request: RequestView, view: SchedulerView) -> int:
-        """Return less for a longer prompt."""
+        """Return a smaller rank for a longer prompt."""
         return -request.num_prompt_tokens
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request with the shortest prompt, of equal ones the newest."""
+        """Return the request with the shortest prompt; the newest of equal ones."""
         return min(running, key=lambda one: (one.num_prompt_tokens, -one.sequence))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
@@ -46,7 +46,7 @@ class FakePolicy(Policy):
 
 
 class AgeingPolicy(Policy):
-    """Lets those that have waited longer overtake priorities: a rank that changes with time."""
+    """Raises the priority of requests that have waited longer: the rank changes with time."""
 
     static_rank = False
     preempts = True

@@ -1,7 +1,7 @@
-"""A sampler in plain Python, and the fake worker that samples with it every field that workers do.
+"""A sampler in plain Python, and a fake worker that supports every sampling field of workers.
 
-`FakeSampler` is small and in the order of `dovetail_torch`; a test replaces one of its steps to
-make a sampler that is wrong. Logits are made up from what a row has attended to.
+`FakeSampler` is small and has the same order as `dovetail_torch`; a test replaces one of its steps
+to make a wrong sampler. Logits are computed from the numbers that a row has attended to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FakeSampler:
         tokens: Sequence[int],
         allowed: frozenset[int] | None,
     ) -> int:
-        """Return the token. tokens: the row's, prompt and output. allowed: by its grammar."""
+        """Return the token. tokens: the row's prompt and output. allowed: by its grammar."""
         params, num_prompt = request.sampling_params, request.num_prompt_tokens
         if allowed is not None:
             logits = keep(logits, allowed)
@@ -50,7 +50,7 @@ class FakeSampler:
         return best_of([logit + one for logit, one in zip(logits, noise, strict=True)])
 
     def forbid(self, logits: list[float], request: NewRequest, tokens: Sequence[int]) -> None:
-        """Ban what would end a bad word, and stop tokens before min_tokens."""
+        """Ban the last tokens of bad words, and stop tokens before min_tokens."""
         output = list(tokens[request.num_prompt_tokens :])
         for *before, last in request.bad_words_token_ids:
             if output[len(output) - len(before) :] == before:
@@ -62,7 +62,7 @@ class FakeSampler:
     def penalise(
         self, logits: list[float], request: NewRequest, prompt: Sequence[int], output: Sequence[int]
     ) -> None:
-        """Move the logits of tokens that are there already."""
+        """Apply the penalties to tokens of the prompt and output."""
         params = request.sampling_params
         if params.repetition_penalty != 1.0:
             for token in {*prompt, *output}:
@@ -74,11 +74,11 @@ class FakeSampler:
                 logits[token] -= params.presence_penalty
 
     def temperature(self, request: NewRequest) -> float:
-        """Return what logits are divided by."""
+        """Return the divisor of the logits."""
         return request.sampling_params.temperature
 
     def truncate(self, logits: list[float], request: NewRequest) -> list[float]:
-        """Return the logits with those banned that min_p, top_k and top_p cut off."""
+        """Return the logits after min_p, top_k and top_p have banned tokens."""
         params = request.sampling_params
         order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True)
         weights = [math.exp(logit - logits[order[0]]) for logit in logits]
@@ -99,7 +99,7 @@ class FakeSampler:
 
 
 class SamplingRowModel(RowModel):
-    """Rows whose tokens are drawn from made-up logits by a `FakeSampler`."""
+    """Rows whose tokens are drawn from computed logits by a `FakeSampler`."""
 
     sampler_cls: ClassVar[type[FakeSampler]] = FakeSampler
 
@@ -111,7 +111,7 @@ class SamplingRowModel(RowModel):
 
 
 class SamplingWorker(FakeWorker):
-    """A fake worker that does every field of `SamplingParams`."""
+    """A fake worker that supports every field of `SamplingParams`."""
 
     provides = FULL_SAMPLING
     row_model_cls = SamplingRowModel
@@ -123,5 +123,5 @@ def keep(logits: Sequence[float], tokens: frozenset[int]) -> list[float]:
 
 
 def best_of(logits: Sequence[float]) -> int:
-    """Return the first token of the greatest logit."""
+    """Return the first token with the largest logit."""
     return max(range(len(logits)), key=logits.__getitem__)

@@ -1,7 +1,7 @@
-"""A scheduler that serves one request a step, each in its turn: the fake of its contract.
+"""The fake of the scheduler contract: one request per step, round robin.
 
-A request takes a row and every block that it can ever need when it is admitted, in the order of
-arrival, and keeps them to its end: no preemption, no prefix cache, no choice to be wrong about.
+A request gets a row and every block that it can ever need when it is admitted, in the order of
+arrival, and keeps them until it ends. There is no preemption, no prefix cache and no policy.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class FakeScheduler(SchedulerInterface):
         self._pause: PauseScope | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Let `request` wait; raise RequestError if it can never run or its id is in use."""
+        """Queue `request`; raise RequestError if it can never run or its id is in use."""
         limits, length = self._limits, len(request.prompt_token_ids)
         most = limits.max_model_len - 1
         if not limits.enable_chunked_prefill:
             most = min(most, limits.max_num_batched_tokens)
         if request.request_id in self._requests:
-            raise RequestError(f"the id {request.request_id!r} is in use; take another.")
+            raise RequestError(f"the id {request.request_id!r} is in use; choose another.")
         if not 1 <= length <= most:
-            raise RequestError(f"the prompt has {length} tokens; it needs 1 to {most}.")
+            raise RequestError(f"the prompt has {length} tokens; it must have 1 to {most}.")
         taken = Request(request, max_model_len=limits.max_model_len)
         if self._num_blocks(taken) > len(self._free_blocks) + self._num_blocks_held():
             raise RequestError(f"the cache is too small for {taken.max_total_tokens} tokens.")
@@ -58,14 +58,14 @@ class FakeScheduler(SchedulerInterface):
         self._waiting.append(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once; what plans that are out still say of them is dropped."""
+        """End requests at once; later results of plans in flight are dropped for them."""
         alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
         for name in alive:
             self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
         return alive
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step of the next request in turn that has something to run."""
+        """Plan a step of the next request that has tokens to run."""
         while not self._pause and self._waiting and self._can_admit(self._waiting[0]):
             self._admit(self._waiting.popleft())
         request = None if self._pause is PauseScope.ALL else self._next()
@@ -79,7 +79,7 @@ class FakeScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Give the request of the oldest plan its token; end it where that was the last."""
+        """Give the request of the oldest plan its token; end it if that was the last."""
         _, request = self._out.popleft()
         self._rows.executed(plan.step_id)
         if request is None or request.status.finished:
@@ -101,7 +101,7 @@ class FakeScheduler(SchedulerInterface):
         )
 
     def depth(self) -> Depth:
-        """Return how many requests stand where."""
+        """Return the counts of requests by state."""
         num_waiting, num_running = len(self._waiting), len(self._running)
         paused = {None: 0, PauseScope.NEW: num_waiting, PauseScope.ALL: num_waiting + num_running}
         return Depth(
@@ -109,7 +109,7 @@ class FakeScheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Admit nobody, or run nobody, until `resume`."""
+        """Admit no request, or run no request, until `resume`."""
         self._pause = scope
 
     def resume(self) -> None:
@@ -117,7 +117,7 @@ class FakeScheduler(SchedulerInterface):
         self._pause = None
 
     def reset_prefix_cache(self) -> bool:
-        """Return True where nobody has blocks; nothing is cached."""
+        """Return True if no request has blocks; nothing is cached."""
         return not self._running
 
     def shutdown(self) -> None:
@@ -125,11 +125,11 @@ class FakeScheduler(SchedulerInterface):
         self.abort_requests(list(self._requests))
 
     def _num_blocks(self, request: Request) -> int:
-        """Return how many blocks a request takes, of all groups together."""
+        """Return how many blocks a request needs in all groups together."""
         return sum(self._group_blocks(request))
 
     def _group_blocks(self, request: Request) -> list[int]:
-        """Return how many blocks a request takes of each group, whose blocks may differ in size."""
+        """Return how many blocks a request needs in each group; block sizes may differ."""
         sizes = [group.spec.block_size for group in self._groups]
         return [-(-request.max_total_tokens // size) for size in sizes]
 
@@ -152,11 +152,11 @@ class FakeScheduler(SchedulerInterface):
         self._running.append(request)
 
     def _next(self) -> Request | None:
-        """Return the first in turn that has a token to run, and put it last; None if none has."""
+        """Return the next request that has a token to run, and move it to the end; or None."""
         for _ in range(len(self._running)):
             request = self._running[0]
             self._running.rotate(-1)
-            # With its last token on the way there is nothing to plan until that lands.
+            # While its last token is pending, there is nothing to plan.
             if request.num_tokens_with_pending < request.max_total_tokens:
                 return request
         return None
@@ -173,7 +173,7 @@ class FakeScheduler(SchedulerInterface):
         request.num_tokens_with_pending += num_tokens == wanted
 
     def _finish(self, request: Request) -> tuple[Finished, ...]:
-        """Return that `request` is finished, if its last token says so."""
+        """Return the end of `request` if its last token ends it."""
         token, params = request.token_ids[-1], request.sampling_params
         asked = None
         if token in request.stop_token_ids and request.num_output_tokens >= params.min_tokens:
@@ -201,5 +201,5 @@ class FakeScheduler(SchedulerInterface):
 
 
 def _of_run_0(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
-    """Return what stands under run 0: the only run that there is."""
+    """Return the entry of run 0, the only run."""
     return {name: columns[0]} if 0 in columns else {}

@@ -1,4 +1,4 @@
-"""The fake of the stat logger contract: it remembers."""
+"""The fake of the stat logger contract: it keeps all statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dovetail_devkit.expectation import expect
 
 
 class FakeStatLogger(StatLogger):
-    """Keeps what it hears. steps: of every step. num_closed: calls of `close`."""
+    """Keeps all statistics. steps: of every step. num_closed: calls of `close`."""
 
     def __init__(self, context: StatLoggerContext) -> None:
         self.context = context
@@ -15,8 +15,8 @@ class FakeStatLogger(StatLogger):
         self.num_closed = 0
 
     def record(self, step: StepStats) -> None:
-        """Keep it; raise AssertionError after `close`."""
-        expect(not self.num_closed, "record is called after close")
+        """Keep the statistics; raise AssertionError after `close`."""
+        expect(not self.num_closed, "record was called after close")
         self.steps.append(step)
 
     def close(self) -> None:

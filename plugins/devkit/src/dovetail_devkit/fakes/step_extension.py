@@ -26,10 +26,10 @@ FAIL_IN = ("join", "before_forward", "hidden_states", "logits", "after_sampling"
 
 
 class FakeStepExtension(StepExtension):
-    """Favours the token after the row's last one.
+    """Raises the logit of the token after the row's last one.
 
-    A request asks with `extra_args={"fake_step_extension": "count_up"}`. With the name of a hook in
-    place of "count_up" that hook raises for the request.
+    A request enables it with `extra_args={"fake_step_extension": "count_up"}`. With the name of a
+    hook instead of "count_up", that hook raises for the request.
     """
 
     example_args: ClassVar[Mapping[str, object]] = {ARGUMENT: "count_up"}
@@ -66,15 +66,15 @@ class FakeStepExtension(StepExtension):
             column.pop(row, None)
 
     def before_forward(self, batch: ExtensionBatch) -> None:
-        """Remember how far the rows get."""
+        """Remember the last position of each row."""
         self._fail("before_forward", batch.rows)
         for row, start, count in zip(batch.rows, batch.starts, batch.num_tokens, strict=True):
             self._num_computed[row] = start + count
 
     def hidden_states(self, batch: ExtensionBatch, hidden_TD: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states as they are."""
+        """Return the hidden states unchanged."""
         self._fail("hidden_states", batch.rows)
-        assert len(hidden_TD) == sum(batch.num_tokens), "a hidden state for each token"
+        assert len(hidden_TD) == sum(batch.num_tokens), "expected one hidden state per token"
         return hidden_TD
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
@@ -92,4 +92,4 @@ class FakeStepExtension(StepExtension):
     def _fail(self, hook: str, rows: Sequence[int]) -> None:
         for row in rows:
             if self._fails_in.get(row) == hook:
-                raise ValueError(f"row {row} asked to fail in {hook}")
+                raise ValueError(f"row {row}: requested failure in {hook}")

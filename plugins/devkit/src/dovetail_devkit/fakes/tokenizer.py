@@ -1,4 +1,4 @@
-"""A tokenizer without files: one token a byte, and a few special ones. The contract's fake."""
+"""The fake of the tokenizer contract: one token per byte, a few special tokens, no files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ByteTokenizer(Tokenizer):
         return frozenset(SPECIAL_TEXTS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the bytes of `text`, special tokens' texts included; BOS first if asked."""
+        """Return the bytes of `text`, also of special tokens' texts; BOS first if requested."""
         try:
             ids = list(text.encode("utf-8"))
         except UnicodeEncodeError as error:
@@ -53,7 +53,7 @@ class ByteTokenizer(Tokenizer):
         return [self.BOS, *ids] if add_special_tokens and self._add_bos else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        """Return the text; bytes that are not UTF-8 become U+FFFD, unknown ids are left out."""
         pieces = []
         for token in token_ids:
             if token < 256:
@@ -76,7 +76,9 @@ class ByteTokenizer(Tokenizer):
     ) -> str:
         """Return a line "role: content" for each message; templates and variables are ignored."""
         if not messages:
-            raise RequestError("messages is empty; give at least one.", parameter="messages")
+            raise RequestError(
+                "messages is empty; give at least one message.", parameter="messages"
+            )
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + ("assistant: " if add_generation_prompt else "")
 

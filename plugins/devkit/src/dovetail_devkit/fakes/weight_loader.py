@@ -1,4 +1,4 @@
-"""Weights out of their own names: the fake of the weight loader contract. It reads no file.
+"""The fake of the weight loader contract: weights computed from their names; reads no file.
 
 torch is imported within functions.
 """
@@ -20,7 +20,7 @@ STANDARD_DEVIATION = 0.3
 class FakeWeightLoader(WeightLoader):
     """Fills each parameter with normal values of a generator seeded by its name.
 
-    Vectors stand around 1, everything else around 0; what is not a float becomes 0.
+    Vectors are centered at 1, other weights at 0; integer weights become 0.
     """
 
     def __init__(self, context: WeightLoaderContext) -> None:
@@ -31,7 +31,7 @@ class FakeWeightLoader(WeightLoader):
         import torch
 
         with torch.no_grad():
-            # state_dict has one entry a name; a tensor of two names is written once.
+            # state_dict has one entry per name; a tensor with two names is written once.
             places = {id(t): (n, t) for n, t in model.state_dict(keep_vars=True).items()}
             for name, tensor in places.values():
                 self.fill(name, tensor)

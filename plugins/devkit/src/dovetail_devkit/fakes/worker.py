@@ -1,8 +1,8 @@
-"""A worker without a model: the fake of the worker contract, and the strictest of workers.
+"""The fake of the worker contract: a strict worker without a model.
 
-Its next token depends on the row's tokens, its seed and nothing else, provided that the caller
-keeps the law of rows and blocks; where it does not, and where calls come out of order, it raises
-AssertionError. No tensors, no files: of its context it reads sizes only.
+Its next token depends only on the row's tokens and seed if the caller follows the rules of rows and
+blocks. It raises AssertionError if the caller does not, or calls methods out of order. It uses no
+tensors and no files, and reads only sizes from its context.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ONCE = (
 
 
 class LateOutput:
-    """The handle of a result that is there when somebody asks for it, or looks again.
+    """The handle of a result that is ready when it is requested, or at the second poll.
 
-    output: the result. error: raised in its place if there is one.
+    output: the result. error: raised instead of returning it, if given.
     """
 
     def __init__(self, output: ModelRunnerOutput) -> None:
@@ -41,7 +41,7 @@ class LateOutput:
         self._is_done = False
 
     def done(self) -> bool:
-        """Return False the first time, as a device may that has not come so far."""
+        """Return False the first time, like a device that is still busy."""
         was_done, self._is_done = self._is_done, True
         return was_done
 
@@ -57,7 +57,7 @@ class FakeWorker(WorkerBase):
     """Executes plans on a `RowModel`.
 
     calls: names of the methods called so far, in order.
-    row_model_cls: what it executes plans on; a test may name a subclass that is wrong.
+    row_model_cls: executes the plans; a test may give a wrong subclass.
     It drafts as many tokens for a row as the configuration allows; some are wrong.
     """
 
@@ -69,7 +69,7 @@ class FakeWorker(WorkerBase):
         self._config = context.config
 
     def init_device(self) -> None:
-        """Take no device."""
+        """Do nothing: there is no device."""
         self._enter("init_device")
 
     def load_model(self) -> None:
@@ -77,12 +77,12 @@ class FakeWorker(WorkerBase):
         self._enter("load_model")
 
     def get_model_info(self) -> ModelInfo:
-        """Return the vocabulary of config.json, or one of 97 tokens."""
+        """Return the vocabulary size of config.json, or 97."""
         self._ask("get_model_info", after="load_model")
         return ModelInfo(vocab_size=self._vocab_size())
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return one layer of one head of one float32."""
+        """Return the spec of one layer with one head of one float32."""
         self._ask("get_kv_cache_spec", after="load_model")
         size = self._config.cache.block_size
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype="float32")
@@ -94,7 +94,7 @@ class FakeWorker(WorkerBase):
         return MEMORY_BYTES
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Make the rows."""
+        """Create the rows."""
         self._enter("initialize_cache")
         limits = SchedulerLimits(
             max_num_seqs=self._config.max_num_seqs,
@@ -111,21 +111,21 @@ class FakeWorker(WorkerBase):
         self._enter("compile_or_warm_up_model")
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Apply the plan; raise AssertionError if it breaks a law."""
+        """Apply the plan; raise AssertionError if it violates a rule."""
         self._ask("execute_model", after="compile_or_warm_up_model")
         self.row_model.execute(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Return the tokens of the plan just executed."""
+        """Return the tokens of the last executed plan."""
         self._ask("sample_tokens", after="execute_model")
         return self.row_model.sample(grammar)
 
     def shutdown(self) -> None:
-        """Note the call."""
+        """Record the call."""
         self.calls.append("shutdown")
 
     def _enter(self, name: str) -> None:
-        """Note a call that comes once in a life, after those before it."""
+        """Record a call that may be made once, after the calls that must precede it."""
         expect(name not in self.calls, f"{name} was called twice")
         place = _ONCE.index(name)
         self._ask(name, after=_ONCE[place - 1] if place else "")
@@ -140,12 +140,12 @@ class FakeWorker(WorkerBase):
 
 
 class LateFakeWorker(FakeWorker):
-    """A fake that provides "async_output": the result of each step is a handle."""
+    """A fake worker that provides "async_output": the result of each step is a handle."""
 
     provides = FakeWorker.provides | {"async_output"}
 
-    def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
+    def sample_tokens(  # type: ignore[override]  # the contract allows it, the base class does not
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Return the handle of the tokens of the plan just executed."""
+        """Return the handle of the tokens of the last executed plan."""
         return LateOutput(super().sample_tokens(grammar))

@@ -6,7 +6,7 @@ from dovetail.interfaces.worker_extension import WorkerExtension
 
 
 class FakeWorkerExtension(WorkerExtension):
-    """Adds an operation that names the worker it was added to."""
+    """Adds an operation that returns the name of the worker's class."""
 
     def fake_extension_host(self) -> str:
         """Return the name of the worker's class."""

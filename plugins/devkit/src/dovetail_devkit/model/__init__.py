@@ -1,1 +1,1 @@
-"""What the model suite checks beyond the results of a forward pass."""
+"""The checks of the model suite beyond the results of a forward pass."""

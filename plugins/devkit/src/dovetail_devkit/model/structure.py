@@ -1,8 +1,8 @@
-"""What the model suite can tell of a model's structure without another implementation of it.
+"""Checks of a model's structure that need no other implementation of it.
 
-Positions reach the model's output; what rotates queries and keys is given the step's own positions;
-a table of learned positions is read from its first row to its last; hidden states come after a last
-norm. What none of this shows, a reference does, where the author has one. Imports torch.
+Positions affect the model's output; queries and keys are rotated by the step's positions; every row
+of a table of learned positions is read; hidden states are the output of a final norm. Other errors
+are found only by a comparison with a reference implementation. Imports torch.
 
 Legend: T tokens, D hidden size, H query and K key-value heads, R rotary size, P positions.
 """
@@ -16,18 +16,18 @@ import torch
 from dovetail_devkit.expectation import NotHere, expect
 
 POSITIONS, FINAL_NORM = "positions", "final_norm"
-"""What a model may do without: the ids of its attribute `lacks`."""
+"""Parts that a model may omit: the ids of its attribute `lacks`."""
 
 WIDEST = 160
-"""Hidden sizes above this need too many tokens to show a last norm."""
+"""Larger hidden sizes need too many tokens to detect a final norm."""
 FLATNESS = 1e-3
-"""Least singular value of normed hidden states, at most; without a norm it is ten times that."""
+"""Bound on the least singular value of normed hidden states; without a norm it is 10 times more."""
 
 
 class WatchedOps:
-    """Ops that hold the positions that queries and keys are rotated by; all else is `ops`'s own.
+    """Ops that check the positions by which queries and keys are rotated, and delegate to `ops`.
 
-    positions: of the step under way, int64 [T], or None while nobody looks.
+    positions: of the current step, int64 [T], or None to disable the check.
     """
 
     def __init__(self, ops: Any) -> None:
@@ -44,7 +44,7 @@ class WatchedOps:
         positions_T: torch.Tensor,
         cos_sin_PR: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate as the ops do, by the step's positions and no others."""
+        """Rotate, and check that the positions are those of the step."""
         due = self.positions
         expect(
             due is None or torch.equal(positions_T, due),
@@ -58,7 +58,7 @@ class WatchedOps:
 
 
 def lacks(model: Any, part: str) -> bool:
-    """Return whether a model declares that it does without a part."""
+    """Return whether a model declares that it omits a part."""
     declared: frozenset[str] = getattr(type(model), "lacks", frozenset())
     unknown = set(declared) - {POSITIONS, FINAL_NORM}
     expect(not unknown, f"lacks names {sorted(unknown)}; it may name final_norm and positions")
@@ -68,7 +68,7 @@ def lacks(model: Any, part: str) -> bool:
 def position_tables(model: Any, num_positions: int, vocab_size: int) -> dict[str, torch.Tensor]:
     """Return the weights with a row for each position, by name.
 
-    num_positions: the config's. Tables with further rows are left out: who has any knows why.
+    num_positions: the config's. Tables with more rows are ignored: the model has a reason for them.
     """
     if num_positions == vocab_size:
         return {}
@@ -80,12 +80,12 @@ def position_tables(model: Any, num_positions: int, vocab_size: int) -> dict[str
 
 
 def _words(name: str) -> str:
-    """Return a weight's name with the usual short forms of "position" written out."""
+    """Return a weight's name with common abbreviations of "position" expanded."""
     return name.lower().replace("wpe", "position").replace("pos_emb", "position")
 
 
 def check_norm(hidden_TD: torch.Tensor) -> None:
-    """Raise AssertionError unless hidden states come from a norm with a weight, and maybe a bias.
+    """Raise AssertionError unless hidden states come from a norm with a weight and optional bias.
 
     Divided by the weight, they have one length (RMSNorm), around the bias (LayerNorm): they lie on
     an ellipsoid along the axes, so Σ_d (a_d h_d² + b_d h_d) = 1 has a solution for all tokens. The
@@ -99,14 +99,14 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
     least = float(torch.linalg.svdvals(columns)[-1])
     expect(
         least < FLATNESS,
-        "hidden states do not come from a last norm: no weight makes them of one length "
+        "hidden states do not come from a final norm: no weight gives them equal lengths "
         f"(least singular value {least:.2g}, at most {FLATNESS:g}). Apply it in forward(); a model "
         "without one declares lacks = frozenset({'final_norm'})",
     )
 
 
 def tokens_for_norm(hidden_size: int) -> int:
-    """Return how many tokens show whether hidden states are normed; NotHere for wide models."""
+    """Return how many tokens are needed to detect a norm; NotHere for wide models."""
     if hidden_size > WIDEST:
         raise NotHere(f"a hidden size of {hidden_size} needs too many tokens; give a small config")
     return 3 * (2 * hidden_size + 1)

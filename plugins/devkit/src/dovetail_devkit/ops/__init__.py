@@ -1,1 +1,1 @@
-"""What the suite of op providers is made of: inputs, random draws and rotary tables."""
+"""The parts of the ops suite: inputs, random draws and rotary tables."""

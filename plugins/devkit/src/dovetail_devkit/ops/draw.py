@@ -1,8 +1,8 @@
 """The conformance cases of `draw_tokens`, for providers that override it, beside `ops.py`.
 
-Which tokens stay, how often each comes, and that a row's token is a function of that row alone.
-Each provider has random numbers of its own, so draws are held against probabilities
-(`drawing_law`), not against another's draws. torch is imported within functions.
+They check which tokens can be drawn, how often, and that a row's token depends on that row only.
+Random numbers differ by provider, so draws are compared with probabilities (`drawing_law`), not
+with draws of another provider. torch is imported within functions.
 
 Legend: R rows, V vocabulary.
 """
@@ -45,9 +45,9 @@ def draw_cases(
     dtypes: Iterable[str],
     num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the cases; none where the class does not override `draw_tokens`.
+    """Yield the cases; none if the class does not override `draw_tokens`.
 
-    num_draws: of those that are counted, an even number.
+    num_draws: number of draws whose frequencies are compared; even.
     """
     if "draw_tokens" not in overridden_operations(ops_cls):
         return
@@ -67,11 +67,11 @@ def draw_cases(
     for what, check in _OF_NUMBERS.items():
         yield Case(name=f"draw, {what}", run=partial(run, check, "float32"))
     for what in _COUNTED:
-        yield Case(name=f"draw, how often by {what}", run=partial(count, what))
+        yield Case(name=f"draw, frequencies by {what}", run=partial(count, what))
 
 
 class _Bench:
-    """Draws with one provider from rows of logits that it makes."""
+    """Makes rows of logits and draws from them with one provider."""
 
     def __init__(self, ops_cls: type[Ops], dtype: str, device: torch.device) -> None:
         self._ops: Any = ops_cls()
@@ -90,22 +90,22 @@ class _Bench:
         seeds: Sequence[int],
         positions: Sequence[int],
     ) -> list[int]:
-        """Return the tokens of rows with these wishes; raise where they are not tokens at all."""
+        """Return the drawn tokens of rows; raise if they are not valid tokens."""
         columns = _columns(wishes, seeds, positions, logits_RV)
         copies = [getattr(columns, name).clone() for name in _NAMES]
         tokens = self._ops.draw_tokens(logits_RV.clone(), columns)
         name = str(tokens.dtype).removeprefix("torch.")
-        expect(name == "int64", f"draw_tokens gives {name}, not int64")
+        expect(name == "int64", f"draw_tokens returns {name}, expected int64")
         expect(
             tuple(tokens.shape) == (len(logits_RV),),
-            f"draw_tokens gives the shape {list(tokens.shape)} for {len(logits_RV)} rows",
+            f"draw_tokens returns the shape {list(tokens.shape)} for {len(logits_RV)} rows",
         )
         for name, copy in zip(_NAMES, copies, strict=True):
             same = bool((getattr(columns, name) == copy).all())
-            expect(same, f"draw_tokens changes {name}, which it may only read")
+            expect(same, f"draw_tokens changes {name}, which is read-only")
         drawn: list[int] = tokens.tolist()
         inside = all(0 <= token < logits_RV.shape[1] for token in drawn)
-        expect(inside, f"draw_tokens gives {drawn}: not all are of {logits_RV.shape[1]} tokens")
+        expect(inside, f"draw_tokens returns {drawn}: not all are below {logits_RV.shape[1]}")
         return drawn
 
 
@@ -134,27 +134,27 @@ def _columns(
 
 
 def _check_best(bench: _Bench) -> None:
-    """Temperature 0 takes the best token, beside rows that draw; so do one token's cuts."""
+    """Check that temperature 0 and cuts to one token take the best token, beside rows that draw."""
     import torch
 
     logits_RV = bench.logits(6, 4999)
     best = logits_RV.max(dim=-1).values
     first = [int(torch.nonzero(row == top)[0]) for row, top in zip(logits_RV, best, strict=True)]
-    logits_RV[0, first[0] + 1 :: 7] = best[0]  # several: the first one counts
+    logits_RV[0, first[0] + 1 :: 7] = best[0]  # of equal values the first one counts
     wishes = [DrawParams(temperature=0.0), DrawParams(top_k=1), DrawParams(top_p=1e-6)]
     wishes += [
         DrawParams(min_p=1.0),
         DrawParams(temperature=0.0, top_k=5),
         DrawParams(temperature=1e-3),
     ]
-    for r in (3, 5):  # where nothing but a lead makes them sure
+    for r in (3, 5):  # certain only because the best logit is far ahead
         logits_RV[r, first[r]] = best[r] + 1
     got = bench.draw(logits_RV, wishes, range(6), range(6))
-    expect(got == first, f"rows that must take the best tokens {first} take {got}")
+    expect(got == first, f"rows took {got}; expected the best tokens {first}")
 
 
 def _check_staying(bench: _Bench) -> None:
-    """Only what min-p, top-k and top-p leave is drawn."""
+    """Check that only tokens that min-p, top-k and top-p keep are drawn."""
     logits_RV = bench.logits(1, 61, seed=3)
     for what, wish in _WISHES.items():
         probs = probabilities(logits_RV[0].tolist(), wish)
@@ -166,7 +166,7 @@ def _check_staying(bench: _Bench) -> None:
 
 
 def _check_equals(bench: _Bench) -> None:
-    """Among equals the lower ids stay: exactly k of them, and the fewest that make up p."""
+    """Check that of equal logits the lowest ids are kept: exactly k, or the fewest that reach p."""
     import torch
 
     equal, wishes = (2, 5, 11, 12, 30), [DrawParams(temperature=10.0, top_k=3)] * 8
@@ -177,26 +177,28 @@ def _check_equals(bench: _Bench) -> None:
     logits_RV[:, list(equal)] = 1.5
     logits_RV[:8, 20] = 2.5
     got = bench.draw(logits_RV, wishes, range(num_rows), range(num_rows))
-    # Half of five equals' mass is made up by the first three.
+    # The first three of five equal tokens reach half of the mass.
     for what, first, last, due in (
-        ("top-k beside a better one", 0, 8, {20, 2, 5}),
+        ("top-k with one better token", 0, 8, {20, 2, 5}),
         ("top-k", 8, 18, {2, 5, 11, 12}),
         ("top-p", 18, 28, {2, 5, 11}),
     ):
         kept = set(got[first:last])
-        expect(kept <= due and len(kept) > 1, f"{what} among equals leaves {kept} of {due}")
-    expect(got[28:] == [2, 2], f"cuts that leave the first of equals, 2, leave {got[28:]}")
+        expect(
+            kept <= due and len(kept) > 1, f"{what} among equal logits keeps {kept}; expected {due}"
+        )
+    expect(got[28:] == [2, 2], f"cuts to the first of equal tokens give {got[28:]}; expected 2")
 
 
 def _check_rows_alone(bench: _Bench) -> None:
-    """A row's token is its own, whatever stands beside it, and in whichever place it stands."""
+    """Check that a row's token does not depend on other rows or on its place."""
     wishes = [*_WISHES.values(), DrawParams(temperature=0.0), DrawParams()]
     logits_RV = bench.logits(len(wishes), 4999, seed=5)
     seeds = [(-7 if r % 2 else 1 << 40) * (r + 1) for r in range(len(wishes))]
     positions = [3 * r + 1 for r in range(len(wishes))]
     together = bench.draw(logits_RV, wishes, seeds, positions)
     again = bench.draw(logits_RV, wishes, seeds, positions)
-    expect(together == again, f"the same draw gives {together}, then {again}")
+    expect(together == again, f"the same draw returns {together}, then {again}")
     order = list(reversed(range(len(wishes))))
     turned = bench.draw(
         logits_RV[order].contiguous(),
@@ -204,14 +206,17 @@ def _check_rows_alone(bench: _Bench) -> None:
         [seeds[r] for r in order],
         [positions[r] for r in order],
     )
-    expect(turned == together[::-1], f"rows in other places draw {turned[::-1]}, not {together}")
+    expect(turned == together[::-1], f"reordered rows draw {turned[::-1]}, not {together}")
     for r in (0, len(wishes) - 1):
         alone = bench.draw(logits_RV[r : r + 1], wishes[r : r + 1], [seeds[r]], [positions[r]])
-        expect(alone == [together[r]], f"row {r} draws {alone} alone, {together[r]} beside others")
+        expect(
+            alone == [together[r]],
+            f"row {r} draws {alone} alone, but {together[r]} beside other rows",
+        )
 
 
 def _check_numbers(bench: _Bench) -> None:
-    """Another seed, or another position, is another draw."""
+    """Check that another seed or another position gives another draw."""
     num_rows = 12
     rows = bench.logits(1, 997, seed=8).expand(num_rows, -1).contiguous() * 0
     wishes, same = [DrawParams()] * num_rows, [5] * num_rows
@@ -221,12 +226,12 @@ def _check_numbers(bench: _Bench) -> None:
     for what, got in zip(
         ("seed's upper half", "seed", "position"), (by_seed, by_low_seed, by_position), strict=True
     ):
-        # Of 997 equals, twelve draws are two of a kind more than thrice once in 10^8 times.
-        expect(len(set(got)) >= num_rows - 3, f"another {what} is no other draw: {got}")
+        # With 997 equal tokens, twelve draws have more than three pairs once in 10^8 times.
+        expect(len(set(got)) >= num_rows - 3, f"another {what} does not change the draw: {got}")
 
 
 def _check_odd_rows(bench: _Bench) -> None:
-    """What cannot be drawn from gives some token, and harms nobody; -inf is not drawn."""
+    """Check that rows without a valid token do not affect others, and that -inf is not drawn."""
     import torch
 
     logits_RV = bench.logits(6, 50, seed=13)
@@ -239,20 +244,20 @@ def _check_odd_rows(bench: _Bench) -> None:
     logits_RV[5, 7] = torch.nan
     got = bench.draw(logits_RV, wishes, seeds, positions)
     kept = [got[r] == whole[r] for r in (0, 2, 4)]
-    expect(all(kept), f"beside rows of -inf and NaN others draw {got}, and {whole} without")
+    expect(all(kept), f"beside rows of -inf and NaN other rows draw {got}; without them {whole}")
     logits_RV[:] = -torch.inf
     logits_RV[:, 31] = -3.0
     got = bench.draw(logits_RV, wishes, seeds, positions)
-    expect(set(got) == {31}, f"rows with one token that is not -inf draw {got}, not 31")
+    expect(set(got) == {31}, f"rows with one token above -inf draw {got}, not 31")
     none = bench.draw(logits_RV[:0], [], [], [])
-    expect(none == [], f"no rows draw {none}")
+    expect(none == [], f"a call without rows returns {none}")
 
 
 def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
-    """Tokens come as often as they are likely: chi² of many draws from the same logits."""
+    """Compare token frequencies with probabilities: chi² of many draws from the same logits."""
     wish, logits_RV = _WISHES[what], bench.logits(1, 11, seed=21)
     probs = probabilities(logits_RV[0].tolist(), wish)
-    # Half by seed, half by position: both make draws that know nothing of each other.
+    # Half by seed, half by position: both give independent draws.
     half = num_draws // 2
     seeds = [*range(half), *[77] * half]
     positions = [*[4] * half, *range(half)]
@@ -267,9 +272,9 @@ def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
 
 
 def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
-    """Return by how many standard deviations chi² is above its mean; infinity for the impossible.
+    """Return by how many standard deviations chi² is above its mean; inf for impossible tokens.
 
-    Columns that are expected fewer than five times count as one.
+    Columns with an expected count below five are merged.
     """
     total = sum(counts)
     if any(count for count, prob in zip(counts, probs, strict=True) if prob == 0):

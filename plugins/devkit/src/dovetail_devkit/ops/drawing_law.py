@@ -1,9 +1,8 @@
-"""What a draw must follow: the probabilities of a row's tokens, in plain numbers and plain loops.
+"""The probabilities of a row's tokens, in plain numbers and loops: the reference for draws.
 
-The order of tokens is canonical: greater logit first, lower column first among equals. Temperature
-divides; min-p drops what is less likely than its share of the best; top-k keeps exactly k; top-p
-keeps the fewest that make up its share of what is left. Depends on no tensors and no random
-numbers.
+Tokens are ordered by logit, largest first, then by column. Temperature divides the logits; min-p
+drops tokens less likely than that share of the best; top-k keeps exactly k; top-p keeps the fewest
+of the remaining tokens that reach its share. Uses no tensors and no random numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DrawParams:
-    """How a row draws: as `DrawColumns` says, of one row. top_k: 0 for all tokens."""
+    """The fields of `DrawColumns` for one row. top_k: 0 for all tokens."""
 
     temperature: float = 1.0
     top_k: int = 0

@@ -1,7 +1,7 @@
 """The conformance cases of `prepare_inputs`, for providers that override it, beside `ops.py`.
 
-Everything that a step reads, against plain loops; buffers lie as runners have them: beginnings of
-longer ones, parts of a packet. torch is imported within functions.
+All inputs of a step are compared with plain loops. Buffers are laid out as in model runners:
+prefixes of longer buffers, parts of a packet. torch is imported within functions.
 
 Legend: R runs, T tokens, L longest row, M blocks of a table's row.
 """
@@ -30,7 +30,7 @@ _PACKET_PLACE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """A step. runs: (row, start, number of tokens). block_sizes: one a KV-cache group."""
+    """A step. runs: (row, start, number of tokens). block_sizes: one per KV-cache group."""
 
     runs: tuple[tuple[int, int, int], ...]
     block_sizes: tuple[int, ...] = (16,)
@@ -47,7 +47,7 @@ SHAPES = {
 
 
 def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
-    """Yield the cases; none where the class does not override `prepare_inputs`."""
+    """Yield the cases; none if the class does not override `prepare_inputs`."""
     if "prepare_inputs" not in overridden_operations(ops_cls):
         return
     for name, shape in SHAPES.items():
@@ -57,7 +57,7 @@ def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
 
 
 def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) -> None:
-    """Hold what is made against loops, the rest of the buffers and the inputs against copies."""
+    """Compare outputs with loops, and the rest of the buffers and the inputs with copies."""
     import torch
 
     ops: Any = ops_cls()
@@ -67,18 +67,18 @@ def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) ->
     copies = [tensor.clone() for tensor in given]
     ops.prepare_inputs(columns)
     for tensor, copy in zip(given, copies, strict=True):
-        expect(torch.equal(tensor, copy), "prepare_inputs changes what it may only read")
+        expect(torch.equal(tensor, copy), "prepare_inputs changes a read-only input")
     for what, got, want in _expected(shape, columns):
-        expect(got == want, f"{what} is {got!s:.300}; {want!s:.300} is due")
+        expect(got == want, f"{what} is {got!s:.300}; expected {want!s:.300}")
     for buffer in buffers:
         tail = buffer[-_MARGIN:].tolist()
-        expect(tail == [_UNTOUCHED] * _MARGIN, "prepare_inputs writes beyond what it makes")
+        expect(tail == [_UNTOUCHED] * _MARGIN, "prepare_inputs writes beyond its outputs")
 
 
 def make_columns(
     shape: StepShape, device: torch.device
 ) -> tuple[StepColumns, tuple[torch.Tensor, ...]]:
-    """Return a step's columns, what is to be made still unwritten, and the made ones' buffers."""
+    """Return a step's columns with outputs not yet written, and the outputs' buffers."""
     import torch
 
     generator = torch.Generator().manual_seed(11)
@@ -124,7 +124,7 @@ def make_columns(
 
 
 def _expected(shape: StepShape, columns: StepColumns) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what was made, and what is due, by name."""
+    """Yield the name, the output and the expected output."""
     token_ids = columns.token_ids_RL.tolist()
     tokens = [(row, start + i) for row, start, count in shape.runs for i in range(count)]
     yield "input_ids_T", columns.input_ids_T.tolist(), [token_ids[row][p] for row, p in tokens]

@@ -1,6 +1,6 @@
-"""Rotary embedding as its formula says it, and a table to turn by.
+"""Reference of the rotary embedding, and a table for it.
 
-torch is imported within functions: the core lives without it.
+torch is imported within functions.
 Legend: T tokens, N heads, S head size, P positions, R rotary size, F half of the rotary size.
 """
 
@@ -24,12 +24,12 @@ def rotary_table(rotary_size: int, device: torch.device) -> torch.Tensor:
 
 
 def far_apart(first: int, count: int) -> list[int]:
-    """Return positions of tokens from the given one on that no token's place gives away."""
+    """Return positions of tokens from the given one on, not equal to the tokens' places."""
     return [(31 * place + 7) % NUM_POSITIONS for place in range(first, first + count)]
 
 
 def turned(x_TNS: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
-    """Return x with the first R features of each head rotated in halves."""
+    """Return x with the first R features of each head rotated (rotate-half layout)."""
     import torch
 
     size = cos_sin_TR.shape[-1]

@@ -1,1 +1,1 @@
-"""What the policy suite is made of: recorded policies, small programs, and accounts of events."""
+"""The parts of the policy suite: recorded policies, small programs, and accounts of events."""

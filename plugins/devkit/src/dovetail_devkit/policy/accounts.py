@@ -1,6 +1,6 @@
-"""What a policy is told, held against what its requests show: the truth, the whole and once.
+"""Checks that a policy receives each event of its requests exactly once, with correct values.
 
-A policy that accounts (fairness, quotas, ageing) stands on these hooks. Knows the views of
+Policies with accounts (fairness, quotas, aging) depend on these hooks. Uses the views of
 `dovetail.interfaces.policy`, and no scheduler.
 """
 
@@ -19,7 +19,8 @@ from dovetail_devkit.expectation import expect
 class _Account:
     """What was reported about one request.
 
-    rank: as last asked. computed: tokens, -1 while it waits. is_fresh: it was evicted in this step.
+    rank: the last one returned. computed: tokens, -1 while it waits. is_fresh: it was evicted in
+    this step.
     """
 
     request: RequestView
@@ -32,10 +33,10 @@ class _Account:
 
 @dataclass(slots=True, kw_only=True)
 class PolicyAccounts:
-    """All that a policy was told.
+    """All events that a policy received.
 
-    static_rank: its own word. plans: whether it brings a plan of its own, which then need not go by
-    its ranks. admitted: requests that run, in the order of their admission.
+    static_rank: as the policy declares. plans: whether it overrides `plan`, which then need not
+    follow its ranks. admitted: running requests, in the order of admission.
     """
 
     static_rank: bool = True
@@ -47,29 +48,29 @@ class PolicyAccounts:
 
     @property
     def waiting(self) -> list[_Account]:
-        """Those that wait."""
+        """The waiting requests."""
         return [account for account in self.alive.values() if account.computed < 0]
 
     def arrive(self, request: RequestView) -> None:
-        """Take in a new request."""
+        """Record a new request."""
         name = request.request_id
         expect(name not in self.alive, f"{name} arrives a second time")
         expect(
             request.sequence > self.last_sequence,
-            f"{name} has sequence {request.sequence} after {self.last_sequence}; it is the order "
-            "of arrival",
+            f"{name} has sequence {request.sequence} after {self.last_sequence}; it must be the "
+            "order of arrival",
         )
         self.last_sequence = request.sequence
         self.alive[name] = _Account(request=request)
 
     def ranked(self, request: RequestView, rank: Any) -> None:
-        """Note the rank that was given to a request."""
+        """Record the rank of a request."""
         account = self.alive.get(request.request_id)
         if account is not None:
             account.rank = rank
 
     def grant(self, request: RequestView, num_tokens: int, block_size: int) -> None:
-        """Hear that a request was brought forward."""
+        """Record a grant of tokens to a running request."""
         account = self._account(request, "on_granted")
         name, computed = request.request_id, request.num_computed_tokens
         expect(num_tokens > 0, f"{name} was granted {num_tokens} tokens")
@@ -85,57 +86,59 @@ class PolicyAccounts:
         account.computed = computed
 
     def output(self, request: RequestView, num_tokens: int) -> None:
-        """Hear that a request got tokens."""
+        """Record output tokens of a request."""
         account = self._account(request, "on_output")
         account.num_outputs += num_tokens
-        if account.computed >= 0:  # less than was granted, if drafts were wrong
+        if account.computed >= 0:  # fewer than granted if drafts were rejected
             account.computed = min(account.computed, request.num_computed_tokens)
         self._check_outputs(account)
 
     def evict(self, request: RequestView, num_tokens_lost: int) -> None:
-        """Hear that a request lost its row."""
+        """Record that a request lost its row."""
         account = self._account(request, "on_evict")
         name, had = request.request_id, max(0, account.computed)
         expect(num_tokens_lost == had, f"{name} had {had} tokens and lost {num_tokens_lost}")
         account.num_evictions += 1
         expect(
             request.num_preemptions == account.num_evictions,
-            f"{name} says num_preemptions={request.num_preemptions} after "
+            f"{name} has num_preemptions={request.num_preemptions} after "
             f"{account.num_evictions} evictions",
         )
-        expect(request.num_computed_tokens == 0, f"{name} was evicted and keeps what it computed")
+        expect(
+            request.num_computed_tokens == 0, f"{name} was evicted but keeps its computed tokens"
+        )
         self._leave(account)
         account.is_fresh = True
         self.num_evicted += 1
 
     def finish(self, request: RequestView) -> None:
-        """Hear that a request has ended."""
+        """Record the end of a request."""
         account = self._account(request, "on_finish")
         self._check_outputs(account)
         self._leave(account)
         del self.alive[request.request_id]
 
     def check_view(self, view: SchedulerView) -> None:
-        """Hold what a view shows against what was told; after a step."""
+        """Compare a view with the recorded events, after a step."""
         waiting = len(self.waiting)
         expect(
             view.num_waiting == waiting,
-            f"the view shows num_waiting={view.num_waiting}; {waiting} wait",
+            f"the view shows num_waiting={view.num_waiting}; expected {waiting}",
         )
         shown = [request.request_id for request in view.running]
         expect(
             shown == self.admitted,
-            f"the view shows {shown} running; {self.admitted} were admitted, in that order",
+            f"the view shows {shown} running; expected {self.admitted}, in the order of admission",
         )
         for account in self.waiting:
             account.is_fresh = False
         expect(view.num_free_blocks >= 0, f"num_free_blocks is {view.num_free_blocks}")
 
     def _check_order(self, admitted: _Account, block_size: int) -> None:
-        """Nobody waits who has a better rank than one that is admitted; ties go by arrival.
+        """Check that no waiting request has a better rank than an admitted one; ties go by arrival.
 
-        Who is evicted in a step has a place in the next. Who shares a first block with one that
-        runs may be passed over, until what they share is computed.
+        A request that is evicted in a step counts from the next step. A request that shares a first
+        block with a running one may be skipped until that block is computed.
         """
         if self.plans:
             return
@@ -159,12 +162,12 @@ class PolicyAccounts:
         has = account.request.num_output_tokens
         expect(
             account.num_outputs == has,
-            f"{account.request.request_id} has {has} output tokens; the policy has heard of "
+            f"{account.request.request_id} has {has} output tokens; the policy was notified of "
             f"{account.num_outputs}",
         )
         expect(
             account.computed >= 0 or not has or account.num_evictions > 0,
-            f"{account.request.request_id} has output, and the policy has heard of no grant",
+            f"{account.request.request_id} has output, but the policy was notified of no grant",
         )
 
     def _leave(self, account: _Account) -> None:

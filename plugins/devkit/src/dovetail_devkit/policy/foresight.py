@@ -1,8 +1,8 @@
-"""Non-clairvoyance: what a policy decides may not depend on what is not revealed yet.
+"""Non-clairvoyance: a policy's decisions must not depend on future tokens.
 
-The same requests live in two worlds that differ in every token from some step on, and so in how
-long each answer is. Up to the step whose results are the first that differ, the plans must be the
-same. Knows the scheduler by its contract; no model, no law of plans.
+The same requests run in two worlds that differ in every token from some step on, and so in the
+length of each answer. Until the first step whose results differ, the plans must be equal. Uses
+only the contract of the scheduler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=12, max_model_l
 
 
 def check_foresight(scheduler_cls: type[SchedulerInterface], policy: type[Policy]) -> None:
-    """Compare the plans of worlds that split; raise AssertionError with the first that differs."""
+    """Compare the plans of two worlds; raise AssertionError with the first difference."""
     for seed in range(NUM_SEEDS):
         for split in SPLITS:
             plans, others = (
@@ -39,8 +39,8 @@ def check_foresight(scheduler_cls: type[SchedulerInterface], policy: type[Policy
             for plan, other in zip(plans[: split + 1], others[: split + 1], strict=True):
                 expect(
                     plan == other,
-                    f"the answers differ from step {split} on, and the plans already before: "
-                    f"{plan.describe()}\nhere and there\n{other.describe()}",
+                    f"the answers differ from step {split} on, but the plans differ before: "
+                    f"{plan.describe()}\nversus\n{other.describe()}",
                 )
 
 
@@ -52,7 +52,7 @@ def _play(
     split: int,
     world: int,
 ) -> list[SchedulerOutput]:
-    """Return the plans of `NUM_STEPS` steps; results of step `split` and later are of `world`."""
+    """Return the plans of `NUM_STEPS` steps; results from step `split` on come from `world`."""
     clock, rng = ManualClock(), Random(seed)
     scheduler = scheduler_cls(
         SchedulerContext(

@@ -1,7 +1,7 @@
-"""Small programs that show a policy in its order: room for all, and seats that are short.
+"""Small programs that show a policy's order: with room for all, and with too few seats.
 
-Played by the core's scheduler with more blocks than are needed, so that whatever happens is the
-policy's doing. Knows the policy through its accounts.
+The core's scheduler plays them with more blocks than needed, so that only the policy decides. Sees
+the policy only through its accounts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRIORITIES = (2, 0, 1, 0, 2, -1, 1, -2, 0, 2, -1)
 
 
 def make_referee(policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1) -> Referee:
-    """Return a referee of a scheduler with three seats and room for everything else."""
+    """Return a referee of a scheduler with three seats and enough of everything else."""
     limits = SchedulerLimits(max_num_seqs=NUM_SEATS, max_num_batched_tokens=64, max_model_len=32)
     kv_cache = make_kv_cache(num_blocks=129, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
@@ -43,45 +43,47 @@ def add(referee: Referee, number: int) -> None:
 
 
 def check_room_for_all(referee: Referee, accounts: PolicyAccounts) -> None:
-    """Where there is room, everybody runs, and nobody gives way."""
+    """Check that all requests run and none is preempted if there is room."""
     for number in range(NUM_SEATS):
         add(referee, number)
     plan = referee.schedule()
     expect(
         len(plan.rows) == NUM_SEATS,
-        f"{len(plan.rows)} of {NUM_SEATS} requests run, though there is room for all",
+        f"{len(plan.rows)} of {NUM_SEATS} requests run, although there is room for all",
     )
     referee.settle()
     referee.drain()
     if not accounts.plans:
-        expect(accounts.num_evicted == 0, "a request gave way, though there was room for all")
+        expect(
+            accounts.num_evicted == 0, "a request was preempted, although there was room for all"
+        )
 
 
 def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
-    """Where seats are short, a running request gives way if the policy preempts, else nobody.
+    """Check that with too few seats requests are preempted only if the policy preempts.
 
-    A policy with a plan of its own evicts as it likes; its requests must still come to their end.
+    A policy that overrides `plan` may evict any request; all requests must still end.
     """
     for number in range(len(PRIORITIES)):
         add(referee, number)
         referee.schedule()
-        expect(len(accounts.admitted) <= NUM_SEATS, "more run than there are seats")
+        expect(len(accounts.admitted) <= NUM_SEATS, "more requests run than there are seats")
         if policy.preempts and policy.static_rank and not accounts.plans:
             _check_best_run(accounts)
         referee.settle()
     referee.drain()
     if not policy.preempts and not accounts.plans:
-        expect(accounts.num_evicted == 0, "preempts is False, and a seat was taken away")
+        expect(accounts.num_evicted == 0, "preempts is False, but a request was preempted")
     stats = referee.last_stats
     expect(
         stats is None or stats.num_preemptions == accounts.num_evicted,
-        f"the policy has heard of {accounts.num_evicted} evictions, and the statistics say "
+        f"the policy was notified of {accounts.num_evicted} evictions, but the statistics have "
         f"num_preemptions={stats and stats.num_preemptions}",
     )
 
 
 def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
-    """One newcomer takes one seat at most, also while a step is out that names the seat's row."""
+    """Check that one newcomer takes at most one seat, also while a step uses that row."""
     for number in range(NUM_SEATS):
         add(referee, number)
     referee.schedule()
@@ -94,7 +96,7 @@ def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -
     most = int(policy.preempts)
     expect(
         accounts.num_evicted <= most or not policy.static_rank,
-        f"{accounts.num_evicted} requests gave way to one newcomer; {most} may",
+        f"{accounts.num_evicted} requests were preempted for one newcomer; at most {most} may be",
     )
 
 
@@ -104,6 +106,6 @@ def _check_best_run(accounts: PolicyAccounts) -> None:
         worse = [one.request.request_id for one in running if waiting.rank < one.rank]
         expect(
             not worse,
-            f"{waiting.request.request_id} of rank {waiting.rank} waits, and {worse} of worse "
-            "ranks run, though the policy preempts",
+            f"{waiting.request.request_id} of rank {waiting.rank} waits, but {worse} of worse "
+            "ranks run, although the policy preempts",
         )

@@ -1,8 +1,8 @@
-"""A policy under watch: it sees proxies, and what it says is held against the law.
+"""A watched policy: it gets proxies, and its answers are checked.
 
-The proxies show what `RequestView` and `SchedulerView` declare and nothing more, and cannot be
-written to. Ranks, victims and actions pass through here on their way to the scheduler. Whether a
-action is legal is the scheduler's to say, which is made strict for that.
+The proxies are read-only and show only what `RequestView` and `SchedulerView` declare. Ranks,
+victims and actions pass through this module on their way to the scheduler. Whether an action is
+legal is checked by the scheduler in strict mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OF_SCHEDULER = frozenset(name for name in vars(SchedulerView) if not name.start
 
 
 class _Proxy:
-    """Shows some attributes of an object; to read, never to write."""
+    """A read-only proxy that shows some attributes of an object."""
 
     __slots__ = ("_shown", "_target")
 
@@ -28,15 +28,15 @@ class _Proxy:
         object.__setattr__(self, "_shown", shown)
 
     def __getattr__(self, name: str) -> Any:
-        expect(name in self._shown, f"the policy reads {name!r}; it may see {sorted(self._shown)}")
+        expect(name in self._shown, f"the policy reads {name!r}; allowed are {sorted(self._shown)}")
         return getattr(self._target, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AssertionError(f"the policy writes to {name!r}; a view is to read")
+        raise AssertionError(f"the policy writes to {name!r}; views are read-only")
 
 
 class _Waiting(Sequence[Any]):
-    """The scheduler's sequence of those that wait, as proxies; as live as it is."""
+    """A live view of the scheduler's waiting requests, as proxies."""
 
     def __init__(self, requests: Sequence[RequestView], veil: Veil) -> None:
         self._requests = requests
@@ -54,7 +54,7 @@ class _Waiting(Sequence[Any]):
 
 
 class _ViewProxy(_Proxy):
-    """A scheduler's view whose requests are proxies, too."""
+    """A scheduler's view whose requests are proxies."""
 
     __slots__ = ("_veil",)
 
@@ -78,7 +78,7 @@ class _ViewProxy(_Proxy):
 
 
 class Veil:
-    """What stands between a policy and a scheduler: each request has one proxy for life."""
+    """Maps objects to proxies between a policy and a scheduler; each request has one proxy."""
 
     def __init__(self) -> None:
         self._proxies: dict[int, _Proxy] = {}
@@ -103,15 +103,15 @@ class Veil:
         return cast("SchedulerView", proxy)
 
     def both(self, request: RequestView, view: SchedulerView) -> tuple[RequestView, SchedulerView]:
-        """Return the proxies of both."""
+        """Return the proxies of a request and a view."""
         return self.request(request), self.view(view)
 
     def lift(self, shown: Any) -> Any:
-        """Return what stands behind a proxy, and anything else as it is."""
+        """Return the object behind a proxy; return other values unchanged."""
         return shown._target if isinstance(shown, _Proxy) else shown
 
     def wish(self, wish: Any) -> Any:
-        """Return an action about what stands behind its proxy, and anything else as it is."""
+        """Return an action with the request behind its proxy; return other values unchanged."""
         if type(wish) is not tuple or len(wish) != 5:
             return wish
         kind, request, *rest = wish
@@ -119,9 +119,9 @@ class Veil:
 
 
 class WatchedPolicy(Policy):
-    """Does what a policy of `watched_cls` does, and holds what comes back against the law.
+    """Delegates to a policy of `watched_cls`, and checks its answers.
 
-    accounts: what it was told. Its own promises are held by `check_waiting`.
+    accounts: the events it received. `check_waiting` checks the policy's promises.
     """
 
     watched_cls: type[Policy] = Policy
@@ -136,7 +136,7 @@ class WatchedPolicy(Policy):
         self._view: SchedulerView | None = None
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
-        """Ask twice, and compare with the ranks of all that wait."""
+        """Call the policy twice, and compare with the ranks of all waiting requests."""
         first = self.watched.rank(*self.veil.both(request, view))
         again = self.watched.rank(*self.veil.both(request, view))
         expect(first == again, f"rank of {request.request_id} is {first!r}, then {again!r}")
@@ -155,13 +155,13 @@ class WatchedPolicy(Policy):
         return first
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request behind the proxy that is chosen."""
+        """Return the request behind the chosen proxy."""
         shown = self.veil.all(running)
         chosen = self.watched.victim(shown, self.veil.view(view))
         for request, proxy in zip(running, shown, strict=True):
             if chosen is proxy:
                 return request
-        raise AssertionError(f"victim returns {chosen!r}, which is none of those it was given")
+        raise AssertionError(f"victim returns {chosen!r}, which is not one of the given requests")
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         """Open an account."""
@@ -197,7 +197,7 @@ class WatchedPolicy(Policy):
         self.watched.on_finish(*self.veil.both(request, view))
 
     def check_waiting(self) -> None:
-        """Hold the ranks of those that wait against what `static_rank` promises."""
+        """Check that the ranks of waiting requests keep the promise of `static_rank`."""
         if self._view is None:
             return
         self.accounts.check_view(self._view)
@@ -211,15 +211,15 @@ class WatchedPolicy(Policy):
             )
 
     def _promise(self, request: RequestView, view: SchedulerView) -> None:
-        """Note the rank with which a request begins to wait."""
+        """Record the rank of a request that starts to wait."""
         self._promised[request.request_id] = self.watched.rank(*self.veil.both(request, view))
 
 
 class WatchedPlan(WatchedPolicy):
-    """The same for a policy that plans: its actions pass by, one by one."""
+    """A watched policy that overrides `plan`: its actions are passed on one by one."""
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Pass the actions on, and the answers back."""
+        """Forward the actions, and return the answers."""
         wishes = self.watched.plan(self.veil.view(view))
         expect(isinstance(wishes, Generator), f"plan returns {wishes!r}; it must be a generator")
         answer: Any = None
@@ -232,14 +232,14 @@ class WatchedPlan(WatchedPolicy):
 
 
 def plans(policy_cls: type[Policy]) -> bool:
-    """Return whether a policy brings a plan of its own."""
+    """Return whether a policy overrides `plan`."""
     return policy_cls.plan is not Policy.plan
 
 
 def watch(policy_cls: type[Policy], *, by_plan: bool = False) -> type[WatchedPolicy]:
-    """Return a policy that does what `policy_cls` does, under watch.
+    """Return a watched version of `policy_cls`.
 
-    by_plan: through the default plan, action by action, where it brings none of its own.
+    by_plan: run the default plan action by action if the policy does not override `plan`.
     """
     base = WatchedPlan if by_plan or plans(policy_cls) else WatchedPolicy
     declared = {

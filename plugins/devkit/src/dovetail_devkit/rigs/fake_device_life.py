@@ -1,4 +1,4 @@
-"""What the workers of real devices share in their tests: a whole life on the fake device."""
+"""Shared tests of device workers: start, steps and shutdown on the fake device."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ PARTS = {"attention_backend": NoWaitAttentionBackend, "ops": "torch"}
 
 
 def on_fake_device(platform_cls, machine):
-    """Return the platform of a machine that is made up, whose devices are fake ones."""
+    """Return the platform of a fictitious machine with fake devices."""
 
     class OnFakeDevice(platform_cls):
         info = PlatformInfo(name=platform_cls.info.name, device_type=NAME)

@@ -1,6 +1,6 @@
-"""A device that works by itself, made of CPU tensors: what comes from it is there when waited for.
+"""A fake asynchronous device of CPU tensors: results arrive when the host waits for them.
 
-Until then the host reads poison; memory that was given to a copy is watched until it is done.
+Until then the host reads poison. Memory used by a copy is watched until the copy is done.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ POISON = 0xA5
 
 
 class LateEvent:
-    """Comes to pass when somebody waits for it. arrivals: what happens then."""
+    """An event that occurs when the host waits for it. arrivals: callables that run then."""
 
     def __init__(self, device, arrivals=()):
         self.device, self.arrivals, self.is_past = device, arrivals, False
@@ -31,7 +31,7 @@ class LateEvent:
 
 
 class LateDevice:
-    """pinned: all memory given out. num_waits: how often somebody has waited for an event."""
+    """pinned: all allocated memory. num_waits: how often the host has waited for an event."""
 
     def __init__(self):
         self.pinned, self.num_waits, self.fails = [], 0, None
@@ -54,7 +54,9 @@ class LateDevice:
                 if self.fails is not None:
                     raise self.fails
                 assert torch.equal(source, expected), "written to while it was being copied"
-                assert (target.view(torch.uint8) == POISON).all(), "its target is another's, too"
+                assert (target.view(torch.uint8) == POISON).all(), (
+                    "its target is also used by another copy"
+                )
                 target.copy_(source)
 
             return arrive

@@ -11,11 +11,11 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.metadata import first_party
 
 MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low", "none")]
-"""Distributions that count as first-party where `plugin_site` is used."""
+"""Distributions that count as first-party in tests that use `plugin_site`."""
 
 
 class PluginSite:
-    """A folder on sys.path where made-up distributions are installed."""
+    """A folder on sys.path for fictitious distributions."""
 
     def __init__(self, path):
         self.path = path
@@ -44,7 +44,7 @@ class PluginSite:
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
     def registry(self, **given):
-        """A registry that sees this folder and nothing else."""
+        """A registry that sees only this folder."""
         return PluginRegistry(distributions=distributions(path=[str(self.path)]), **given)
 
 
@@ -62,7 +62,7 @@ def count_as_member(monkeypatch):
 
 @pytest.fixture
 def plugin_site(tmp_path, monkeypatch, count_as_member):
-    """Install made-up plugins: `plugin_site.add(…)`; their modules are forgotten afterwards."""
+    """Install fictitious plugins: `plugin_site.add(…)`; their modules are unloaded afterwards."""
     site = PluginSite(tmp_path / "site")
     site.path.mkdir()
     for name in MADE_UP_MEMBERS:

@@ -1,7 +1,7 @@
-"""Random plans for model runners of `runner_rig`, made without a look at any token.
+"""Random plans for model runners of `runner_rig`; they do not depend on tokens.
 
-Requests join, also in the middle and on the blocks of others, run in pieces, wait, and leave; they
-ask for all that sampling knows. So one program can be played to several runners, at any depth.
+Requests join, also partly computed and with shared blocks, run in chunks, wait, and leave; they use
+every sampling field. So one program can be run by several runners, at any depth.
 """
 
 from array import array
@@ -30,7 +30,7 @@ WISHES = [
 
 
 class Row:
-    """A request on a row, as a scheduler sees it: counts, and blocks."""
+    """A request on a row, as a scheduler sees it: counts and blocks."""
 
     def __init__(self, tokens, blocks):
         self.tokens, self.blocks = tokens, blocks
@@ -38,7 +38,7 @@ class Row:
 
 
 class Program:
-    """Plans of many requests: they join, also in the middle and on others' blocks, and leave."""
+    """Makes the plans of many requests."""
 
     def __init__(self, seed, num_steps):
         self.rng, self.builder = Random(seed), StepBuilder()
@@ -74,7 +74,7 @@ class Program:
         tokens = [rng.randrange(V) for _ in range(rng.randrange(1, 12))]
         others = [one for one in self.rows.values() if one.computed > SIZE]
         state = Row(tokens, [])
-        if others and rng.random() < 0.5:  # begins with the block of another
+        if others and rng.random() < 0.5:  # begins with another request's block
             state.tokens[:] = others[0].tokens[:SIZE] + tokens
             if len(others[0].tokens) >= SIZE:
                 state.blocks, state.computed = [others[0].blocks[0]], SIZE
@@ -117,7 +117,7 @@ class Program:
 
 
 def play(runner, program, depth=1):
-    """Return the results of all plans, `depth` steps being out at a time."""
+    """Return the results of all plans, with `depth` steps in flight."""
     results, out = [], []
     for plan, grammar, _ in program.steps:
         runner.execute_model(plan)

@@ -1,4 +1,4 @@
-"""What tests of the model runner share: a tiny model whose attention sums what the cache holds.
+"""Shared parts of model runner tests: a tiny model whose attention sums the cached values.
 
 Legend: V vocabulary, D head size, T tokens, S slots.
 """
@@ -32,7 +32,7 @@ class Builder(AttentionMetadataBuilder):
 
 
 class Layer(AttentionLayer):
-    """Each token's result is the sum of all values of its row up to its own, read slot by slot."""
+    """Attention whose result is the sum of the row's values up to the token, read slot by slot."""
 
     def __init__(self, context):
         pass
@@ -70,7 +70,7 @@ class Backend(AttentionBackend):
 
 
 class AdvancingBuilder(Builder):
-    """Counts on in metadata of its own."""
+    """A builder with `advance`, which updates its own metadata."""
 
     def build(self, batch):
         super().build(batch)
@@ -93,10 +93,10 @@ class CountingBackend(Backend):
 
 
 class Model:
-    """Next token: the one whose column the sum of all embeddings so far points at most.
+    """A model whose next token is the column with the largest sum of the embeddings so far.
 
-    narrows: whether only the tokens that are still needed go on from its attention. num_left: how
-    many those were, a forward pass.
+    narrows: whether only needed tokens continue after its attention. num_left: their number in each
+    forward pass.
     """
 
     narrows = True

@@ -1,4 +1,4 @@
-"""A KV connector whose ranks move unevenly, for engines whose workers are other processes."""
+"""A KV connector with ranks of different speed, for engines with worker processes."""
 
 from dovetail_kv_memory.connector import MemoryConnector, MemoryWorkerSide, _options, _store_name
 from dovetail_kv_memory.store import shared_store
@@ -7,7 +7,7 @@ LATE_STEPS = 2
 
 
 class UnevenWorkerSide(MemoryWorkerSide):
-    """Spoils every second load and says so; of what waits, it tells some steps late."""
+    """Corrupts every second load and reports it; reports asynchronous transfers some steps late."""
 
     num_loads = 0
 
@@ -34,7 +34,7 @@ class UnevenWorkerSide(MemoryWorkerSide):
 
 
 class UnevenConnector(MemoryConnector):
-    """Keeps blocks in memory; rank 1 is late and fails."""
+    """Keeps blocks in memory; rank 1 is late and fails loads."""
 
     @staticmethod
     def create_worker_side(context):

@@ -1,7 +1,7 @@
-"""What a made-up worker keeps of its encoders: which content is encoded, and the laws of that.
+"""The encoder cache of a fake worker: which content is encoded, and the rules for it.
 
-Knows plans and rows. Nothing is computed here: what an encoder makes of content is a number that
-`dovetail_devkit.rows.state` knows.
+Depends on plans and rows. Encodes nothing: encoded content is a number, which
+`dovetail_devkit.rows.state` computes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from dovetail_devkit.rows.state import RowState
 
 
 class FakeEncoder:
-    """Encodes content of rows and keeps it until it is freed. kept: content hash to tokens."""
+    """Tracks encoded content of rows until it is freed. kept: content hash to tokens."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.kept: dict[bytes, int] = {}
         self._limits = limits
 
     def execute(self, plan: SchedulerOutput, rows: Mapping[int, RowState]) -> None:
-        """Free and encode what the plan says; raise AssertionError if it breaks a law."""
+        """Free and encode content as planned; raise AssertionError if it violates a rule."""
         for content_hash in plan.encoder_frees:
-            expect(content_hash in self.kept, "content is freed that is not there")
+            expect(content_hash in self.kept, "the plan frees content that is not encoded")
             del self.kept[content_hash]
         num_encoded = 0
         for run in plan.encoder:
-            expect(run.row in rows, f"row {run.row} is encoded for, but nobody has it")
+            expect(run.row in rows, f"row {run.row} has content to encode, but no request")
             content = rows[run.row].request.encoder_inputs[run.index]
             expect(
-                content.content_hash not in self.kept, "content is encoded that is there already"
+                content.content_hash not in self.kept,
+                "the plan encodes content that is already encoded",
             )
             self.kept[content.content_hash] = content.num_tokens
             num_encoded += content.num_tokens
@@ -41,11 +42,11 @@ class FakeEncoder:
         expect(held <= size, f"{held} encoded tokens are kept; the cache holds {size}")
 
     def check(self, state: RowState, start: int, end: int) -> None:
-        """Hold that what stands at positions [start, end) of a row is there, if encoded at all."""
+        """Check that all content at positions [start, end) of a row is encoded."""
         for content in state.request.encoder_inputs:
             first, last = content.position, content.position + content.num_tokens
             expect(
                 last <= start or end <= first or content.content_hash in self.kept,
-                f"{state.request.request_id} runs positions {start} to {end - 1}; the content that "
-                f"stands at {first} to {last - 1} is not encoded",
+                f"{state.request.request_id} runs positions {start} to {end - 1}, but "
+                f"content at {first} to {last - 1} is not encoded",
             )

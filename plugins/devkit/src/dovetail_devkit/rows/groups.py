@@ -1,9 +1,9 @@
-"""Rows over caches of several groups: windows that blocks leave, and states.
+"""Rows over caches of several groups, with sliding windows and states.
 
-A `RowModel` whose tables forget the blocks that have left a window, so that whoever still counted
-on one would read nothing. All groups share the memory of a block, so a block belongs to one group
-at a time, and a token that one group writes there replaces what another has written. What each run
-may read of each group is held against what must stand there. Depends on no scheduler.
+A `RowModel` whose tables drop the blocks before a window, so that a wrong read of such a block is
+detected. All groups share the memory of a block, so a block belongs to one group at a time, and a
+write by one group replaces the content of another. The blocks that each run may read are compared
+with the expected content. Depends on no scheduler.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dovetail_devkit.rows.model import RowModel
 from dovetail_devkit.rows.state import MASK, RowState
 
 SNAPSHOT_SPAN = 2
-"""A state of which the block before the next token is needed: a window of two tokens."""
+"""The window of a state: two tokens, since the block before the next token is needed."""
 
 
 def make_rows(
     limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int, *, connected: bool
 ) -> RowModel:
-    """Return the row model for a cache: a plain one does for one group that sees everything.
+    """Return the row model for a cache: a plain one if there is one group without a window.
 
-    connected: whether a KV connector moves blocks; only with such a group.
+    connected: whether a KV connector moves blocks; only with one such group.
     """
     spec = kv_cache.groups[0].spec
     if len(kv_cache.groups) == 1 and not (isinstance(spec, StateSpec) or _span(spec)):
@@ -36,14 +36,14 @@ def make_rows(
 
 
 def _span(spec: Any) -> int:
-    """Return how many tokens the next one sees, itself included; 0 for all."""
+    """Return how many tokens the next token attends to, itself included; 0 for all."""
     if isinstance(spec, StateSpec):
         return SNAPSHOT_SPAN if spec.snapshots else 0
     return spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
 
 
 class GroupRows(RowModel):
-    """Executes plans on rows of numbers, with a table a group."""
+    """Executes plans on rows of numbers, with one table per group."""
 
     def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int) -> None:
         super().__init__(limits, kv_cache, vocab_size)
@@ -52,10 +52,10 @@ class GroupRows(RowModel):
         self._spans = [_span(spec) for spec in specs]
         self._state_specs = {g: s for g, s in enumerate(specs) if isinstance(s, StateSpec)}
         for group in self._state_specs:
-            self._cached[group] = False  # `write` keeps no slot of it for each token
+            self._cached[group] = False  # `write` does not keep a slot per token for it
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Execute a plan as `RowModel` does, and hold what its runs read against what is due."""
+        """Execute a plan as `RowModel` does, and check the content that its runs read."""
         self.shed()
         super().execute(plan)
         runs = self._step.runs if self._step else []
@@ -66,7 +66,7 @@ class GroupRows(RowModel):
                     self._check_read(group, self.rows[row], first, end)
 
     def shed(self) -> None:
-        """Forget the blocks that no later token needs: from now on they are somebody else's."""
+        """Forget the blocks that no later token needs; they may be reused."""
         for state in self.rows.values():
             for group, span in enumerate(self._spans):
                 end = self._first_needed(group, state.num_computed) if span else 0
@@ -78,19 +78,19 @@ class GroupRows(RowModel):
         return super().held_blocks(names)
 
     def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
-        """Append blocks to a row's table; 0 for what a window does not show any more."""
-        self._require(row in self.rows, f"row {row} gets blocks, but nobody has it")
+        """Append blocks to a row's table; 0 for blocks before the window."""
+        self._require(row in self.rows, f"row {row} gets blocks, but has no request")
         table = self.rows[row].blocks[group]
         table.extend(block_ids)
         named = [block for block in table if block]
         there = all(0 < block < self._kv_cache.num_blocks for block in named)
-        self._require(there, f"row {row} gets blocks that are not there: {list(block_ids)}")
+        self._require(there, f"row {row} gets blocks that do not exist: {list(block_ids)}")
         self._require(len(set(named)) == len(named), f"row {row} has a block twice: {table}")
         longest = (len(table) - 1) * self._block_sizes[group]
         self._require(longest < self.limits.max_model_len, f"row {row} has {len(table)} blocks")
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
-        """Fill the slots of some tokens, and bring the states forward."""
+        """Fill the slots of some tokens, and advance the states."""
         super().write(row, start, count, samples)
         state = self.rows[row]
         self._overwrite(state, start, count)
@@ -98,7 +98,7 @@ class GroupRows(RowModel):
             size = self._block_sizes[group]
             last = state.blocks[group][(start - 1) // size if spec.snapshots else 0]
             good = not start or self._states.get((group, last)) == state.contents[start - 1]
-            self._require(good, f"row {row} continues at {start} from the state of something else")
+            self._require(good, f"row {row} continues at {start} from a wrong state")
             ends = {start + count, *range(start - start % size + size, start + count, size)}
             for end in sorted(ends):
                 block = state.blocks[group][(end - 1) // size if spec.snapshots else 0]
@@ -106,15 +106,15 @@ class GroupRows(RowModel):
                 self._states[group, block] = state.contents[end - 1]
 
     def read(self, row: int, end: int) -> int:
-        """Return what attention makes of positions 0 to end - 1; `execute` looks at what stands."""
+        """Return the attention result of positions 0 to end - 1; `execute` checks the slots."""
         return sum(self.rows[row].contents[:end]) & MASK
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return the rows that need each (group, block) which more than one needs."""
+        """Return the rows of each (group, block) that several rows need."""
         return {key: rows for key, rows in super().shared_blocks().items() if key[1]}
 
     def _overwrite(self, state: RowState, start: int, count: int) -> None:
-        """Forget what other groups have written to the slots that some tokens are written to."""
+        """Delete the content of other groups in the slots that are written."""
         groups = [group for group, keeps in enumerate(self._cached) if keeps]
         positions = range(start, min(start + count, len(state.tokens)))
         for group, other, position in product(groups, groups, positions):
@@ -132,7 +132,7 @@ class GroupRows(RowModel):
                     self._require(
                         owner == group,
                         f"block {block} is given to the KV-cache groups {owner} and {group}: all "
-                        "groups share the memory of a block, so each needs blocks of its own",
+                        "groups share the memory of a block, so each needs separate blocks",
                     )
         super()._check_sharing()
 
@@ -147,5 +147,5 @@ class GroupRows(RowModel):
             if content != state.contents[position]:
                 raise AssertionError(
                     f"{state.request.request_id} reads position {position} of group {group} from "
-                    f"block {table[position // size]}, which holds something else"
+                    f"block {table[position // size]}, which holds other content"
                 )

@@ -1,10 +1,10 @@
-"""What a worker's rows must be like: an exact model of rows, blocks and what attention reads.
+"""An exact model of a worker's rows and blocks, and of the slots that attention reads.
 
-The number of a position (`dovetail_devkit.rows.state`) is kept by block and offset, so that a
-stale, foreign or aliased block gives another number than the right one. A sampled token is computed
-from all numbers that attention would read, and from nothing else. A strict model also raises
-AssertionError for each law of `WorkerBase` and of the plan that is broken. Depends on no scheduler
-and no tensors. A test may replace a method to make a model that is wrong.
+The number of a position (`dovetail_devkit.rows.state`) is stored by block and offset, so that a
+stale, foreign or aliased block gives a wrong number. A sampled token is computed only from the
+numbers that attention would read. A strict model also raises AssertionError if a plan or a call
+violates the contract of `WorkerBase`. Depends on no scheduler and no tensors. A test may replace a
+method to make a wrong model.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dovetail_devkit.rows.state import MASK, RowState, mix
 COLDEST = 1e-3
 """Requests of this temperature and below are greedy."""
 _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
-"""What a slot holds that nobody has written."""
+"""The content of a slot that was never written."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """A plan that was executed, and what each run's attention has read.
+    """An executed plan, and the results of attention of each run.
 
-    runs: where each run begins and ends, and how many drafts it verifies. attended: of each run,
-    one number for each of its last 1 + num_drafts positions. answer: the KV connector's.
+    runs: start, end and number of verified drafts of each run. attended: for each run, one number
+    for each of its last 1 + num_drafts positions. answer: the KV connector's.
     """
 
     plan: SchedulerOutput
@@ -48,8 +48,8 @@ class _Step:
 class RowModel:
     """Executes plans on rows of numbers.
 
-    strict: whether broken laws raise; a lenient model only computes what follows from them.
-    rows: the rows that are held, by number. Read it; only the model writes to it.
+    strict: whether violated rules raise; a lenient model continues with the wrong content.
+    rows: the rows with a request, by number; read-only for callers.
     """
 
     strict: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class RowModel:
         *,
         connected: bool = False,
     ) -> None:
-        """connected: whether a `FlakyWorkerSide` moves blocks from and to elsewhere."""
+        """connected: whether a `FlakyWorkerSide` loads and stores blocks."""
         self.limits = limits
         self.vocab_size = vocab_size
         self.rows: dict[int, RowState] = {}
@@ -79,8 +79,8 @@ class RowModel:
             self._side.register([SlotPages(self._slots)])
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Apply leaves, joins, blocks and runs, in that order; keep what `sample` needs."""
-        self._require(self._step is None, "the plan before was not sampled for")
+        """Apply leaves, joins, blocks and runs, in that order; keep the data for `sample`."""
+        self._require(self._step is None, "sample_tokens was not called for the previous plan")
         self._require(
             plan.step_id > self._last_step,
             f"step {plan.step_id} comes after step {self._last_step}: plans are out of order",
@@ -92,7 +92,9 @@ class RowModel:
             self.leave(row)
         for request in plan.joins:
             self.join(request)
-        self._require(len(plan.blocks) == len(self._block_sizes), "plan.blocks: one entry a group")
+        self._require(
+            len(plan.blocks) == len(self._block_sizes), "plan.blocks must have one entry per group"
+        )
         for group, columns in enumerate(plan.blocks):
             self._grow_all(group, columns)
         self._check_step(plan)
@@ -103,7 +105,7 @@ class RowModel:
         planned = zip(plan.rows, plan.starts, plan.num_tokens, drafts, strict=True)
         for row, start, count, num_drafts in planned:
             step.runs.append(self._place_run(row, start, count, num_drafts))
-        # As attention does: the step's own keys and values are all there before anybody reads.
+        # As in attention: all keys and values of the step are written before any is read.
         for row, samples, (start, end, _) in zip(plan.rows, plan.samples, step.runs, strict=True):
             self.write(row, start, end - start, bool(samples))
         for row, (_, end, num_drafts) in zip(plan.rows, step.runs, strict=True):
@@ -114,7 +116,7 @@ class RowModel:
             step.answer = self._side.finish()
 
     def sample(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Return the result of the plan last executed, and append its tokens to their rows."""
+        """Return the result of the last executed plan, and append its tokens to their rows."""
         step, self._step = self._step, None
         if step is None:
             raise AssertionError("sample_tokens without execute_model")
@@ -154,14 +156,16 @@ class RowModel:
 
     def leave(self, row: int) -> None:
         """End a row."""
-        self._require(row in self.rows, f"row {row} leaves, but nobody has it")
+        self._require(row in self.rows, f"row {row} leaves, but has no request")
         self.rows.pop(row, None)
 
     def join(self, request: NewRequest) -> None:
-        """Let `request` take its row."""
+        """Assign its row to `request`."""
         row, name = request.row, request.request_id
         held = self.rows.get(row)
-        self._require(0 <= row < self.limits.max_num_seqs, f"{name} joins row {row}: no such row")
+        self._require(
+            0 <= row < self.limits.max_num_seqs, f"{name} joins row {row}, which does not exist"
+        )
         self._require(held is None, f"{name} joins row {row}, which did not leave")
         self._require(
             all(state.request.request_id != name for state in self.rows.values()),
@@ -169,7 +173,7 @@ class RowModel:
         )
         self._require(
             request.generation > self._generations.get(row, 0),
-            f"{name} joins row {row}, whose generation does not grow",
+            f"{name} joins row {row}, but its generation does not increase",
         )
         self._require(
             0 < request.num_prompt_tokens <= len(request.token_ids) < self.limits.max_model_len,
@@ -183,23 +187,23 @@ class RowModel:
 
     def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
         """Append blocks to a row's table."""
-        self._require(row in self.rows, f"row {row} gets blocks, but nobody has it")
+        self._require(row in self.rows, f"row {row} gets blocks, but has no request")
         blocks = self.rows[row].blocks[group]
         blocks.extend(block_ids)
         size = self._block_sizes[group]
         self._require(
             all(0 < block < self._kv_cache.num_blocks for block in block_ids),
-            f"row {row} gets blocks that are not there: {list(block_ids)}",
+            f"row {row} gets blocks that do not exist: {list(block_ids)}",
         )
         self._require(len(set(blocks)) == len(blocks), f"row {row} has a block twice: {blocks}")
         self._require(
             (len(blocks) - 1) * size < self.limits.max_model_len,
-            f"row {row} has {len(blocks)} blocks, more than a request can be long",
+            f"row {row} has {len(blocks)} blocks, more than a request can use",
         )
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
         """Compute tokens [start, start + count) of a row: fill their slots."""
-        self._require(row in self.rows, f"row {row} runs, but nobody has it")
+        self._require(row in self.rows, f"row {row} runs, but has no request")
         state = self.rows[row]
         end, known = start + count, len(state.tokens)
         where = f"row {row} ({state.request.request_id}) runs positions {start} to {end - 1}"
@@ -224,7 +228,7 @@ class RowModel:
             self._side.spoilt.difference_update(state.blocks[0][start // self._block_sizes[0] :])
 
     def read(self, row: int, end: int) -> int:
-        """Return what attention makes of positions 0 to end - 1 of a row."""
+        """Return the attention result of positions 0 to end - 1 of a row."""
         state = self.rows[row]
         if not any(self._cached):
             return sum(state.contents[:end]) & MASK
@@ -237,17 +241,17 @@ class RowModel:
             if self.strict and content != state.contents[position] and not self._is_spoilt(block):
                 raise AssertionError(
                     f"row {row} ({state.request.request_id}) reads position {position} from block "
-                    f"{block}, which holds something else: stale, never computed or overwritten"
+                    f"{block}, which holds other content: stale, never computed or overwritten"
                 )
             attended += content
         return attended & MASK
 
     def _is_spoilt(self, block: int) -> bool:
-        """Return whether a load of `block` has failed; the scheduler learns of it later."""
+        """Return whether a load of `block` has failed; the scheduler is notified later."""
         return self._side is not None and block in self._side.spoilt
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
-        """Return the token that is sampled. A cold request takes the same one for each seed."""
+        """Return the sampled token. A greedy request gets the same one for each seed."""
         request = self.rows[row].request
         seed = request.seed if request.sampling_params.temperature > COLDEST else 0
         token = mix(attended, seed) % self.vocab_size
@@ -256,7 +260,7 @@ class RowModel:
         return token
 
     def poison(self) -> None:
-        """Make the content of every block undefined that no row holds."""
+        """Make the content of all blocks without a row undefined."""
         held = {
             (group, block)
             for state in self.rows.values()
@@ -278,7 +282,7 @@ class RowModel:
         }
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return the rows that hold each (group, block) which more than one holds."""
+        """Return the rows of each (group, block) that several rows hold."""
         holders: dict[tuple[int, int], list[int]] = {}
         for row, state in self.rows.items():
             for group, blocks in enumerate(state.blocks):
@@ -287,18 +291,18 @@ class RowModel:
         return {key: rows for key, rows in holders.items() if len(rows) > 1}
 
     def _place_run(self, row: int, start: int, count: int, num_drafts: int) -> tuple[int, int, int]:
-        """Return where a run begins and ends, and how many drafts it verifies.
+        """Return start, end and number of verified drafts of a run.
 
-        A plan gives the last place where it may begin, and as many drafts as there may be: what the
-        results of the plans before it are was not known when it was made. The drafts count as known
-        until they are verified; those that it does not verify are gone.
+        A plan gives the last possible start and the largest possible number of drafts, since the
+        results of earlier plans were not known when it was made. Drafts count as known until they
+        are verified; drafts that the run does not verify are discarded.
         """
-        self._require(row in self.rows, f"row {row} runs, but nobody has it")
+        self._require(row in self.rows, f"row {row} runs, but has no request")
         state, most = self.rows[row], self.limits.num_lookahead_tokens
         held, state.drafts = state.drafts, []
         self._require(
             0 <= num_drafts <= most,
-            f"row {row} is to verify {num_drafts} drafts; there are at most {most}",
+            f"row {row} has num_drafts={num_drafts}; at most {most} are possible",
         )
         late = start - state.num_computed if state.num_computed >= 0 else 0
         due = [0, *accumulate(reversed(state.num_wrong))]
@@ -316,7 +320,7 @@ class RowModel:
     def _verify(
         self, row: int, drafts: list[int], attended: list[int], allowed: frozenset[int] | None
     ) -> list[int]:
-        """Append to a row the drafts that are right and the token after them; return those."""
+        """Append the accepted drafts and the token after them to a row; return them."""
         state = self.rows[row]
         sampled: list[int] = []
         for place, number in enumerate(attended):
@@ -329,7 +333,7 @@ class RowModel:
         return sampled
 
     def _draft(self, plan: SchedulerOutput) -> array[int]:
-        """Draft for the rows that have sampled; return what each run's row holds now."""
+        """Make drafts for the rows that have sampled; return the drafts of each run's row."""
         most = self.limits.num_lookahead_tokens
         if not most:
             return array("B")
@@ -342,7 +346,7 @@ class RowModel:
         self._require(
             len(columns.rows) == len(columns.counts)
             and sum(columns.counts) == len(columns.block_ids),
-            "the columns of blocks do not fit together",
+            "the columns of blocks have different lengths",
         )
         end = 0
         for row, count in zip(columns.rows, columns.counts, strict=False):
@@ -353,7 +357,7 @@ class RowModel:
         lengths = {len(plan.rows), len(plan.starts), len(plan.num_tokens), len(plan.samples)}
         self._require(len(lengths) == 1, "the plan's columns have different lengths")
         total, budget = sum(plan.num_tokens), self.limits.max_num_batched_tokens
-        self._require(plan.total_num_tokens == total, "total_num_tokens is not the sum of runs")
+        self._require(plan.total_num_tokens == total, "total_num_tokens is not the sum of the runs")
         self._require(total <= budget, f"a step of {total} tokens, over the budget of {budget}")
         self._require(len(set(plan.rows)) == len(plan.rows), "a row runs twice in a step")
 
@@ -377,7 +381,7 @@ class RowModel:
 
 
 def _columns(token_ids: Sequence[int], num_best: int, vocab_size: int) -> LogprobColumns:
-    """Return columns for tokens in a row: each itself, then `num_best` made-up others."""
+    """Return columns for tokens of a row: each token, then `num_best` fictitious ones."""
     flat = [(t + j) % vocab_size for t in token_ids for j in (0, *range(num_best))]
     return LogprobColumns(
         counts=array("i", [1 + num_best] * len(token_ids)),
@@ -388,7 +392,7 @@ def _columns(token_ids: Sequence[int], num_best: int, vocab_size: int) -> Logpro
 
 
 def _allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, frozenset[int]]:
-    """Return run to the tokens that its grammar allows."""
+    """Return a mapping of runs to the tokens that their grammars allow."""
     if grammar is None:
         return {}
     width = -(-vocab_size // 32) * 4

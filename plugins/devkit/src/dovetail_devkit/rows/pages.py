@@ -1,8 +1,7 @@
-"""The cache of a made-up worker as pages of memory, and a connector that moves them and errs.
+"""The cache of a fake worker as pages of memory, and an unreliable KV connector for it.
 
-`SlotPages` looks to a KV connector's worker side like the tensor that `KVWorkerSide.register` is
-given, as far as `FakeWorkerSide` uses one. `FlakyWorkerSide` loses some of what it has stored, so
-that loads fail.
+`SlotPages` behaves like the tensor of `KVWorkerSide.register`, as far as `FakeWorkerSide` uses it.
+`FlakyWorkerSide` loses some stored blocks, so that loads fail.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from dovetail_devkit.fakes.kv_connector import FakeWorkerSide
 
 Slots = dict[tuple[int, int, int], int]
-"""(group, block, offset) to the number that stands there."""
+"""(group, block, offset) to the number in that slot."""
 
 
 class _Page:
@@ -23,11 +22,11 @@ class _Page:
         self._block = block
 
     def clone(self) -> dict[tuple[int, int], int]:
-        """Return what stands in the block."""
+        """Return the content of the block."""
         return {(g, o): number for (g, b, o), number in self._slots.items() if b == self._block}
 
     def copy_(self, page: dict[tuple[int, int], int]) -> None:
-        """Let the block hold what `clone` has returned."""
+        """Set the block's content to a value from `clone`."""
         for group, offset in self.clone():
             del self._slots[group, self._block, offset]
         for (group, offset), number in page.items():
@@ -35,7 +34,7 @@ class _Page:
 
 
 class SlotPages:
-    """Every block of a cache, by its number. The slots stay their owner's."""
+    """All blocks of a cache, by number. The slots belong to the caller."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -45,9 +44,9 @@ class SlotPages:
 
 
 class FlakyWorkerSide(FakeWorkerSide):
-    """Loses some of the blocks that are asked of it.
+    """Loses some of the stored blocks.
 
-    loses_one_in: how many; 0 for none. spoilt: blocks of loads that have failed.
+    loses_one_in: loses one in so many blocks; 0 for none. spoilt: blocks of failed loads.
     """
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class FlakyWorkerSide(FakeWorkerSide):
         self._num_asked = 0
 
     def load(self, order: dict[str, Any]) -> None:
-        """Write what is kept, after losing some of it."""
+        """Write the kept blocks, after losing some of them."""
         for key in order["keys"]:
             self._num_asked += 1
             if self.loses_one_in and not self._num_asked % self.loses_one_in:
@@ -65,6 +64,6 @@ class FlakyWorkerSide(FakeWorkerSide):
         super().load(order)
 
     def end(self, order: dict[str, Any], missing: list[int]) -> None:
-        """Tell of a transfer that has ended."""
+        """Report a transfer that has ended."""
         self.spoilt.update(missing)
         super().end(order, missing)

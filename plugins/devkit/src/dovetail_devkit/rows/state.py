@@ -1,8 +1,8 @@
-"""One row of a made-up worker, and the arithmetic that stands for a model.
+"""One row of a fake worker, and the arithmetic that replaces a model.
 
-The "key and value" of a position is a number that stands for every token up to it, and for what an
-encoder has made of the content that a placeholder stands for. The next token is computed from the
-numbers of all positions. Depends on no block, no plan and no other row.
+The "key and value" of a position is a hash of all tokens up to it, and of the encoded content of
+placeholders. The next token is computed from the numbers of all positions. Depends on no block, no
+plan and no other row.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dovetail.request import EncoderInput
 
 MASK = (1 << 64) - 1
 MAX_DEPTH = 4
-"""Plans that may be out at a time."""
+"""Largest number of plans in flight."""
 
 WRONG_ONE_IN = 4
 """Of the drafts."""
 
 
 def mix(left: int, right: int) -> int:
-    """Return a number of 64 bits that depends on both; the finaliser of SplitMix64.
+    """Return a 64-bit hash of both numbers; the finalizer of SplitMix64.
 
     Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
     """
@@ -34,7 +34,7 @@ def mix(left: int, right: int) -> int:
 
 
 def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
-    """Return what an encoder makes of `inputs`: position to a number, for every placeholder."""
+    """Return the encoded `inputs`: placeholder position to a number."""
     return {
         one.position + place: mix(int.from_bytes(one.content_hash, "little"), place)
         for one in inputs
@@ -43,7 +43,7 @@ def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
 
 
 def follow(content: int, token: int, encoded: int | None) -> int:
-    """Return the number of the position after that of `content`, 0 for the first."""
+    """Return the number of the position after `content`; `content` is 0 for the first."""
     content = mix(content, token)
     return content if encoded is None else mix(content, encoded)
 
@@ -54,7 +54,7 @@ def predict_token(
     vocab_size: int,
     encoded: Mapping[int, int] | None = None,
 ) -> int:
-    """Return the token that a right worker samples after `token_ids`, whatever else runs.
+    """Return the token that a correct worker samples after `token_ids`.
 
     encoded: what `encode` returns for the request.
     """
@@ -68,12 +68,12 @@ def predict_token(
 
 @dataclass(slots=True, kw_only=True)
 class RowState:
-    """One row: whose it is, its tokens, its blocks by group, and how far it is computed.
+    """One row: its request, tokens, blocks by group, and number of computed tokens.
 
-    contents: what the slot of each known position must hold. num_computed: -1 before the first run.
-    drafts: held until the next run, which verifies as many of them as its plan says. num_wrong: of
-    the last runs that have sampled, how many of the drafts that their plans allowed for were wrong
-    or not there: a plan that was made before it knew begins so much later.
+    contents: the expected content of each known position's slot. num_computed: -1 before the first
+    run. drafts: kept until the next run, which verifies the planned number of them. num_wrong: for
+    each of the last sampling runs, how many planned drafts were rejected or missing; a plan made
+    before that result starts that much later.
     """
 
     request: NewRequest
@@ -95,16 +95,16 @@ class RowState:
         self.tokens.append(token)
 
     def take_last(self, num_tokens: int) -> list[int]:
-        """Take the last `num_tokens` tokens away again, and return them."""
+        """Remove the last `num_tokens` tokens, and return them."""
         kept = len(self.tokens) - num_tokens
         taken = self.tokens[kept:]
         del self.tokens[kept:], self.contents[kept:]
         return taken
 
     def draft(self, most: int, vocab_size: int) -> None:
-        """Hold 0 to `most` drafts of what comes next; one in four is wrong.
+        """Make 0 to `most` drafts of the next tokens; one in four is wrong.
 
-        Both are thrown for with the row's content, so that equal rows get equal drafts.
+        Both are chosen by a hash of the row's content, so that equal rows get equal drafts.
         """
         dice = mix(self.contents[-1], self.request.seed)
         self.drafts = []

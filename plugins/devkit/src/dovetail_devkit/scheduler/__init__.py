@@ -1,1 +1,1 @@
-"""What the scheduler suite is made of: random programs, and a referee that checks each step."""
+"""The parts of the scheduler suite: random programs, and a referee that checks each step."""

@@ -1,7 +1,7 @@
-"""The types of what schedulers and workers hand over: typed columns, and nothing that looks alike.
+"""Checks the types of plans and results: typed columns, not similar containers.
 
-A list in the place of an array works until it is sent to another process or added to an array, far
-from whoever made it. Each check raises AssertionError that names class and field.
+A list instead of an array fails only when it is sent to another process or added to an array, far
+from its origin. Each check raises AssertionError with the class and the field.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _COLUMNS: Mapping[type, Mapping[str, str]] = {
     ModelRunnerOutput: {"num_sampled": "B", "token_ids": "i", "num_drafts": "B"},
     LogprobColumns: {"counts": "i", "token_ids": "i", "logprobs": "f", "ranks": "i"},
 }
-"""Class to the type codes of its columns."""
+"""The type codes of the columns of each class."""
 
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def check_plan_types(plan: SchedulerOutput) -> None:
-    """Hold a plan against the types of `SchedulerOutput`."""
+    """Check a plan against the types of `SchedulerOutput`."""
     _check(plan, SchedulerOutput)
     _check_items(plan, "joins", tuple, NewRequest)
     _check_items(plan, "blocks", tuple, BlockColumns)
@@ -48,7 +48,7 @@ def check_plan_types(plan: SchedulerOutput) -> None:
 
 
 def check_result_types(result: ModelRunnerOutput) -> None:
-    """Hold a step's result against the types of `ModelRunnerOutput`."""
+    """Check a step's result against the types of `ModelRunnerOutput`."""
     _check(result, ModelRunnerOutput)
     for name in ("logprobs", "prompt_logprobs"):
         _check_mapping(result, name, int, LogprobColumns)
@@ -56,7 +56,7 @@ def check_result_types(result: ModelRunnerOutput) -> None:
 
 
 def check_outputs_types(outputs: EngineCoreOutputs) -> None:
-    """Hold a step's outputs against the types of `EngineCoreOutputs`."""
+    """Check a step's outputs against the types of `EngineCoreOutputs`."""
     _check(outputs, EngineCoreOutputs)
     _check_items(outputs, "request_ids", list, str)
     _check_items(outputs, "finished", tuple, Finished)
@@ -70,7 +70,7 @@ def check_outputs_types(outputs: EngineCoreOutputs) -> None:
 
 
 def check_depth_types(depth: Depth) -> None:
-    """Hold counts of requests against the types of `Depth`."""
+    """Check counts of requests against the types of `Depth`."""
     _check(depth, Depth)
 
 
@@ -121,7 +121,7 @@ def _check_mapping(made: Any, name: str, key_kind: type, kind: type) -> None:
 
 
 def _wrong(kind: type, name: str, found: str, due: str) -> AssertionError:
-    return AssertionError(f"{kind.__name__}.{name} has a wrong type: it is {found}; {due} is due")
+    return AssertionError(f"{kind.__name__}.{name} has a wrong type: it is {found}; expected {due}")
 
 
 def _name(value: object) -> str:

@@ -1,6 +1,6 @@
-"""What a scheduler may ask of drafts: those that it knows of, or as many as there can be.
+"""Checks the drafts in plans: the known ones, or the largest possible number.
 
-Knows plans and results. Whether drafts change a token is checked where tokens are compared.
+Uses plans and results. Whether drafts change tokens is checked by comparing the tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dovetail_devkit.expectation import expect
 
 
 class DraftChecker:
-    """Accounts of one scheduler's drafts. num_verified: how many were verified so far."""
+    """Counts of one scheduler's drafts. num_verified: how many were verified so far."""
 
     def __init__(self, num_lookahead_tokens: int) -> None:
         self.num_verified = 0
@@ -23,7 +23,7 @@ class DraftChecker:
         self._out: deque[dict[int, int]] = deque()
 
     def planned(self, plan: SchedulerOutput) -> None:
-        """Check a new plan against what the results so far have told."""
+        """Check a new plan against the results so far."""
         for row in (*plan.leaves, *(request.row for request in plan.joins)):
             self._held[row] = self._in_flight[row] = 0
             for runs in self._out:
@@ -33,7 +33,7 @@ class DraftChecker:
             most = self._most if self._in_flight[row] else self._held[row]
             expect(
                 0 <= num_drafts <= most,
-                f"row {row} is to verify {num_drafts} drafts; it can have {most}",
+                f"row {row} has num_drafts={num_drafts}; at most {most} are possible",
             )
         drafts = plan.num_drafts or bytes(len(plan.rows))
         columns = zip(plan.rows, drafts, plan.samples, strict=True)
@@ -41,7 +41,7 @@ class DraftChecker:
         self._in_flight.update(self._out[-1].keys())
 
     def settled(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Take in what the scheduler has received about the oldest plan's drafts."""
+        """Record the drafts in the result of the oldest plan."""
         runs = self._out.popleft()
         for run, row in enumerate(plan.rows):
             if row in runs:

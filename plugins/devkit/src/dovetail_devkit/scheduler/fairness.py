@@ -1,8 +1,8 @@
-"""No request waits for ever: of equal requests, later ones never pass all earlier ones for good.
+"""Checks for starvation: no request waits forever behind equal requests that arrive later.
 
-A stream of requests that differ in nothing but their arrival keeps the scheduler busy. However a
-policy ranks, it has no reason to prefer the newer ones among them, so each must end in bounded
-time. Knows a scheduler by its contract only.
+A stream of requests that differ only in their arrival keeps the scheduler busy. No policy has a
+reason to prefer the newer ones among them, so each must end in bounded time. Uses only the contract
+of the scheduler.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MakeReferee = Callable[[SchedulerLimits], Referee]
 AddRequest = Callable[[Referee, str], None]
 
 NUM_EXTRA = 2
-"""Requests that wait, beyond those that have seats."""
+"""Number of waiting requests in addition to those with seats."""
 MOST_SERVED = 40
-"""Later requests that may end before the first ones have."""
+"""Number of later requests that may end before the first ones."""
 
 _SEATS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
 
@@ -28,11 +28,11 @@ SHORTAGES: Mapping[str, SchedulerLimits] = {
     "seats": _SEATS,
     "tokens": replace(_SEATS, max_num_seqs=3, max_num_batched_tokens=4),
 }
-"""What there is too little of for all requests at once."""
+"""The resources that do not suffice for all requests at once."""
 
 
 def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
-    """Hold that the first requests end while equal ones keep arriving."""
+    """Check that the first requests end while equal ones keep arriving."""
     for shortage, limits in SHORTAGES.items():
         referee = make(limits)
         first = [f"first-{number}" for number in range(limits.max_num_seqs + NUM_EXTRA)]
@@ -48,7 +48,7 @@ def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
         starving = sorted(referee.alive.keys() & set(first))
         expect(
             not starving,
-            f"requests starve where {shortage} are short: {', '.join(starving)} still wait to end "
+            f"requests starve when {shortage} are short: {', '.join(starving)} have not ended "
             f"after {num_served} equal requests that arrived later",
         )
         referee.abort(list(referee.alive))

@@ -1,6 +1,6 @@
-"""Who may run, where pauses and gates hold some: the law of those, held against plans and depths.
+"""Checks that plans and depths respect pauses and admission gates.
 
-Knows names and plans; what a scheduler does with those that may run is judged elsewhere.
+Uses request ids and plans only; the order of runnable requests is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 def waits_at_the_gate(request: EngineCoreRequest) -> bool:
-    """Return whether the gate of a program holds `request`: two of five."""
+    """Return whether the gate of a program holds `request`: two out of five."""
     return request.seed % 5 < 2
 
 
@@ -23,39 +23,39 @@ class HoldChecker:
     """gate: holds some of the requests. scope: of the pause, or None."""
 
     def __init__(self, *, connected: bool = False) -> None:
-        """connected: whether requests may have been admitted for a load that no plan shows."""
+        """connected: whether requests may be admitted for a load without appearing in a plan."""
         self._connected = connected
         self.gate = FakeGate(waits_at_the_gate)
         self.scope: PauseScope | None = None
         self._begun: set[str] = set()
 
     def add(self, request_id: str) -> None:
-        """Note a new request; its id may be that of one that has ended."""
+        """Record a new request; the id of an ended request may be reused."""
         self._begun.discard(request_id)
 
     def may_run(self, alive: Collection[str]) -> set[str]:
-        """Return which of those that are alive the next plan may run."""
+        """Return the living requests that the next plan may run."""
         if self.scope is PauseScope.ALL:
             return set()
         free = set(alive) - set(self.gate.held)
         return free & self._begun if self.scope is PauseScope.NEW else free
 
     def planned(self, plan: SchedulerOutput, alive: Collection[str]) -> None:
-        """Hold a new plan against pauses and gates."""
+        """Check a new plan against pauses and gates."""
         free = self.may_run(alive)
         for request in plan.joins:
             name = request.request_id
             unseen = self._connected and self.scope is PauseScope.NEW
             expect(
                 name in free or unseen,
-                f"{name} joins, though a gate or a pause ({self.scope}) holds it",
+                f"{name} joins, although a gate or a pause ({self.scope}) holds it",
             )
             self._begun.add(name)
         paused = self.scope is PauseScope.ALL
-        expect(plan.empty or not paused, "a plan runs something though all is paused")
+        expect(plan.empty or not paused, "a plan has runs although all requests are paused")
 
     def check_depth(self, depth: Depth, num_alive: int) -> None:
-        """Hold that whom a pause holds is told."""
+        """Check that depth() counts the paused requests."""
         low, high = {
             None: (0, 0),
             PauseScope.NEW: (0, depth.num_waiting),
@@ -63,6 +63,6 @@ class HoldChecker:
         }[self.scope]
         expect(
             low <= depth.num_paused <= high,
-            f"depth() counts num_paused={depth.num_paused} under a pause of {self.scope}; {low} to "
-            f"{high} is right",
+            f"depth() counts num_paused={depth.num_paused} under a pause of {self.scope}; expected "
+            f"{low} to {high}",
         )

@@ -1,8 +1,8 @@
-"""The referee that plays a scheduler's programs (`dovetail_devkit.scheduler.random_programs`).
+"""The referee that runs programs (`dovetail_devkit.scheduler.random_programs`) on a scheduler.
 
-A game is made of arrivals, aborts, pauses, resets, plans and results, from a seed. It holds a
-scheduler against the whole law of `SchedulerInterface`: a strict `RowModel` executes its plans, and
-each request must get what it would get alone. Knows a scheduler by its contract only.
+A run consists of arrivals, aborts, pauses, resets, plans and results, from a seed. It checks the
+complete contract of `SchedulerInterface`: a strict `RowModel` executes the plans, and each request
+must get the tokens that it would get alone. Uses only the contract of the scheduler.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ AfterStep = Callable[[SchedulerInterface], None]
 
 
 def _do_nothing(scheduler: SchedulerInterface) -> None:
-    """Take note of a step where nobody looks."""
+    """Do nothing: no further checks of a step."""
 
 
 class Referee:
-    """Plays with one scheduler and holds it against the law after every call.
+    """Drives one scheduler and checks it after every call.
 
     alive: ledgers of the requests that have neither ended nor been aborted. plans: all so far.
-    num_cached: by request id, as told. conserves_work: whether the policy promises that something
-    runs while something can. last_stats: the latest statistics, if there are any.
+    num_cached: by request id, as reported. conserves_work: whether the policy promises to run a
+    request whenever one can run. last_stats: the latest statistics, if there are any.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Referee:
         policy: type[Policy] | None = None,
         after_step: AfterStep = _do_nothing,
     ) -> None:
-        """after_step: called with the scheduler after each call, to look deeper."""
+        """after_step: called with the scheduler after each call."""
         self.clock = ManualClock()
         self.program = program
         self.drafts = DraftChecker(program.limits.num_lookahead_tokens)
@@ -115,7 +115,7 @@ class Referee:
 
     @property
     def num_out(self) -> int:
-        """Plans whose results are still to come."""
+        """Plans in flight."""
         return len(self._out)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -132,7 +132,7 @@ class Referee:
         """Abort requests, some of which may not be alive."""
         want = [name for name in dict.fromkeys(request_ids) if name in self.alive]
         got = self.scheduler.abort_requests(request_ids)
-        expect(sorted(got) == sorted(want), f"abort_requests returns {got}; {want} were alive")
+        expect(sorted(got) == sorted(want), f"abort_requests returns {got}; expected {want}")
         for name in want:
             del self.alive[name]
         self._check_depth()
@@ -150,7 +150,7 @@ class Referee:
         self._check_depth()
 
     def open_gate(self, request_id: str, *, fails: bool = False) -> None:
-        """Let the gate open for a request that it holds, or fail it: then it is to end so."""
+        """Open the gate for a held request, or let the request fail."""
         if fails:
             self.holds.gate.fail(request_id, f"no such grammar: {request_id}")
             self.alive[request_id].fail(f"no such grammar: {request_id}")
@@ -158,10 +158,10 @@ class Referee:
             self.holds.gate.open(request_id)
 
     def reset(self) -> None:
-        """Reset the prefix cache; whatever was cached before may then not be read again."""
+        """Reset the prefix cache; content cached before must not be read again."""
         idle = not self.alive and not self._out and not self.scheduler.depth().num_transfers
         done = self.scheduler.reset_prefix_cache()
-        expect(done or not idle, "reset_prefix_cache returns False though nothing is under way")
+        expect(done or not idle, "reset_prefix_cache returns False although no block is in use")
         if done:
             self._rows.poison()
 
@@ -171,12 +171,12 @@ class Referee:
         plan = self.scheduler.schedule()
         check_plan_types(plan)
         due = self.plans[-1].step_id + 1 if self.plans else plan.step_id
-        expect(plan.step_id == due, f"step_id {plan.step_id} comes where {due} is due")
+        expect(plan.step_id == due, f"the plan has step_id={plan.step_id}; expected {due}")
         self._check_rows(plan)
         could = [name for name in self.holds.may_run(self.alive) if not self.alive[name].failing]
         moving = self.scheduler.depth().num_transfers
         if not self._out and could and self.conserves_work and not moving:
-            expect(not plan.empty, f"nothing runs, though {could} could")
+            expect(not plan.empty, f"the plan is empty, although {could} could run")
         self.holds.planned(plan, self.alive)
         self.drafts.planned(plan)
         self._rows.execute(plan)
@@ -189,9 +189,9 @@ class Referee:
         return plan
 
     def settle(self) -> EngineCoreOutputs:
-        """Give the scheduler the result of the oldest plan that is out."""
+        """Give the scheduler the result of the oldest plan in flight."""
         plan, fingerprint, result = self._out.popleft()
-        expect(repr(plan) == fingerprint, "a plan was changed after it was handed out")
+        expect(repr(plan) == fingerprint, "a plan was changed after it was returned")
         self.drafts.settled(plan, result)
         self._accounts.settle(plan, result)
         outputs = self.scheduler.update_from_output(plan, result)
@@ -203,9 +203,9 @@ class Referee:
         return outputs
 
     def drain(self) -> None:
-        """Plan and settle until nothing is left; raise AssertionError if that takes too long.
+        """Plan and settle until all requests have ended; raise AssertionError if it takes too long.
 
-        No gate and no pause stands in the way.
+        Gates are open and there is no pause.
         """
         self.resume()
         for name in list(self.holds.gate.held):
@@ -224,12 +224,18 @@ class Referee:
         expect(not self.alive, f"after {most} more steps {sorted(self.alive)} have not ended")
         depth = self.scheduler.depth()
         left = depth.num_waiting + depth.num_running
-        expect(not left, f"every request has ended, and depth() still counts {left}")
+        expect(not left, f"every request has ended, but depth() still counts {left}")
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         names, counts = outputs.request_ids, outputs.num_new_tokens
-        expect(len(set(names)) == len(names) == len(counts), "request_ids and counts do not fit")
-        expect(sum(counts) == len(outputs.token_ids), "num_new_tokens do not sum to token_ids")
+        expect(
+            len(set(names)) == len(names) == len(counts),
+            "request_ids and counts have different lengths",
+        )
+        expect(
+            sum(counts) == len(outputs.token_ids),
+            "the sum of num_new_tokens is not the length of token_ids",
+        )
         for name, columns in outputs.prompt_logprobs.items():
             self._ledger(name).take_prompt(columns)
         end = 0
@@ -241,27 +247,27 @@ class Referee:
                 ledger.begin(cached, caching=self.limits.enable_prefix_caching)
                 self.num_cached[name] = cached or 0
             else:
-                expect(cached is None, f"num_cached_tokens of {name} comes a second time")
+                expect(cached is None, f"num_cached_tokens of {name} is reported a second time")
             ledger.take(outputs.token_ids[start:end], outputs.logprobs.get(name))
         for ending in outputs.finished:
             self._ledger(ending.request_id).close(ending)
             del self.alive[ending.request_id]
         late = [name for name, ledger in self.alive.items() if ledger.got == ledger.due]
-        expect(not late, f"{late} have got their last token and are not finished")
+        expect(not late, f"{late} have got their last token but are not finished")
 
     def _ledger(self, name: str) -> RequestLedger:
         if name not in self.alive:
-            raise AssertionError(f"there is news of {name}, which has ended or was never added")
+            raise AssertionError(f"there are outputs of {name}, which has ended or was never added")
         return self.alive[name]
 
     def _check_rows(self, plan: SchedulerOutput) -> None:
-        """A row is reused only when the last plan that names it has been executed."""
+        """Check that a row is reused only after the last plan that uses it was executed."""
         for request in plan.joins:
             last = self._last_named.get(request.row, -1)
             expect(
                 last <= self._executed,
-                f"step {plan.step_id} reuses row {request.row}, which step {last} names; step "
-                f"{self._executed} is the last that was executed",
+                f"step {plan.step_id} reuses row {request.row}, which step {last} uses; the "
+                f"last executed step is {self._executed}",
             )
             expect(
                 request.request_id in self.alive, f"{request.request_id} joins, but is not alive"
@@ -270,7 +276,7 @@ class Referee:
             self._last_named[row] = plan.step_id
 
     def _check_pieces(self, plan: SchedulerOutput) -> None:
-        """Prompts are cut only where that is allowed, and only so long."""
+        """Check chunks: only if allowed, and within the maximum length."""
         limits = self.limits
         longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
@@ -280,18 +286,21 @@ class Referee:
                 f"row {row} runs position {start + count - 1}: the token after it would be beyond "
                 f"max_model_len={limits.max_model_len}",
             )
-            expect(count <= longest, f"row {row} runs {count} tokens at once, over {longest}")
+            expect(count <= longest, f"row {row} runs {count} tokens at once, more than {longest}")
             whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
             expect(
                 bool(whole) or limits.enable_chunked_prefill,
-                f"row {row} runs a piece of its prompt, without chunked prefill",
+                f"row {row} runs a chunk of its prompt without chunked prefill",
             )
-        expect(len(self._rows.rows) <= limits.max_num_seqs, "more rows are held than there are")
+        expect(len(self._rows.rows) <= limits.max_num_seqs, "more rows are in use than exist")
 
     def _check_salts(self) -> None:
-        """Blocks are shared by prefix caching alone, and among requests of one salt."""
+        """Check that blocks are shared only by prefix caching, and only within a salt."""
         shared = self._rows.shared_blocks()
-        expect(not shared or self.limits.enable_prefix_caching, "blocks are shared, uncached")
+        expect(
+            not shared or self.limits.enable_prefix_caching,
+            "blocks are shared without prefix caching",
+        )
         for (_, block), rows in shared.items():
             names = [self._rows.rows[row].request.request_id for row in rows]
             salts = {self.alive[n].asked.cache_salt for n in names if n in self.alive}
@@ -324,38 +333,38 @@ class Referee:
             ("num_running", stats.num_running, depth.num_running),
             ("num_scheduled_tokens", stats.num_scheduled_tokens, plan.total_num_tokens),
         ):
-            expect(value == due, f"the statistics say {name}={value}; {due} is right")
+            expect(value == due, f"the statistics have {name}={value}; expected {due}")
         self._check_usage(stats)
         asked = self.limits.enable_prefix_caching or not stats.prefix_queries
         expect(
             asked,
-            f"the statistics count prefix_queries={stats.prefix_queries} without prefix caching",
+            f"the statistics have prefix_queries={stats.prefix_queries} without prefix caching",
         )
         self._accounts.check(stats)
         idle = stats.num_idle_steps if self.conserves_work else 0
         expect(
             not idle,
-            f"the policy promises work_conserving, and let nothing run in {idle} steps in which "
-            "something could",
+            f"the policy promises work_conserving, but ran no request in {idle} steps in which "
+            "one could run",
         )
         self.last_stats = stats
 
     def _check_usage(self, stats: SchedulerStats) -> None:
-        """At least what living requests hold is in use, and nothing once all is executed."""
+        """Check kv_cache_usage: at least the blocks of living requests, and 0 at the end."""
         held = self._rows.held_blocks(self.alive)
-        # A failed load takes blocks from a row that still has to leave.
+        # A failed load removes blocks of a row that has not left yet.
         least = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
         moving = self.scheduler.depth().num_transfers
         most = 1.0 if self.alive or self._out or moving else 0.0
         expect(
             least - 1e-9 <= stats.kv_cache_usage <= most,
-            f"the statistics say kv_cache_usage={stats.kv_cache_usage}; it is the share of blocks "
-            f"in use, and {least} to {most} is right",
+            f"the statistics have kv_cache_usage={stats.kv_cache_usage}, the share of blocks in "
+            f"use; expected {least} to {most}",
         )
 
 
 def _hold_or_let_go(rng: Random, referee: Referee) -> None:
-    """Pause or resume now and then, and let gates open."""
+    """Pause or resume in some turns, and open gates."""
     if rng.random() < 0.04:
         referee.pause(rng.choice(list(PauseScope)))
     elif rng.random() < 0.3:
@@ -366,7 +375,7 @@ def _hold_or_let_go(rng: Random, referee: Referee) -> None:
 
 
 def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
-    """Play `program` and return its plans; raise AssertionError for the first law broken."""
+    """Run `program` and return its plans; raise AssertionError for the first violated rule."""
     rng = Random(program.seed)
     for turn in range(program.num_turns):
         if rng.random() < 0.4:

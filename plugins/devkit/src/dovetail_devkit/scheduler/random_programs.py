@@ -1,6 +1,6 @@
-"""Random programs and random requests: what a scheduler is made for and asked, from a seed.
+"""Random programs and requests for a scheduler, from a seed.
 
-A program names limits and a cache that are small enough to be fought for. Plays nothing.
+A program has limits and a cache that are too small for all requests. This module runs nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ VOCAB_SIZE = 31
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What is played: the scheduler's limits, its cache, and a seed for everything else.
+    """A program: the scheduler's limits, its cache, and a seed for everything else.
 
-    depth: plans that may be out, 1 to 4. holds: whether pauses hold requests back now and then, and
-    a gate some of them, of a scheduler that provides "gates". connected: whether it has a KV
-    connector, which errs, if it provides "kv_connector". num_turns: turns with arrivals and
-    aborts; then it drains.
+    depth: plans in flight, 1 to 4. holds: whether requests are paused in some turns, and held by a
+    gate if the scheduler provides "gates". connected: whether there is an unreliable KV connector,
+    if the scheduler provides "kv_connector". num_turns: turns with arrivals and aborts; after them
+    the remaining requests are run to their end.
     """
 
     seed: int
@@ -37,7 +37,7 @@ class Program:
     num_turns: int = 40
 
     def __str__(self) -> str:
-        """Return what makes the program: a seed gives the same one again."""
+        """Return the parameters of the program; the seed makes it reproducible."""
         limits, groups = self.limits, self.kv_cache.groups
         windows = [getattr(group.spec, "sliding_window", 0) for group in groups]
         return (
@@ -56,10 +56,10 @@ def make_kv_cache(
     windows: Sequence[int] = (0,),
     multiples: Sequence[int] = (),
 ) -> KVCacheConfig:
-    """Return a cache of one layer a group; with `keeps` False, of a model that keeps nothing.
+    """Return a cache with one layer per group; with `keeps` False, of a model without a KV cache.
 
-    windows: the sliding window of each group, 0 for none. multiples: a block of each group has so
-    many times `block_size` tokens; empty for once.
+    windows: the sliding window of each group, 0 for none. multiples: block size of each
+    group as a multiple of `block_size`; empty for 1.
     """
     if not keeps:
         group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
@@ -85,11 +85,11 @@ def random_program(
     windows: Sequence[int] = (0,),
     multiples: Sequence[int] = (),
 ) -> Program:
-    """Return a program whose cache, budget and seats are small enough to be fought for.
+    """Return a program whose cache, budget and seats are too small for all requests.
 
-    Some draft, some bring content to encode, some hold requests back and some have a KV connector;
-    plain: none does. windows: the sliding window of each KV-cache group, 0 for none; with more than
-    one group, or a window, there is no connector. multiples: as for `make_kv_cache`.
+    Some use drafts, encoder content, pauses, gates or a KV connector; plain: none does. windows:
+    the sliding window of each KV-cache group, 0 for none; with more than one group, or a window,
+    there is no connector. multiples: as for `make_kv_cache`.
     """
     rng = Random(seed)
     connected = not plain and keeps_cache and seed % 5 == 2 and not any(windows)
@@ -125,7 +125,7 @@ def random_program(
 
 
 def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> EngineCoreRequest:
-    """Return a request that is not too long; its prompt often shares a prefix with others'."""
+    """Return a request within the limits; prompts often share a prefix."""
     most = limits.max_model_len - 1
     if not limits.enable_chunked_prefill:
         most = min(most, limits.max_num_batched_tokens)
@@ -159,9 +159,9 @@ def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> Eng
 def random_content(
     rng: Random, num_tokens: int, limits: SchedulerLimits
 ) -> tuple[EncoderInput, ...]:
-    """Return content for a prompt of `num_tokens`, one of four kinds of equal size each time.
+    """Return content for a prompt of `num_tokens`, one of four items of equal size.
 
-    It is no more at once than `limits` allow; where they allow none, there is none.
+    Its size is within `limits`; if they allow no content, there is none.
     """
     most = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
     if not most:

@@ -1,6 +1,7 @@
-"""What is due to one request, computed alone, held against what a scheduler hands out for it.
+"""Compares the outputs of one request with those that it would get alone.
 
-Knows the request and the arithmetic of `dovetail_devkit.rows.model`; no plan, no other request.
+Uses the request and the arithmetic of `dovetail_devkit.rows.model`, but no plan and no other
+request.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class RequestLedger:
     """One request from its arrival to its end.
 
     asked: the request. due: the tokens that it must get, as if it were alone. reason, stop_reason:
-    how it must end. got: what it was given so far. prompt_positions: prompt tokens whose
-    log-probabilities it was given. failing: the message with which it must end, if it must fail.
+    the expected end. got: the tokens so far. prompt_positions: prompt tokens whose
+    log-probabilities it has received. failing: the message with which it must end, if it must fail.
     """
 
     def __init__(self, asked: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
@@ -33,67 +34,67 @@ class RequestLedger:
         self.stop_reason = self.due[-1] if stopped else None
 
     def take(self, tokens: Sequence[int], logprobs: LogprobColumns | None) -> None:
-        """Take new tokens, with their log-probabilities where they were requested."""
+        """Check new tokens, with their log-probabilities if requested."""
         name, num_got = self.asked.request_id, len(self.got)
-        expect(bool(tokens), f"{name} is listed with no new token")
+        expect(bool(tokens), f"{name} is listed without new tokens")
         want = self.due[num_got : num_got + len(tokens)]
         expect(
             list(tokens) == want,
-            f"{name} got {list(tokens)} after {num_got} tokens; alone it gets {want}",
+            f"{name} got {list(tokens)} after {num_got} tokens, but alone it gets {want}",
         )
         self.got.extend(tokens)
         asked = self.asked.sampling_params.logprobs
         if asked is None:
             expect(logprobs is None, f"{name} got log-probabilities that were not requested")
             return
-        expect(logprobs is not None, f"{name} asked for log-probabilities and got none")
+        expect(logprobs is not None, f"{name} requested log-probabilities but got none")
         if logprobs is not None:
             expect(
                 logprobs.token_ids[:: 1 + asked].tolist() == list(tokens),
-                f"{name} got log-probabilities of other tokens than its own",
+                f"{name} got log-probabilities of wrong tokens",
             )
 
     def take_prompt(self, logprobs: LogprobColumns) -> None:
-        """Take log-probabilities of further prompt tokens."""
+        """Check log-probabilities of further prompt tokens."""
         asked, name = self.asked.sampling_params.prompt_logprobs, self.asked.request_id
         expect(asked is not None, f"{name} got prompt log-probabilities that were not requested")
         self.prompt_positions.extend(logprobs.token_ids[:: 1 + (asked or 0)])
         want = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
         expect(
             self.prompt_positions == want,
-            f"{name} got log-probabilities of prompt tokens twice, with a gap or of others",
+            f"{name} got prompt log-probabilities twice, with a gap or of wrong tokens",
         )
 
     def begin(self, num_cached_tokens: int | None, *, caching: bool) -> None:
-        """Take what comes with the first tokens."""
+        """Check the values that come with the first tokens."""
         name, length = self.asked.request_id, len(self.asked.prompt_token_ids)
         if num_cached_tokens is None:
-            raise AssertionError(f"num_cached_tokens is due with the first tokens of {name}")
+            raise AssertionError(f"num_cached_tokens must come with the first tokens of {name}")
         most = length - 1 if caching else 0
         expect(
             0 <= num_cached_tokens <= most,
-            f"{num_cached_tokens} of {length} prompt tokens of {name} are said to be cached",
+            f"{num_cached_tokens} of {length} prompt tokens of {name} are reported as cached",
         )
         if self.asked.sampling_params.prompt_logprobs is not None:
             expect(
                 len(self.prompt_positions) == length - 1,
-                f"{name} begins before all log-probabilities of its prompt were given",
+                f"{name} got tokens before all its prompt log-probabilities",
             )
 
     def fail(self, message: str) -> None:
-        """Have the request end with an error, before it got anything."""
+        """Expect the request to end with an error before its first token."""
         self.failing = message
         self.due, self.reason, self.stop_reason = [], FinishReason.ERROR, None
 
     def close(self, ending: Finished) -> None:
-        """Take the end."""
+        """Check the end."""
         name = self.asked.request_id
         expect(ending.message == self.failing, f"{name} ends with the message {ending.message!r}")
         expect(self.got == self.due, f"{name} ended with {len(self.got)} of {len(self.due)} tokens")
         expect(
             (ending.reason, ending.stop_reason) == (self.reason, self.stop_reason),
             f"{name} ended by {ending.reason}, {ending.stop_reason!r}; "
-            f"{self.reason}, {self.stop_reason!r} is due",
+            f"expected {self.reason}, {self.stop_reason!r}",
         )
 
 

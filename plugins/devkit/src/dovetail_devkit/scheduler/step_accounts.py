@@ -1,6 +1,6 @@
-"""What a scheduler's plans say of its preemptions, held against what its statistics say.
+"""Compares a scheduler's statistics with the preemptions that its plans show.
 
-Reads plans only. A request that joins again has lost its row, and its tokens are computed again.
+Uses only plans. A request that joins again has lost its row, and its tokens are computed again.
 The counts are lower bounds: an eviction that no plan shows is not counted.
 """
 
@@ -21,11 +21,11 @@ _SUMS = (
     "num_evictions",
     "num_aborted",
 )
-"""Statistics that grow over a scheduler's life."""
+"""Statistics that never decrease."""
 
 
 class StepAccounts:
-    """Accounts of one scheduler's life, from its plans. idle: no request was ever added."""
+    """Counts of one scheduler, from its plans. idle: no request was ever added."""
 
     def __init__(self) -> None:
         self.idle = True
@@ -37,12 +37,12 @@ class StepAccounts:
         self._sums = (0,) * len(_SUMS)
 
     def add(self, request_id: str) -> None:
-        """Note a new request; its id may be that of one that has ended."""
+        """Record a new request; the id of an ended request may be reused."""
         self.idle = False
         self._reached.pop(request_id, None)
 
     def take(self, plan: SchedulerOutput) -> None:
-        """Note a plan."""
+        """Record a plan."""
         for request in plan.joins:
             name = self._names[request.row] = request.request_id
             self._num_rejoined += name in self._reached
@@ -55,7 +55,7 @@ class StepAccounts:
         self._out.append([self._names[row] for row in plan.rows])
 
     def settle(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Note the result of the oldest plan that is out: drafts that were wrong reach nowhere."""
+        """Record the result of the oldest plan in flight; rejected drafts do not count."""
         names = self._out.popleft()
         runs = zip(names, plan.num_drafts, result.num_sampled, strict=False)
         for name, num_drafts, num_sampled in runs:
@@ -63,27 +63,30 @@ class StepAccounts:
                 self._reached[name] -= 1 + num_drafts - num_sampled
 
     def check(self, stats: SchedulerStats) -> None:
-        """Hold statistics against the plans so far; raise AssertionError with what differs."""
+        """Compare statistics with the plans so far; raise AssertionError with the difference."""
         sums = tuple(getattr(stats, name) for name in _SUMS)
         for name, new, old in zip(_SUMS, sums, self._sums, strict=True):
-            expect(new >= old, f"the statistics say {name}={new} after {old}: a sum never shrinks")
+            expect(
+                new >= old,
+                f"the statistics have {name}={new} after {old}: a total must not decrease",
+            )
             expect(
                 not self.idle or not new,
-                f"the statistics say {name}={new} of a scheduler that had no request",
+                f"the statistics have {name}={new}, but the scheduler had no request",
             )
         expect(
             stats.prefix_hits <= stats.prefix_queries,
-            f"the statistics say prefix_hits={stats.prefix_hits}, more than "
+            f"the statistics have prefix_hits={stats.prefix_hits}, more than "
             f"prefix_queries={stats.prefix_queries}",
         )
         expect(
             stats.num_preemptions >= self._num_rejoined,
-            f"the statistics say num_preemptions={stats.num_preemptions}; {self._num_rejoined} "
-            "times a request has joined again",
+            f"the statistics have num_preemptions={stats.num_preemptions}; requests have rejoined "
+            f"{self._num_rejoined} times",
         )
         expect(
             stats.num_recomputed_tokens >= self._num_again,
-            f"the statistics say num_recomputed_tokens={stats.num_recomputed_tokens}; "
+            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; "
             f"{self._num_again} tokens were computed again",
         )
         self._sums = sums
@@ -94,14 +97,12 @@ def _check_blocks(stats: SchedulerStats) -> None:
     used, most = stats.num_used_blocks, stats.num_blocks
     for name in ("num_used_blocks", "num_cached_blocks"):
         count = getattr(stats, name)
-        expect(
-            0 <= count <= most, f"the statistics say {name}={count}, of num_blocks={most} blocks"
-        )
-    share = used / most if most else stats.kv_cache_usage  # 0: it does not count them
+        expect(0 <= count <= most, f"the statistics have {name}={count}, with num_blocks={most}")
+    share = used / most if most else stats.kv_cache_usage  # 0: the scheduler does not count them
     expect(
         abs(share - stats.kv_cache_usage) < 1e-9,
-        f"the statistics say kv_cache_usage={stats.kv_cache_usage}, and {used} of {most} blocks",
+        f"the statistics have kv_cache_usage={stats.kv_cache_usage}, but {used} of {most} blocks",
     )
     for name in ("schedule_ns", "update_ns"):
         time = getattr(stats, name)
-        expect(time >= 0, f"the statistics say {name}={time}: time runs backwards")
+        expect(time >= 0, f"the statistics have {name}={time}, less than before")

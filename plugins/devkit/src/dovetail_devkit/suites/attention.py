@@ -1,9 +1,9 @@
 """The conformance suite of the attention contract, for any backend on any device.
 
-`check_attention` holds a backend against a dense float64 reference over everything that it claims:
-dtypes, head sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims`). It
-sees a backend only through the contract: a cache is filled by the backend itself, and its layout
-stays opaque. torch is imported within functions: the core lives without it.
+`check_attention` compares a backend with a dense float64 reference for all its claims: dtypes, head
+sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims`). It uses only the
+contract: the backend fills the cache itself, and its layout is opaque. torch is imported within
+functions.
 
 Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of
 `AttentionCase.tolerance`.
@@ -47,7 +47,7 @@ _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody
 
 
 def check_attention(backend: type[AttentionBackend], device: torch.device) -> None:
-    """Check all that `backend` claims, on `device`; raise AssertionError with what differs."""
+    """Check all claims of `backend` on `device`; raise AssertionError with the first difference."""
     for case in attention_cases(backend, device):
         with suppress(NotHere):
             case.run()
@@ -71,10 +71,10 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
 
 
 def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
-    """Check that what is claimed is not refused, and that what is not claimed is."""
+    """Check that the backend accepts what it claims and refuses the rest."""
     capabilities = backend.capabilities
     unknown = capabilities.dtypes - TOLERANCES.keys()
-    expect(not unknown, f"no tolerance is stated for the claimed dtypes {sorted(unknown)}")
+    expect(not unknown, f"the suite has no tolerance for the claimed dtypes {sorted(unknown)}")
     for case in standard_cases(capabilities):
         if case.cache_dtype:  # a backend may refuse it for its device
             continue
@@ -83,7 +83,7 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
         expect(not reasons, f"{backend.name} refuses what it claims: {requirements}: {reasons}")
         for wrong in _requirements_beyond(capabilities, requirements):
             reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
-            expect(bool(reasons), f"{backend.name} takes what it does not claim: {wrong}")
+            expect(bool(reasons), f"{backend.name} accepts what it does not claim: {wrong}")
 
 
 def _requirements(
@@ -118,10 +118,10 @@ def _requirements_beyond(
 
 
 def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:
-    """Check one case, on `device`; raise AssertionError with what differs.
+    """Check one case on `device`; raise AssertionError with the first difference.
 
     Three steps over one cache: the contexts, the case's runs, and one more token of every row,
-    which reads what the runs have written. One more row is there that the runs leave out.
+    which reads what the runs have written. One further row is not part of the runs.
     """
     rows = AttentionRows(backend, case, device)
     contexts = [context for context, _ in case.runs]

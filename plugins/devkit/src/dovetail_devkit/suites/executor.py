@@ -1,6 +1,6 @@
 """The conformance suite of the executor contract, for any executor.
 
-It brings its own workers (`executor_workers`). Needs no model and no device.
+It has its own workers (`dovetail_devkit.executor.workers`). Needs no model and no device.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _START = [
 
 
 def check_executor(executor_cls: type[Executor]) -> None:
-    """Check an executor against its whole contract; raise AssertionError with the law broken."""
+    """Check an executor against its contract; raise AssertionError with the violated rule."""
     for case in executor_cases(executor_cls):
         with suppress(NotHere):
             case.run()
@@ -65,8 +65,8 @@ def check_executor(executor_cls: type[Executor]) -> None:
 
 def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
     """Yield the suite's cases, at one and at two steps at a time."""
-    yield Case(name="a model that cannot be loaded", run=partial(_check_unloadable, executor_cls))
-    yield Case(name="the end within a step", run=partial(_check_end, executor_cls))
+    yield Case(name="a model that fails to load", run=partial(_check_unloadable, executor_cls))
+    yield Case(name="shutdown during a step", run=partial(_check_end, executor_cls))
     if executor_cls.max_world_size > 1:
         yield Case(name="two workers", run=partial(_check_ranks, executor_cls))
         run = partial(check_transfers, executor_cls, start, make_plans())
@@ -95,13 +95,13 @@ def _check_with(
     with TemporaryDirectory() as folder:
         with judging("in the constructor"):
             executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
-        with judging(f"in {check.__name__}, asked to plan ahead: {ahead}"):
+        with judging(f"in {check.__name__}, with async scheduling: {ahead}"):
             try:
                 _check_depth(executor, ahead=ahead)
                 check(executor)
             finally:
                 executor.shutdown()
-            expect("shutdown" in read_log(Path(folder)), "after shutdown its worker lives on")
+            expect("shutdown" in read_log(Path(folder)), "the worker was not shut down")
 
 
 def _check_depth(executor: Executor, *, ahead: bool) -> None:
@@ -109,31 +109,33 @@ def _check_depth(executor: Executor, *, ahead: bool) -> None:
     expect(most in range(1, 5), f"max_concurrent_steps is {most}; it must be 1 to 4")
     expect(ahead or most == 1, f"max_concurrent_steps is {most} with async_scheduling=False")
     if ahead and most == 1:
-        raise NotHere("it does one step at a time only")
+        raise NotHere("it supports one step at a time only")
 
 
 def _check_unloadable(executor_cls: type[Executor]) -> None:
-    law = "the constructor passes on why a model cannot be loaded"
+    law = "the constructor must raise the worker's load error"
     with TemporaryDirectory() as folder:
         make = partial(_make, executor_cls, UnloadableWorker, Path(folder), ahead=False)
         expect_error(ModelError, make, law)
-        expect("shutdown" in read_log(Path(folder)), "a worker that failed to load lives on")
+        expect(
+            "shutdown" in read_log(Path(folder)), "a worker that failed to load was not shut down"
+        )
 
 
 def _check_end(executor_cls: type[Executor]) -> None:
-    """The end waits for what is being done: a worker is not shut down within a step."""
-    with judging("in the end"), TemporaryDirectory() as folder:
+    """Check that shutdown waits for the current step of the worker."""
+    with judging("in shutdown"), TemporaryDirectory() as folder:
         executor = _make(executor_cls, SlowWorker, Path(folder), ahead=True)
         start(executor)
         executor.execute_model(make_plans()[0])
         executor.shutdown()
         Event().wait(2 * SLOW_S)
         log = read_log(Path(folder))
-        expect(log[-1:] == ["shutdown"], f"a worker did {log}; the end comes last")
+        expect(log[-1:] == ["shutdown"], f"a worker did {log}; shutdown must come last")
 
 
 def _check_ranks(executor_cls: type[Executor]) -> None:
-    """Every rank does every step and every operation; answers come by rank."""
+    """Check that every rank runs every step and operation; results are ordered by rank."""
     with judging("with two workers"), TemporaryDirectory() as folder:
         model_dir = write_fake_config(Path(folder))
         executor = executor_cls(
@@ -143,9 +145,12 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
             _check_steps(executor)
             places = executor.collective_rpc("place")
             ranks = [(place["rank"], place["world_size"]) for place in places]
-            expect(ranks == [(0, 2), (1, 2)], f"the workers were told {ranks}; 0 and 1 of 2 is due")
+            expect(ranks == [(0, 2), (1, 2)], f"the workers got {ranks}; expected 0 and 1 of 2")
             meet = {place["rendezvous"] for place in places}
-            expect(len(meet) == 1 and "" not in meet, f"the workers are to meet at {meet}")
+            expect(
+                len(meet) == 1 and "" not in meet,
+                f"the workers got the rendezvous addresses {meet}",
+            )
             second = executor.collective_rpc("place", unique_reply_rank=1)
             expect(second == places[1], f"unique_reply_rank=1 returns {second}")
             law = "collective_rpc: an operation that fails on one rank"
@@ -154,7 +159,7 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
         finally:
             executor.shutdown()
         log = read_log(Path(folder))
-        expect(log == ["shutdown"] * 2, f"of two workers were shut down: {log}")
+        expect(log == ["shutdown"] * 2, f"not both workers were shut down: {log}")
 
 
 def _make(
@@ -165,7 +170,7 @@ def _make(
 
 
 def make_plans() -> list[SchedulerOutput]:
-    """Return eight plans with joins, pieces, decodes, leaves and an empty one, for two rows."""
+    """Return eight plans for two rows: joins, chunks, decodes, leaves and an empty plan."""
     builder = StepBuilder()
     plans = []
 
@@ -196,11 +201,13 @@ def make_plans() -> list[SchedulerOutput]:
 
 
 def start(executor: Executor) -> KVCacheConfig:
-    """Take an executor's workers through the rest of their start, as an engine does."""
+    """Complete the start of an executor's workers, as an engine does."""
     expect(executor.get_model_info().vocab_size == DEFAULT_VOCAB_SIZE, "get_model_info: vocab_size")
     specs = executor.get_kv_cache_specs()
     expect(isinstance(specs, list) and bool(specs), f"get_kv_cache_specs returns {specs!r}")
-    expect(executor.determine_available_memory() > 0, "determine_available_memory returns nothing")
+    expect(
+        executor.determine_available_memory() > 0, "determine_available_memory returned no value"
+    )
     groups = group_layers(
         specs,
         block_size=SMALL_ENGINE["block_size"],
@@ -247,14 +254,16 @@ def _calls(executor: Executor) -> list[str]:
 
 def _check_start(executor: Executor) -> None:
     calls = _calls(executor)
-    expect(calls == _START[:2], f"a new executor's worker has had {calls}; {_START[:2]} is due")
+    expect(
+        calls == _START[:2], f"a new executor's worker got the calls {calls}; expected {_START[:2]}"
+    )
     start(executor)
     calls = [name for name in _calls(executor) if name in _START]
-    expect(calls == _START, f"the worker was started by {calls}; {_START} is due")
+    expect(calls == _START, f"the worker was started with the calls {calls}; expected {_START}")
 
 
 def _check_steps(executor: Executor) -> None:
-    """Plans are executed in order, each sampled for once; results keep for any order of asking."""
+    """Check that plans run in order and are sampled once; results may be read in any order."""
     kv_cache = start(executor)
     want = _right_results(kv_cache)
     most = executor.max_concurrent_steps
@@ -270,67 +279,72 @@ def _check_steps(executor: Executor) -> None:
             expect(executed.result(RESULT_S) is None, "execute_model's result is not None")
             expect(executed.done() and sampled.done(), "done() is False after result()")
             again = sampled.result(RESULT_S)
-            expect(again in results, "result() gives something else when asked again")
+            expect(again in results, "a second call of result() returns something else")
         got += results
     for index, (result, right) in enumerate(zip(got, want, strict=True)):
-        expect(result == right, f"plan {index} gave {result}; {right} is right")
+        expect(result == right, f"plan {index} gave {result}; expected {right}")
     steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
     expect(
         steps == ["execute_model", "sample_tokens"] * len(plans),
-        f"the worker was called {steps}",
+        f"the worker got the calls {steps}",
     )
     threads = executor.collective_rpc("num_threads")
-    expect(threads == [1] * len(threads), f"steps came from {threads} threads; one is right")
+    expect(threads == [1] * len(threads), f"steps were called by {threads} threads; expected one")
 
 
 def _check_operations(executor: Executor) -> None:
     call = partial(executor.collective_rpc, "add", args=(2,), kwargs={"right": 3})
     got = call()
-    expect(got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; [5] is due")
+    expect(
+        got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; expected [5]"
+    )
     one = call(unique_reply_rank=0)
-    expect(one == 5, f"with unique_reply_rank=0 it returns {one}; 5 is due")
-    law = "collective_rpc: a rank that there is not"
+    expect(one == 5, f"with unique_reply_rank=0 it returns {one}; expected 5")
+    law = "collective_rpc with a rank that does not exist"
     expect_error(ContractError, partial(call, unique_reply_rank=len(got)), law)
     handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
     for handle, due in zip(handles[::-1], (one, got), strict=True):
-        expect(hasattr(handle, "result"), f"with non_block=True it returns {handle!r}, no handle")
+        expect(
+            hasattr(handle, "result"),
+            f"with non_block=True it returns {handle!r}; expected a handle",
+        )
         late = handle.result(RESULT_S)
-        expect(late == due and handle.done(), f"a handle's result is {late}; {due} is due")
+        expect(late == due and handle.done(), f"a handle's result is {late}; expected {due}")
     named = f"{count_calls.__module__}:{count_calls.__name__}"
     got = executor.collective_rpc(named, args=(10,))
-    expect(got == [12] * len(got), f"collective_rpc({named!r}) returns {got}; [12] is due")
+    expect(got == [12] * len(got), f"collective_rpc({named!r}) returns {got}; expected [12]")
     for name in ("no_such_operation", "calls", "no_such_module:f", "builtins:print", "os:system"):
-        law = f"collective_rpc({name!r}): no worker knows that operation"
+        law = f"collective_rpc({name!r}) of an unknown operation"
         expect_error(ContractError, partial(executor.collective_rpc, name), law)
-    law = "collective_rpc: an operation that fails"
+    law = "collective_rpc of an operation that fails"
     expect_error(ModelError, partial(executor.collective_rpc, "fail_on", args=(0,)), law)
     executor.check_health()
-    expect(_calls(executor) == _START[:2], "an operation has left a trace")
+    expect(_calls(executor) == _START[:2], "an operation changed the steps")
 
 
 def _check_callables(executor: Executor) -> None:
     call = partial(executor.collective_rpc, count_calls, args=(10,))
     if not executor.takes_callables:
-        expect_error(
-            ContractError, call, "collective_rpc of a callable that takes_callables denies"
-        )
+        expect_error(ContractError, call, "collective_rpc of a callable without takes_callables")
         return
     got = call()
-    expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; [12] is due")
+    expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; expected [12]")
 
 
 def _check_timeout(executor: Executor) -> None:
     expect_error(
         TimeoutError,
         lambda: executor.collective_rpc("dawdle", args=(0.3,), timeout=0.02),
-        "collective_rpc gives up after its timeout",
+        "collective_rpc after its timeout",
     )
     got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
-    expect(got == ["done"] * len(got), "a call after a timeout gets the answer of the one before")
+    expect(
+        got == ["done"] * len(got), "a call after a timeout gets the result of the previous call"
+    )
 
 
 def _check_failure(executor: Executor) -> None:
-    """A failing step raises, from the call or its handle; every later call: EngineDeadError."""
+    """Check that a failing step raises, and that every later call raises EngineDeadError."""
     start(executor)
     plans = make_plans()
     for plan in plans[:2]:
@@ -343,8 +357,8 @@ def _check_failure(executor: Executor) -> None:
         executed.result(RESULT_S)
         sampled.result(RESULT_S)
 
-    error = expect_error(Exception, fail, "a step whose worker fails must raise")
-    expect("on demand" in _told(error), f"the cause of a failure is lost: {error!r}")
+    error = expect_error(Exception, fail, "a step must raise if its worker fails")
+    expect("on request" in _told(error), f"the cause of a failure is lost: {error!r}")
     later: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("check_health", executor.check_health),
         ("execute_model", lambda: executor.execute_model(plans[3]).result(RESULT_S)),
@@ -356,7 +370,7 @@ def _check_failure(executor: Executor) -> None:
 
 
 def _told(error: BaseException | None) -> str:
-    """Return what an error and its causes say."""
+    """Return the messages of an error and its causes."""
     return "" if error is None else f"{error!r}\n{_told(error.__cause__)}"
 
 
@@ -383,6 +397,6 @@ _CHECKS: Mapping[str, Callable[[Executor], None]] = {
 }
 
 _LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
-    "steps of a worker that gives handles": (LateWorker, _check_steps),
-    "a failure that shows late": (LateFailingWorker, _check_failure),
+    "steps of a worker that returns handles": (LateWorker, _check_steps),
+    "a failure that is raised late": (LateFailingWorker, _check_failure),
 }

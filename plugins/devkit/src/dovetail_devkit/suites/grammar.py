@@ -1,6 +1,6 @@
 """The conformance suite of the grammar contract, for any backend.
 
-It walks through the backend's examples at random, by the bit masks alone.
+It walks through the backend's examples at random, using only the bit masks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def check_grammar(
     tokenizer: Tokenizer | None = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a backend against its whole contract; raise AssertionError with the rule broken.
+    """Check a backend against its contract; raise AssertionError with the violated rule.
 
-    tokenizer: None for one whose tokens are bytes. options: those to make the backend with.
+    tokenizer: None for a tokenizer of bytes. options: constructor options of the backend.
     """
     tokenizer = tokenizer or ByteTokenizer()
     end = tokenizer.eos_token_id
@@ -42,7 +42,7 @@ def check_grammar(
     )
     examples = backend_cls.examples
     expect(bool(examples), "examples is empty; give a text for the forms that requests use")
-    expect(examples.keys() <= backend_cls.forms, "examples has forms that `forms` lacks")
+    expect(examples.keys() <= backend_cls.forms, "examples has forms that are not in `forms`")
     backend = backend_cls(context)
     for form, text in examples.items():
         given = GrammarSpec(form=form, text=text, stop_token_ids=frozenset({end or 0}))
@@ -57,11 +57,11 @@ def _check_refusal(backend: GrammarBackend, end: int) -> None:
         backend.compile(given)
     except RequestError:
         return
-    expect(False, "compile takes a form that it does not know; it must raise RequestError")
+    expect(False, "compile accepts an unknown form; it must raise RequestError")
 
 
 class _Walk:
-    """One matcher, from its beginning to an end."""
+    """Walk one matcher from the start to an end."""
 
     def __init__(
         self, backend: GrammarBackend, given: GrammarSpec, vocab_size: int, random: Random
@@ -72,7 +72,7 @@ class _Walk:
         self._random = random
 
     def run(self) -> None:
-        """Walk; the other matcher stays at its beginning."""
+        """Walk; the other matcher stays at the start."""
         first = self._allowed(self._other)
         for _ in range(MAX_STEPS):
             allowed = self._allowed(self._matcher)
@@ -84,7 +84,7 @@ class _Walk:
                 break
             self._check_forbidden(allowed)
             token = self._random.choice(going_on)
-            expect(self._matcher.accept([token]) == 1, "accept refuses a token that is allowed")
+            expect(self._matcher.accept([token]) == 1, "accept refuses an allowed token")
             self._check_rollback(token, allowed)
         expect(self._allowed(self._other) == first, "two matchers of one text are not independent")
 
@@ -92,16 +92,21 @@ class _Walk:
         forbidden = sorted(set(range(self._vocab_size)) - allowed)
         if forbidden:
             token = self._random.choice(forbidden)
-            expect(self._matcher.accept([token]) == 0, "accept takes a token that is not allowed")
+            expect(self._matcher.accept([token]) == 0, "accept accepts a token that is not allowed")
             same = self._allowed(self._matcher) == allowed
-            expect(same, "a token that is not allowed changes what comes next")
+            expect(same, "a refused token changes the allowed tokens")
 
     def _check_rollback(self, token: int, before: set[int]) -> None:
         after = self._allowed(self._matcher)
         self._matcher.rollback(1)
-        expect(self._allowed(self._matcher) == before, "rollback does not go back")
+        expect(
+            self._allowed(self._matcher) == before, "rollback does not restore the allowed tokens"
+        )
         self._matcher.accept([token])
-        expect(self._allowed(self._matcher) == after, "the same token leads to something else")
+        expect(
+            self._allowed(self._matcher) == after,
+            "the same token leads to other allowed tokens after rollback",
+        )
 
     def _allowed(self, matcher: GrammarMatcher) -> set[int]:
         words = bytearray(4 * ((self._vocab_size + 31) // 32))

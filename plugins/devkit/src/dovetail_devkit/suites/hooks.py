@@ -1,4 +1,4 @@
-"""The conformance suite of the hooks contract, for any plugin of hooks. Needs no engine."""
+"""The conformance suite of the hooks contract, for any hooks plugin. Needs no engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NUM_STEPS = 100
 
 @judging("in the hooks suite")
 def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None = None) -> None:
-    """Take a plugin through an engine's life, and a command line's; raise AssertionError.
+    """Call the hooks of an engine's and a command's lifetime; raise AssertionError on errors.
 
-    options: those to make it with; None for none.
+    options: constructor options; None for none.
     """
     context = HooksContext(options=options or {})
     hooks = HookPlugins({"judged": hooks_cls(context)})
@@ -36,6 +36,6 @@ def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None 
         expect(config.model_dump() == before, "on_engine_start changes the configuration")
         for step_id in range(NUM_STEPS):
             hooks.notify("on_step", step=make_step(step_id, now_ns=step_id))
-        error = RequestError("refused, on demand", parameter="prompt")
+        error = RequestError("refused on request", parameter="prompt")
         hooks.notify("on_request_error", request_id="a", error=error)
         hooks.notify("on_engine_stop")

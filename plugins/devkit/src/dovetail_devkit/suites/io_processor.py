@@ -30,7 +30,7 @@ def check_io_processor(
 ) -> None:
     """Check a processor against its contract, on its `example_data`; raise AssertionError.
 
-    options: those to make it with; None for none.
+    options: constructor options; None for none.
     """
     with TemporaryDirectory() as folder:
         config = make_config(write_fake_config(Path(folder)))
@@ -44,13 +44,13 @@ def check_io_processor(
         processor = processor_cls(context)
         _check_prompts(processor)
         _check_results(processor)
-        law = "data that is of no form at all is refused"
+        law = "invalid data must be refused"
         unfit = IORequest(data=object())
         expect_error(RequestError, lambda: processor.pre_process(unfit), law)
 
 
 def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
-    """Return an answer a prompt, "answer 0" and so on; that of place `failing` is an error."""
+    """Return one answer per prompt, "answer 0" and so on; number `failing` is an error."""
     return [
         RequestOutput(
             request_id=str(place),
@@ -59,7 +59,7 @@ def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
             outputs=[] if place == failing else [_completion(place)],
             finished=True,
             metrics=RequestMetrics(arrival_ns=0),
-            error="refused, on demand" if place == failing else None,
+            error="refused on request" if place == failing else None,
         )
         for place in range(len(batch.prompts))
     ]
@@ -78,20 +78,20 @@ def _example(processor: IOProcessor) -> IORequest:
 def _check_prompts(processor: IOProcessor) -> None:
     request = _example(processor)
     batch = processor.pre_process(request)
-    expect(isinstance(batch, IOBatch), f"pre_process returns {batch!r:.100}; an IOBatch is due")
-    expect(bool(batch.prompts), "example_data gives no prompt")
+    expect(isinstance(batch, IOBatch), f"pre_process returns {batch!r:.100}; expected an IOBatch")
+    expect(bool(batch.prompts), "pre_process of example_data returns no prompt")
     for place, one in enumerate(batch.prompts):
-        expect(isinstance(one, IOPrompt), f"prompt {place} is {one!r:.100}; an IOPrompt is due")
+        expect(isinstance(one, IOPrompt), f"prompt {place} is {one!r:.100}; expected an IOPrompt")
         params = one.sampling_params
         good = params is None or isinstance(params, SamplingParams)
         expect(good, f"prompt {place} has sampling_params={params!r:.100}")
     expect(request.data == processor.example_data, "pre_process changes the data")
     again = processor.pre_process(_example(processor))
-    expect(again.prompts == batch.prompts, "the same data gives other prompts the second time")
+    expect(again.prompts == batch.prompts, "pre_process returns other prompts for the same data")
 
 
 def _check_results(processor: IOProcessor) -> None:
-    """Results do not depend on calls in between; outputs stay as they are."""
+    """Check that results do not depend on other calls, and that outputs are unchanged."""
 
     def result(batch: IOBatch, failing: int) -> IOResult:
         outputs = make_outputs(batch, failing=failing)
@@ -106,5 +106,5 @@ def _check_results(processor: IOProcessor) -> None:
     first, second = (processor.pre_process(_example(processor)) for _ in range(2))
     bad, good = finish(result(second, 0)), finish(result(first, -1))
     alone = finish(result(processor.pre_process(_example(processor)), -1))
-    expect(good == alone, "what a call gives depends on the calls before it")
-    expect(bad != good, "a prompt that failed cannot be told from one that did not")
+    expect(good == alone, "the result of a call depends on earlier calls")
+    expect(bad != good, "the result is the same for a failed and a successful prompt")

@@ -1,8 +1,8 @@
 """The conformance suite of the KV connector contract, for any connector.
 
-It plays scheduler and worker around a small cache of random bytes: blocks are stored, spoilt and
-loaded into other blocks, several transfers at a time, and every byte of the cache is held against a
-copy. What passes between the sides passes as bytes only. torch is imported within functions.
+It plays scheduler and worker around a small cache of random bytes: blocks are stored, overwritten
+and loaded into other blocks, several transfers at a time, and every byte of the cache is compared
+with a copy. The sides exchange only bytes. torch is imported within functions.
 Legend: N blocks, P bytes of a page.
 """
 
@@ -30,7 +30,7 @@ NUM_BLOCKS = 13
 NUM_LAYERS = 3
 NUM_ROUNDS = 30
 MAX_STEPS = 2000
-"""Steps, with a millisecond between them, in which every transfer has to end."""
+"""Number of steps, one millisecond apart, in which every transfer must end."""
 
 _SPEC = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=3, dtype="float32")
 
@@ -42,9 +42,9 @@ def check_kv_connector(
     *,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a connector against its whole contract; raise AssertionError with the law broken.
+    """Check a connector against its contract; raise AssertionError with the violated rule.
 
-    options: those to make it with; None for none.
+    options: constructor options; None for none.
     """
     run_all(kv_connector_cases(connector_cls, device, options=options))
 
@@ -55,14 +55,14 @@ def kv_connector_cases(
     *,
     options: Mapping[str, object] | None = None,
 ) -> Iterator[Case]:
-    """Yield the cases of the suite; each makes a pair of sides of its own."""
+    """Yield the cases of the suite; each makes a new pair of sides."""
     checks = {
-        "nothing to do": _check_idle,
-        "a block comes back": _check_round_trip,
-        "what is stored is the content after the plan": _check_late_content,
+        "no transfers": _check_idle,
+        "a stored block is loaded": _check_round_trip,
+        "a store copies the content after the forward pass": _check_late_content,
         "a load that fails": _check_failure,
         "many transfers": _check_program,
-        "the end, twice": _check_end,
+        "shutdown, twice": _check_end,
     }
     for name, check in checks.items():
         yield Case(name=name, run=partial(_run, connector_cls, device, options or {}, check))
@@ -83,7 +83,7 @@ def _run(
 
 
 class _Rig:
-    """Both sides of one connector around a cache, and a copy of what has to stand in it."""
+    """Both sides of one connector around a cache, and a copy of its expected content."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class _Rig:
         self._name = uuid4().bytes
 
     def key(self, number: int) -> bytes:
-        """Return a key of 32 bytes that no other run uses: a connector may remember for ever."""
+        """Return a key of 32 bytes that no other run uses: a connector may keep keys forever."""
         return self._name + number.to_bytes(16, "big")
 
     def transfer(self, keys: Sequence[bytes], blocks: Sequence[int]) -> KVTransfer:
-        """Return a transfer under a number of its own."""
+        """Return a transfer with a new number."""
         self._num_transfers += 1
         return KVTransfer(
             transfer_id=self._num_transfers,
@@ -132,10 +132,10 @@ class _Rig:
         )
 
     def store(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
-        """Ask for a store; return whether it will be done."""
+        """Request a store; return whether the connector accepts it."""
         transfer = self.transfer(keys, blocks)
         taken = self.scheduler.store(transfer)
-        expect(isinstance(taken, bool), f"store returns {taken!r}; True or False is due")
+        expect(isinstance(taken, bool), f"store returns {taken!r}; expected True or False")
         if taken:
             self.open[transfer.transfer_id] = transfer
             for key, block in zip(keys, blocks, strict=True):
@@ -143,10 +143,10 @@ class _Rig:
         return taken
 
     def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
-        """Ask for a load; return whether it takes longer than its plan."""
+        """Request a load; return whether it takes longer than its plan."""
         transfer = self.transfer(keys, blocks)
         waits = self.scheduler.load(transfer)
-        expect(isinstance(waits, bool), f"load returns {waits!r}; True or False is due")
+        expect(isinstance(waits, bool), f"load returns {waits!r}; expected True or False")
         self.open[transfer.transfer_id] = transfer
         for key, block in zip(keys, blocks, strict=True):
             if key in self.kept:
@@ -154,24 +154,24 @@ class _Rig:
         return waits
 
     def content(self, block: int) -> list[torch.Tensor]:
-        """Return what has to stand in a block."""
+        """Return the expected content of a block."""
         return [pages_NP[block].clone() for pages_NP in self.due]
 
     def put(self, block: int, pages: Sequence[torch.Tensor], *, in_cache: bool = True) -> None:
-        """Say what has to stand in a block; write it, too, unless the connector has to."""
+        """Set the expected content of a block; also write it, unless the connector must."""
         for due_NP, cache_NP, page_P in zip(self.due, self.cache, pages, strict=True):
             due_NP[block] = page_P
             if in_cache:
                 cache_NP[block] = page_P.to(cache_NP.device)
 
     def spoil(self, block: int) -> None:
-        """Write other bytes to a block, as a forward pass does to what it is given."""
+        """Write other bytes to a block, as a forward pass does."""
         self.put(block, [255 - page_P for page_P in self.content(block)])
 
     def step(
         self, *, forward: Sequence[tuple[int, list[torch.Tensor]]] = ()
     ) -> dict[int, tuple[int, ...]]:
-        """Go through a step; return what has ended, by number, with the blocks that failed.
+        """Run a step; return the ended transfers by number, with the blocks that failed.
 
         forward: blocks and what the forward pass writes to them.
         """
@@ -181,21 +181,27 @@ class _Rig:
         for block, pages in forward:
             self.put(block, pages)
         answer = self.worker.finish()
-        expect(isinstance(answer, bytes), f"finish returns {answer!r:.80}; bytes are due")
+        expect(isinstance(answer, bytes), f"finish returns {answer!r:.80}; expected bytes")
         outcome = self.scheduler.update(answer)
         ended: dict[int, tuple[int, ...]] = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
-        expect(len(ended) == len(outcome.done) + len(outcome.failed), "a transfer ended twice")
+        expect(
+            len(ended) == len(outcome.done) + len(outcome.failed),
+            "a transfer was reported as ended twice",
+        )
         for number, failed in ended.items():
-            expect(number in self.open, f"transfer {number} ended, but it is not under way")
+            expect(
+                number in self.open, f"transfer {number} was reported as ended, but is not active"
+            )
             blocks = self.open.pop(number).block_ids
             expect(
-                set(failed) <= set(blocks), f"transfer {number}: blocks {failed} are not its own"
+                set(failed) <= set(blocks),
+                f"transfer {number}: the failed blocks {failed} are not part of it",
             )
-            expect(number in outcome.done or bool(failed), "a failure names no block")
+            expect(number in outcome.done or bool(failed), "a failed transfer lists no block")
         return ended
 
     def settle(self) -> dict[int, tuple[int, ...]]:
-        """Step until every transfer has ended; return how."""
+        """Step until every transfer has ended; return the results."""
         ended, moment = self.step(), Event()
         for _ in range(MAX_STEPS):
             if not self.open:
@@ -205,23 +211,23 @@ class _Rig:
         raise AssertionError(f"transfers {sorted(self.open)} have not ended in {MAX_STEPS} steps")
 
     def check_cache(self, what: str) -> None:
-        """Raise AssertionError unless every byte of the cache is what it has to be."""
+        """Raise AssertionError unless every byte of the cache is as expected."""
         for buffer, (cache_NP, due_NP) in enumerate(zip(self.cache, self.due, strict=True)):
             wrong = (cache_NP.to("cpu") != due_NP).any(1).nonzero().flatten().tolist()
-            expect(not wrong, f"{what}: in buffer {buffer}, blocks {wrong} are not what is due")
+            expect(not wrong, f"{what}: in buffer {buffer}, blocks {wrong} have wrong content")
 
     def end(self) -> None:
-        """End both sides, twice."""
+        """Shut both sides down, twice."""
         for side in (self.scheduler, self.worker) * 2:
             side.shutdown()
 
 
 def _check_idle(rig: _Rig) -> None:
-    expect(list(rig.scheduler.has([])) == [], "has of no keys is not empty")
+    expect(list(rig.scheduler.has([])) == [], "has([]) is not empty")
     for _ in range(3):
         there = list(rig.scheduler.has([rig.key(1), rig.key(2)]))
-        expect(there == [False, False], f"has says {there} of keys that were never stored")
-        expect(not rig.step(), "a transfer ended that nobody asked for")
+        expect(there == [False, False], f"has returns {there} for keys that were never stored")
+        expect(not rig.step(), "a transfer ended that was not requested")
     rig.check_cache("without any transfer")
 
 
@@ -231,14 +237,14 @@ def _check_round_trip(rig: _Rig) -> None:
     expect(rig.store(keys, stored), "an empty store refuses three blocks")
     rig.settle()
     there = list(rig.scheduler.has([*keys, rig.key(9)]))
-    expect(there == [True] * 3 + [False], f"after a store, has says {there}")
+    expect(there == [True] * 3 + [False], f"after a store, has returns {there}")
     for block in stored:
         rig.spoil(block)
     if rig.load(keys[::-1], target):
         rig.settle()
     else:
         rig.worker.begin(rig.scheduler.take_instructions())
-        rig.check_cache("a load that does not take has ended when begin returns")
+        rig.check_cache("a synchronous load must have ended when begin returns")
         rig.open.clear()
     rig.check_cache("after a load")
 
@@ -253,7 +259,7 @@ def _check_late_content(rig: _Rig) -> None:
     rig.spoil(4)
     rig.load([rig.key(1)], [6])
     rig.settle()
-    rig.check_cache("after a load of what the plan of its store has written")
+    rig.check_cache("after a load of content that the plan of its store wrote")
 
 
 def _check_failure(rig: _Rig) -> None:
@@ -262,10 +268,10 @@ def _check_failure(rig: _Rig) -> None:
     rig.load([rig.key(1), rig.key(2)], [7, 9])
     ended = rig.settle()
     failed = [tuple(blocks) for blocks in ended.values() if blocks]
-    expect(failed == [(9,)], f"of blocks 7 and 9, only 9 cannot be loaded; failed are {failed}")
+    expect(failed == [(9,)], f"of blocks 7 and 9 only 9 cannot be loaded, but {failed} failed")
     for due_NP, cache_NP in zip(rig.due, rig.cache, strict=True):
-        due_NP[9] = cache_NP[9].to("cpu")  # what stands in it is undefined
-    rig.check_cache("after a load that failed in part")
+        due_NP[9] = cache_NP[9].to("cpu")  # its content is undefined
+    rig.check_cache("after a load that failed partly")
 
 
 def _check_program(rig: _Rig) -> None:
@@ -279,8 +285,8 @@ def _check_program(rig: _Rig) -> None:
         if wanted:
             rig.load(wanted, blocks[3 : 3 + len(wanted)])
         ended = rig.settle()
-        expect(not any(ended.values()), f"round {number}: {ended}: known keys do not load")
-        expect(not rig.step(), f"round {number}: a transfer ended that nobody asked for")
+        expect(not any(ended.values()), f"round {number}: {ended}: stored keys do not load")
+        expect(not rig.step(), f"round {number}: a transfer ended that was not requested")
         rig.check_cache(f"round {number}")
         rig.spoil(rig.random.choice(blocks))
 
@@ -289,4 +295,4 @@ def _check_end(rig: _Rig) -> None:
     rig.store([rig.key(1)], [4])
     rig.step()
     rig.end()
-    rig.check_cache("after the end")
+    rig.check_cache("after shutdown")

@@ -1,7 +1,7 @@
 """The conformance suite of the linear method contract, for any method on any device.
 
-Layers of several shapes, alone and fused, with and without bias, against float64. The suite fills
-the parameters that `create` registers; a method that keeps other forms brings its own `fill`.
+Compares layers of several shapes, single and fused, with and without bias, with float64. The suite
+fills the parameters that `create` registers; a method with other parameters provides `fill`.
 torch is imported within functions.
 
 Legend: T tokens, I input features, O output features of all parts.
@@ -37,7 +37,7 @@ def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor
 
     parameters = dict(layer.named_parameters(recurse=False))
     want = {"weight"} if bias_O is None else {"weight", "bias"}
-    expect(set(parameters) == want, f"create registers {sorted(parameters)}; {want} is due")
+    expect(set(parameters) == want, f"create registers {sorted(parameters)}; expected {want}")
     with torch.no_grad():
         parameters["weight"].copy_(weight_OI)
         if bias_O is not None:
@@ -53,10 +53,10 @@ def check_linear_method(
     fill: Fill = fill_plainly,
     slack: float = SLACK,
 ) -> None:
-    """Check a linear method on `device`; raise AssertionError with what differs.
+    """Check a linear method on `device`; raise AssertionError with the first difference.
 
-    dtypes: those to be tried; () for all that the method takes. fill: how its parameters are
-    filled. slack: factor on the tolerances of `comparison`, to which the method's own error comes.
+    dtypes: dtypes to test; () for all that the method supports. fill: fills its parameters. slack:
+    factor on the tolerances of `comparison`, for the method's own error.
     """
     run_all(linear_method_cases(method_cls, device, dtypes=dtypes, fill=fill, slack=slack))
 
@@ -69,7 +69,7 @@ def linear_method_cases(
     fill: Fill = fill_plainly,
     slack: float = SLACK,
 ) -> Iterator[Case]:
-    """Yield the suite's cases, one a dtype; the arguments are those of `check_linear_method`."""
+    """Yield the suite's cases, one per dtype; the arguments are those of `check_linear_method`."""
 
     def check_layers(dtype: str) -> None:
         types = method_cls.device_types
@@ -81,7 +81,7 @@ def linear_method_cases(
             for seed, (in_features, parts) in enumerate(_SHAPES * 2)
         ]
         allowed = slack + method_cls.error / TOLERANCES[dtype]
-        # All are made before any is applied: one instance serves a whole model.
+        # All layers are made before any is applied: one instance serves a whole model.
         for layer in layers:
             layer.check(allowed)
         for layer in layers[::-1]:
@@ -92,7 +92,7 @@ def linear_method_cases(
 
 
 class _Layer:
-    """One layer: made, filled and packed."""
+    """One layer, created, filled and packed."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Layer:
         method.pack(self._module)
 
     def check(self, slack: float) -> None:
-        """Apply the layer to several inputs and compare."""
+        """Apply the layer to several inputs and compare the results."""
         import torch
 
         for num_tokens in _NUM_TOKENS:

@@ -1,7 +1,7 @@
 """The conformance suite of the logits processor contract, for any processor.
 
-It plays random rows through it and compares what a row gets alone, among others, on another row and
-after a preemption: all of that must be the same, bit for bit.
+It runs random rows and compares a row's logits alone, beside other rows, on another row and after a
+preemption: they must be equal, bit for bit.
 Legend: S rows of the step, V vocabulary, R rows that take part.
 """
 
@@ -24,7 +24,7 @@ VOCAB_SIZE = 61
 NUM_ROWS = 6
 NUM_STEPS = 24
 SMALL_ALPHABET = 5
-"""Rows draw from few tokens, so that whatever looks back finds something."""
+"""Rows draw from few tokens, so that processors that look back find repetitions."""
 
 
 @judging("in the logits processor suite")
@@ -34,16 +34,16 @@ def check_logits_processor(
     *,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a processor against its whole contract; raise AssertionError with the law broken.
+    """Check a processor against its contract; raise AssertionError with the violated rule.
 
-    options: those to make it with; None for none.
+    options: constructor options; None for none.
     """
     context = LogitsProcessorContext(
         vocab_size=VOCAB_SIZE, max_num_seqs=NUM_ROWS, device=device, options=options or {}
     )
     asking = SamplingParams(extra_args=processor_cls.example_args)
     for params in (asking, SamplingParams()):
-        expect(processor_cls.check_params(params) is None, "check_params returns something")
+        expect(processor_cls.check_params(params) is None, "check_params must return None")
     _check_join(processor_cls(context), asking)
     _check_rows(processor_cls(context), device, asking)
     _check_fresh_starts(processor_cls, context, asking)
@@ -67,17 +67,17 @@ def _new_request(
 
 def _check_join(processor: LogitsProcessor, asking: SamplingParams) -> None:
     for row in range(NUM_ROWS):
-        processor.leave(row)  # nobody has it
+        processor.leave(row)  # no request has it
     found = processor.join(_new_request(0, [1, 2, 3], 3, asking))
     expect(found is True, f"join returns {found!r} for example_args; they must take part")
     found = processor.join(_new_request(1, [1, 2, 3], 3, SamplingParams()))
-    expect(isinstance(found, bool), f"join returns {found!r}; True or False is due")
+    expect(isinstance(found, bool), f"join returns {found!r}; expected True or False")
     processor.leave(0)
     processor.leave(0)
 
 
 def _random_logits(random: Random, num_rows: int, device: torch.device) -> torch.Tensor:
-    """Return float32 logits, coarse ones, of which some are -inf."""
+    """Return coarse float32 logits, some of them -inf."""
     import torch
 
     numbers = [
@@ -91,24 +91,24 @@ def _random_logits(random: Random, num_rows: int, device: torch.device) -> torch
 
 
 def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> None:
-    """Hold what `apply` returned against what it was given. apart: rows that take no part."""
+    """Compare the result of `apply` with its input. apart: rows that do not take part."""
     import torch
 
     expect(isinstance(after_SV, torch.Tensor), f"apply returns a {type(after_SV).__name__}")
     for name in ("shape", "dtype", "device"):
         old, new = getattr(before_SV, name), getattr(after_SV, name)
-        expect(old == new, f"apply returns logits of {name} {new}; {old} is due")
+        expect(old == new, f"apply returns logits of {name} {new}; expected {old}")
     expect(not bool(after_SV.isnan().any()), "apply makes NaN")
     same = torch.equal(before_SV[apart], after_SV[apart])
-    expect(same, "apply changes the logits of a row that takes no part")
+    expect(same, "apply changes the logits of a row that does not take part")
     banned = before_SV == -torch.inf
-    expect(bool((after_SV[banned] == -torch.inf).all()), "apply makes -inf possible again")
+    expect(bool((after_SV[banned] == -torch.inf).all()), "apply changes a logit of -inf")
     dead = (after_SV == -torch.inf).all(-1) & ~banned.all(-1)
     expect(not bool(dead.any()), "apply leaves a row without any finite logit")
 
 
 def _check_rows(processor: LogitsProcessor, device: torch.device, asking: SamplingParams) -> None:
-    """Play all rows, of which every third asks for nothing."""
+    """Run all rows; every third one does not use the processor."""
     import torch
 
     random = Random(5)
@@ -127,12 +127,12 @@ def _check_rows(processor: LogitsProcessor, device: torch.device, asking: Sampli
         after_SV = processor.apply(before_SV.clone(), rows)
         _check_result(before_SV, after_SV, [i for i, r in enumerate(rows) if r not in taking])
         again_SV = processor.apply(before_SV.clone(), rows)
-        expect(torch.equal(after_SV, again_SV), "apply gives something else before accept")
+        expect(torch.equal(after_SV, again_SV), "a second apply before accept returns other logits")
         for place, row in enumerate(rows):
             if row in taking:
                 alone_1V = processor.apply(before_SV[place : place + 1].clone(), [row])
                 same = torch.equal(alone_1V[0], after_SV[place])
-                expect(same, "what a row gets depends on its batch mates")
+                expect(same, "a row's logits depend on other rows of the batch")
         tokens = [random.randrange(SMALL_ALPHABET) for _ in parts]
         processor.accept(parts, torch.tensor(tokens, dtype=torch.int64, device=device))
     _check_leaving(processor, taking, device)
@@ -150,7 +150,7 @@ def _check_leaving(processor: LogitsProcessor, taking: list[int], device: torch.
 def _check_fresh_starts(
     processor_cls: type[LogitsProcessor], context: LogitsProcessorContext, asking: SamplingParams
 ) -> None:
-    """A row that was played, one that began later with the same tokens, and a reused row agree."""
+    """Check that a row, a later row with the same tokens and a reused row get equal logits."""
     import torch
 
     random = Random(7)
@@ -164,7 +164,7 @@ def _check_fresh_starts(
         want_1V = played.apply(before_1V.clone(), [0])
         resumed.join(_new_request(3, tokens, 4, asking))
         got_1V = resumed.apply(before_1V.clone(), [3])
-        law = "a row that joins with all its tokens gets what it got before it was preempted"
+        law = "a row that rejoins after a preemption gets other logits than before"
         expect(torch.equal(got_1V, want_1V), law)
         tokens = [*tokens, token]
         played.accept([0], torch.tensor([token], dtype=torch.int64, device=context.device))

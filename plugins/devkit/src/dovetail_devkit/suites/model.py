@@ -1,9 +1,9 @@
 """The conformance suite of the model contract, for any architecture at a small size.
 
-A model is held against itself over a dense attention context of the suite's own: causality, prompts
-in pieces, sequences side by side, positions and the last norm (`dovetail_devkit.model.structure`).
-Whether it computes what its paper says only another implementation tells: give it as `reference`.
-Imports torch: only who tests models imports this module.
+A model is compared with itself over the suite's dense attention context: causality, prompts in
+chunks, sequences side by side, positions and the final norm (`dovetail_devkit.model.structure`).
+Whether it implements its paper only a comparison with another implementation shows: `reference`.
+Imports torch, so import this module only to test models.
 
 Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q queries, L positions.
 """
@@ -37,7 +37,7 @@ from dovetail_devkit.suites.attention import reference_attention
 TOLERANCE = 1e-4
 NUM_TOKENS = 12
 _POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-"""Fields of config.json that say how many positions a model has."""
+"""Fields of config.json for the number of positions."""
 
 Fill = Callable[[Any], None]
 """Load a model's weights and pack them; the same each time."""
@@ -48,10 +48,10 @@ model, whose weights another implementation may take over by their names."""
 
 
 class DenseAttention:
-    """Attention over whole sequences, which it keeps by layer. Implements `AttentionContext`.
+    """Attention over complete sequences, kept by layer. Implements `AttentionContext`.
 
-    calls: layer indices in the order in which the model asked. needed: int64; the tokens that are
-    needed after the last layer has attended, None for all.
+    calls: layer indices in the order of the model's calls. needed: int64; the tokens that are
+    needed after attention of the last layer, None for all.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DenseAttention:
         self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Say which sequences the next forward pass runs, and how many tokens of each."""
+        """Set the sequences of the next forward pass, and the number of tokens of each."""
         self._runs = list(runs)
         self.calls = []
 
@@ -79,9 +79,15 @@ class DenseAttention:
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         total = sum(count for _, count in self._runs)
         lengths = {len(x) for x in (q_THD, k_TKD, v_TKD)}
-        expect(lengths == {total}, f"layer {index} attends for {lengths} tokens, of {total}")
+        expect(
+            lengths == {total},
+            f"layer {index} passes {lengths} tokens to attention; expected {total}",
+        )
         expect(k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values differ in shape")
-        expect(q_THD.shape[1] % k_TKD.shape[1] == 0, f"layer {index}: heads do not divide evenly")
+        expect(
+            q_THD.shape[1] % k_TKD.shape[1] == 0,
+            f"layer {index}: query heads are not a multiple of key-value heads",
+        )
         pieces, end = [], 0
         for sequence, count in self._runs:
             start, end = end, end + count
@@ -91,7 +97,7 @@ class DenseAttention:
         return torch.cat(pieces).to(q_THD.dtype)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows that the suite has asked for."""
+        """Return the rows that the suite needs."""
         return x_TD if self.needed is None else x_TD.index_select(0, self.needed)
 
     def _attend(
@@ -117,11 +123,11 @@ def check_model(
     tolerance: float = TOLERANCE,
     reference: Reference | None = None,
 ) -> None:
-    """Check an architecture against the model contract; raise AssertionError with the law broken.
+    """Check an architecture against its contract; raise AssertionError with the violated rule.
 
     context: of a small config.json, with max_model_len ≥ 16. fill: load and pack the weights.
-    tolerance: by how much a logit may differ between two ways to compute it. reference: another
-    implementation, to hold the logits of a prompt against; None for none.
+    tolerance: largest difference of a logit between two ways to compute it. reference: another
+    implementation to compare the logits of a prompt with; None for none.
     """
     cases = model_cases(model_cls, context, fill=fill, tolerance=tolerance, reference=reference)
     for case in cases:
@@ -160,7 +166,7 @@ def model_cases(
 
 
 def _with_all_positions(context: ModelContext) -> ModelContext:
-    """Return the context of a model that has as many positions as may be asked of it, no more."""
+    """Return the context of a model whose number of positions is max_model_len."""
     names = [name for name in _POSITION_COUNTS if name in context.hf_config]
     counts = dict.fromkeys(names, context.max_model_len)
     return replace(context, hf_config={**context.hf_config, **counts})
@@ -169,7 +175,7 @@ def _with_all_positions(context: ModelContext) -> ModelContext:
 def _check_declarations(model_cls: type[Any]) -> None:
     names = model_cls.architectures
     good = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-    expect(good and bool(names), f"architectures is {names!r}; a tuple of names is due")
+    expect(good and bool(names), f"architectures is {names!r}; expected a tuple of names")
 
 
 def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
@@ -178,7 +184,7 @@ def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) 
         if value is None:
             del config["vocab_size"]
         wrong = replace(context, hf_config=config)
-        law = f"config.json with vocab_size={value!r} is refused"
+        law = f"config.json with vocab_size={value!r} must be refused"
         error = expect_error(ModelError, partial(make, wrong), law)
         expect("vocab_size" in str(error), f"ModelError must name the field: {error}")
 
@@ -203,14 +209,14 @@ class _Bench:
         return [self._logits(DenseAttention(), [(0, ids, 0)]) for ids in self._ids]
 
     def check_alone(self) -> None:
-        """Hold that logits are numbers that depend on the tokens."""
+        """Check that logits are finite and depend on the tokens."""
         for logits in self._alone:
             expect(bool(logits.isfinite().all()), "logits are not finite")
         spread = float((self._alone[0][0] - self._alone[0][-1]).abs().max())
         expect(spread > 10 * self._tolerance, "logits do not depend on the tokens")
 
     def check_pieces(self) -> None:
-        """Hold a sequence in pieces against the whole one."""
+        """Compare a sequence in chunks with the whole sequence."""
         for pieces in ((5, 1, 6), (1,) * NUM_TOKENS):
             attention, parts, start = DenseAttention(), [], 0
             for count in pieces:
@@ -220,13 +226,13 @@ class _Bench:
             self._compare(torch.cat(parts), self._alone[0], f"in pieces of {pieces}")
 
     def check_neighbours(self) -> None:
-        """Hold two sequences side by side against each alone."""
+        """Compare two sequences in one step with each alone."""
         runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
         both = self._logits(DenseAttention(), runs)
         self._compare(both, torch.cat(self._alone), "side by side")
 
     def check_causality(self) -> None:
-        """Hold that a token changes no logits before it, and its own."""
+        """Check that a token changes its own logits, but none before it."""
         alone = self._alone[0]
         changed = self._ids[0].clone()
         changed[-1] = (changed[-1] + 1) % self._vocab_size
@@ -236,7 +242,7 @@ class _Bench:
         expect(moved > self._tolerance, "the last token's logits do not depend on it")
 
     def check_narrowed(self) -> None:
-        """Hold the tokens that are still needed, where a model asks which, against all."""
+        """Compare needed tokens with all tokens, for models that skip the others."""
         attention = DenseAttention()
         attention.needed = torch.tensor([2, NUM_TOKENS - 1], device=self._context.device)
         attention.begin([(0, NUM_TOKENS)])
@@ -249,10 +255,10 @@ class _Bench:
         self._compare(logits_SV, attention.narrow(self._alone[0]), "of two tokens that are needed")
 
     def check_positions(self) -> None:
-        """Hold that positions reach the logits, each its own."""
+        """Check that each position affects the logits."""
         ids, alone = self._ids[0], self._alone[0]
         if lacks(self._model, POSITIONS):
-            raise NotHere("it declares that it lacks positions")
+            raise NotHere("the model declares that it lacks positions")
         backwards = torch.arange(NUM_TOKENS - 1, -1, -1)
         logits = self._logits(DenseAttention(), [(0, ids, 0)], positions=backwards)
         moved = float((logits - alone).abs().max())
@@ -263,7 +269,7 @@ class _Bench:
         )
 
     def check_all_positions(self) -> None:
-        """Hold that every position below max_model_len runs, and reads its own row of a table."""
+        """Check that every position below max_model_len runs, and reads its row of a table."""
         limit = self._context.max_model_len
         ends = (0, limit - 1)
         with judging(f"at the positions 0 and {limit - 1}, the last below max_model_len={limit}"):
@@ -281,11 +287,11 @@ class _Bench:
                 )
 
     def check_final_norm(self) -> None:
-        """Hold that hidden states come after a last norm."""
+        """Check that hidden states come from a final norm."""
         if lacks(self._model, FINAL_NORM):
-            raise NotHere("it declares that it lacks a final norm")
+            raise NotHere("the model declares that it lacks a final norm")
         if self._context.dtype != torch.float32:
-            raise NotHere("only float32 is exact enough to tell")
+            raise NotHere("only float32 is exact enough for this check")
         (first,) = self._hidden([(9, self._ids[0][:1], 0)])
         num_tokens, limit = tokens_for_norm(len(first)), self._context.max_model_len
         generator = torch.Generator().manual_seed(6)
@@ -296,13 +302,13 @@ class _Bench:
         check_norm(self._hidden(runs))
 
     def check_reference(self, reference: Reference) -> None:
-        """Hold logits against another implementation's."""
+        """Compare logits with those of another implementation."""
         for ids, logits in zip(self._ids, self._alone, strict=True):
             want = reference(self._model, ids).to(logits.device)
             self._compare(logits, want, "against the reference")
 
     def _at(self, position: int) -> torch.Tensor:
-        """Return the logits of one token that stands at a position, after nothing."""
+        """Return the logits of one token at a position, without earlier tokens."""
         return self._logits(DenseAttention(), [(0, self._ids[0][:1], position)])
 
     def _hidden(self, runs: Sequence[tuple[int, torch.Tensor, int]]) -> torch.Tensor:
@@ -326,7 +332,7 @@ class _Bench:
     ) -> torch.Tensor:
         """Return the logits of a step, [T, V]; runs are (sequence, ids, first position).
 
-        positions: of all tokens, where they are not to follow from the runs.
+        positions: of all tokens, if they do not follow from the runs.
         """
         attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
         input_ids_T = torch.cat([ids for _, ids, _ in runs])
@@ -348,8 +354,8 @@ class _Bench:
         logits_TV = self._model.compute_logits(hidden_TD)
         expect(
             tuple(logits_TV.shape) == (num_tokens, self._vocab_size),
-            f"compute_logits returns {list(logits_TV.shape)}; a row a position of the "
-            f"{self._vocab_size} tokens is due",
+            f"compute_logits returns {list(logits_TV.shape)}; expected one row per position of "
+            f"{self._vocab_size} tokens",
         )
         last = self._model.compute_logits(hidden_TD[-1:])
         self._compare(last, logits_TV[-1:], "of the last position alone")
@@ -360,12 +366,14 @@ class _Bench:
         want = list(range(self._num_layers))
         expect(
             calls == want and bool(calls),
-            f"attention was asked for layers {calls}; each once, in order, is {want}",
+            f"attention was called for layers {calls}; expected {want}",
         )
 
     def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:
         off = float((got.float() - want.float()).abs().max())
-        expect(off <= self._tolerance, f"{how}, logits differ by {off}, over {self._tolerance}")
+        expect(
+            off <= self._tolerance, f"{how}, logits differ by {off}, more than {self._tolerance}"
+        )
 
 
 _CHECKS: Mapping[str, Callable[[_Bench], None]] = {

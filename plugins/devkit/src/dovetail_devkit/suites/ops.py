@@ -1,8 +1,8 @@
 """The conformance suite of the op provider contract, for any provider on any device.
 
-Every operation that the class overrides against a float64 reference, over the shapes that models
-have: one token and many, odd sizes, leading dimensions, views into a fused product. Those of draws
-and of step inputs are in `ops_draw` and `ops_inputs`. torch is imported within functions.
+Compares every operation that the class overrides with a float64 reference, for the shapes of
+models: one token and many, odd sizes, leading dimensions, views into a fused product. Draws and
+step inputs are in `dovetail_devkit.ops`. torch is imported within functions.
 
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
 the rotary size.
@@ -35,9 +35,9 @@ _HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 6
 def check_ops(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
 ) -> None:
-    """Check a provider of ops on `device`; raise AssertionError with what differs.
+    """Check a provider of ops on `device`; raise AssertionError with the first difference.
 
-    dtypes: those that it is to be held to, by name.
+    dtypes: names of the dtypes to check.
     """
     run_all(ops_cases(ops_cls, device, dtypes=dtypes))
 
@@ -51,7 +51,7 @@ def ops_cases(
 ) -> Iterator[Case]:
     """Yield the cases of the operations that the class overrides; arguments as of `check_ops`.
 
-    num_draws: how many draws are counted.
+    num_draws: number of draws whose frequencies are compared.
     """
 
     def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
@@ -95,7 +95,7 @@ def _unchanged(call: Callable[[], Any], what: str, *tensors: torch.Tensor) -> An
     copies = [tensor.clone() for tensor in tensors]
     result = call()
     for tensor, copy in zip(tensors, copies, strict=True):
-        expect(torch.equal(tensor, copy), f"{what} changes an input that it may only read")
+        expect(torch.equal(tensor, copy), f"{what} changes a read-only input")
     return result
 
 
@@ -119,7 +119,7 @@ def _check_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
 def _check_add_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     what = f"add_rms_norm of {shape}"
     x, residual, weight_D = make(*shape), make(*shape), make(shape[-1])
-    # The sum is rounded to the dtype before anybody can use it; the norm is taken of that.
+    # The sum is rounded to the dtype first; the norm is computed from the rounded sum.
     total = exact((exact(x) + exact(residual)).to(x.dtype))
     normed, summed = _unchanged(
         lambda: ops.add_rms_norm(x, residual, weight_D, EPS), what, x, weight_D
@@ -156,7 +156,7 @@ def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
 
 
 def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
-    """Squares are summed in float32: no overflow in float16, no lost terms in bfloat16."""
+    """Check that squares are summed in float32: no overflow, no lost terms."""
     x_TD, weight_D = make(*shape, scale=300.0), make(shape[-1])
     got = ops.rms_norm(x_TD, weight_D, EPS)
     want = _norm(exact(x_TD), exact(weight_D), EPS)
@@ -170,8 +170,8 @@ def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
     table_VD = make(num_rows, 2 * size)[:, :size]
     ids_T = torch.tensor([(5 * t + 3) % num_rows for t in range(7)], device=make.device)
     got = _unchanged(lambda: ops.embedding(ids_T, table_VD), "embedding", ids_T, table_VD)
-    expect(torch.equal(got, table_VD[ids_T]), f"embedding of {shape} gives other rows")
-    expect(got.is_contiguous(), "embedding gives no new tensor")
+    expect(torch.equal(got, table_VD[ids_T]), f"embedding of {shape} returns wrong rows")
+    expect(got.is_contiguous(), "embedding does not return a new tensor")
 
 
 def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
@@ -179,15 +179,15 @@ def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
 
     logits_RV = make(*shape)
     best = 2 * shape[1] // 3
-    logits_RV[0, best:] = float(logits_RV.max()) + 1  # several: the first one counts
+    logits_RV[0, best:] = float(logits_RV.max()) + 1  # of equal values the first one counts
     if len(logits_RV) > 1:
         logits_RV[-1] = -torch.inf
     want = [int(torch.nonzero(row == row.max())[0]) for row in logits_RV.double()]
     got = ops.best_tokens(logits_RV)
-    expect(got.dtype == torch.int64, f"best_tokens gives {got.dtype}, not int64")
-    expect(got.tolist() == want, f"best_tokens of {shape} gives {got.tolist()}, not {want}")
+    expect(got.dtype == torch.int64, f"best_tokens returns {got.dtype}, expected int64")
+    expect(got.tolist() == want, f"best_tokens of {shape} returns {got.tolist()}, expected {want}")
     logits_RV[0, best + 1] = torch.nan
-    expect(int(ops.best_tokens(logits_RV)[0]) == best + 1, "best_tokens passes over a NaN")
+    expect(int(ops.best_tokens(logits_RV)[0]) == best + 1, "best_tokens does not select a NaN")
 
 
 _Check = Callable[[Ops, Any, _Maker], None]

@@ -1,7 +1,7 @@
 """The conformance suite of the platform contract, for any platform.
 
-Where the platform cannot be used, only its declarations and its probe are checked: nothing else may
-be asked of it. Touches no device and needs no tensor library.
+If the platform cannot be used, only its declarations and its probe are checked: no other method may
+be called. Accesses no device and needs no tensor library.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 @judging("in the platform suite")
 def check_platform(platform_cls: type[Platform]) -> None:
-    """Check a platform against its contract; raise AssertionError with the law broken."""
+    """Check a platform against its contract; raise AssertionError with the violated rule."""
     for case in platform_cases(platform_cls):
         with suppress(NotHere):
             case.run()
 
 
 def platform_cases(platform_cls: type[Platform]) -> Iterator[Case]:
-    """Yield the suite's cases: declarations and probe, then what only a usable one is asked."""
+    """Yield the suite's cases: declarations and probe, then those of a usable platform."""
 
     def check_usable(check: Callable[[Platform], None]) -> None:
         probe = platform_cls.probe()
@@ -70,20 +70,23 @@ def _check_probe(platform_cls: type[Platform]) -> None:
     expect(dict(os.environ) == environment, "probe changes the environment")
     heavy = [name for name in HEAVY if name in sys.modules and name not in loaded]
     expect(not heavy, f"probe imports {heavy}")
-    expect(platform_cls.probe() == probe, "probe answers differently the second time")
+    expect(platform_cls.probe() == probe, "a second probe returns something else")
     reasons = [reason for reason in probe.reasons if isinstance(reason, str) and reason]
     expect(len(reasons) == len(probe.reasons), f"reasons must be sentences: {probe.reasons!r}")
-    expect(probe.usable or bool(reasons), "a platform that cannot be used must say why")
+    expect(probe.usable or bool(reasons), "a negative probe must give a reason")
 
 
 def _check_answers(platform: Platform) -> None:
     capabilities = platform.capabilities()
     expect(isinstance(capabilities, frozenset), "capabilities must be a frozenset")
     wrong = [c for c in capabilities if not isinstance(c, str) or not _CAPABILITY.fullmatch(c)]
-    expect(not wrong, f"{wrong} are no capability ids")
+    expect(not wrong, f"{wrong} are not capability ids")
     dtypes = [c for c in capabilities if c.startswith("dtype.")]
     expect(bool(dtypes), "a platform must declare a dtype, such as 'dtype.float32'")
-    expect(platform.capabilities() == capabilities, "capabilities differ the second time")
+    expect(
+        platform.capabilities() == capabilities,
+        "a second call of capabilities returns something else",
+    )
     memory = platform.total_memory_bytes()
     expect(isinstance(memory, int) and memory > 0, f"total_memory_bytes is {memory!r}")
     for kind in KINDS:
@@ -91,8 +94,8 @@ def _check_answers(platform: Platform) -> None:
         texts = isinstance(names, Sequence) and not isinstance(names, str)
         good = texts and all(isinstance(name, str) and name for name in names)
         expect(good, f"prefer({kind!r}) returns {names!r}; it must be a sequence of names")
-        expect(len(set(names)) == len(names), f"prefer({kind!r}) names one twice: {names!r}")
-    expect(not platform.prefer("no_such_kind"), "prefer has an opinion on a kind that is none")
+        expect(len(set(names)) == len(names), f"prefer({kind!r}) contains a name twice: {names!r}")
+    expect(not platform.prefer("no_such_kind"), "prefer returns names for an unknown kind")
 
 
 def _check_wishes(platform: Platform) -> None:
@@ -107,7 +110,7 @@ def _check_wishes(platform: Platform) -> None:
         expect(bool(good), f"defaults: {field} is {wish!r}; it must be (value, reason)")
     resolved = resolve(config, platform)
     expect(config.model_dump() == before, "defaults or problems change the configuration")
-    expect(resolve(config, platform) == resolved, "the same request is resolved in two ways")
+    expect(resolve(config, platform) == resolved, "two calls of defaults return different results")
     _check_resolved(platform, resolved, patch)
 
 

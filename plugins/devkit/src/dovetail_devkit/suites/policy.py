@@ -1,8 +1,8 @@
 """The conformance suite of the policy contract, for any policy under the core's scheduler.
 
-The scheduler suite plays its programs with the policy in charge and under watch: what it reads, its
-ranks, its victims and its actions. Then it is held against promises of its own: that it decides by
-what it can know, and that a plan of its own is needed where it brings one.
+The scheduler suite runs its programs with the policy, and watches what it reads, its ranks, victims
+and actions. Further cases check the policy's promises: that it does not depend on future tokens,
+and that overriding `plan` is necessary.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dovetail_devkit.suites.scheduler import check_program, scheduler_cases
 
 NUM_PROGRAMS = 24
 NUM_TWICE = 6
-"""Programs that are played through the plan and through the inlined loop."""
+"""Programs that run through both the plan and the inlined loop."""
 
 
 @judging("in the policy suite")
 def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> None:
-    """Check a policy against its whole contract; raise AssertionError with the law broken."""
+    """Check a policy against its contract; raise AssertionError with the violated rule."""
     for case in policy_cases(policy_cls, num_programs=num_programs):
         try:
             run_all([case])
@@ -43,7 +43,7 @@ def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) 
 
 
 def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> Iterator[Case]:
-    """Yield the suite's cases: its declarations, and the scheduler suite with it in charge."""
+    """Yield the suite's cases: declarations, and the scheduler suite with this policy."""
     yield Case(name="declarations", run=partial(_check_declarations, policy_cls))
     yield Case(name="room for all", run=partial(_check_room, policy_cls))
     yield Case(name="short seats", run=partial(_check_seats, policy_cls))
@@ -67,7 +67,7 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
 
 def _check_room(policy_cls: type[Policy]) -> None:
     if not policy_cls.work_conserving:
-        raise NotHere("the policy leaves room unused on purpose")
+        raise NotHere("the policy declares work_conserving = False")
     referee, policy = _make(policy_cls)
     check_room_for_all(referee, policy.accounts)
 
@@ -79,22 +79,24 @@ def _check_seats(policy_cls: type[Policy]) -> None:
 
 def _check_one_newcomer(policy_cls: type[Policy]) -> None:
     if plans(policy_cls):
-        raise NotHere("the policy preempts by a plan of its own")
+        raise NotHere("the policy overrides `plan`")
     referee, policy = _make(policy_cls, depth=2)
     check_newcomer(referee, policy.accounts, policy)
 
 
 def _check_both_ways(policy_cls: type[Policy]) -> None:
-    """The default plan, action by action, gives what the inlined loop gives."""
+    """Check that the default plan, action by action, equals the inlined loop."""
     if plans(policy_cls):
-        raise NotHere("the policy has a plan of its own, and no other way")
+        raise NotHere("the policy overrides `plan`, so there is no inlined loop")
     for seed in range(NUM_TWICE):
         program = random_program(seed, plain=True)
         ways = [
             check_program(Scheduler, program, policy=policy, after_step=_check_after_step)
             for policy in (watch(policy_cls), watch(policy_cls, by_plan=True))
         ]
-        expect(ways[0] == ways[1], f"the inlined loop gives other plans than `plan`, in {program}")
+        expect(
+            ways[0] == ways[1], f"the inlined loop returns other plans than `plan`, in {program}"
+        )
 
 
 def _make(policy_cls: type[Policy], *, depth: int = 1) -> tuple[Referee, WatchedPolicy]:

@@ -1,8 +1,8 @@
 """The conformance suite of the scheduler contract, for any scheduler.
 
-`check_scheduler` plays random programs, at depth 1 and 2, over caches that are too small, with and
-without prefix caching and chunked prefill (`dovetail_devkit.scheduler.program`), each twice, and
-tries what has to be refused. Needs no model, no executor and no tensor library.
+`check_scheduler` runs random programs twice each, at depth 1 and 2, with caches that are too small,
+with and without prefix caching and chunked prefill (`dovetail_devkit.scheduler.program`), and
+checks that invalid requests are refused. Needs no model, no executor and no tensor library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_PROGRAMS_A_CASE = 6
 NUM_GROUP_PROGRAMS = 6
 
 Groups = tuple[tuple[int, int], ...]
-"""Of each KV-cache group the sliding window, 0 for none, and how many times as large a block is."""
+"""The sliding window (0 for none) and the block size multiple of each KV-cache group."""
 
 PLAIN: Groups = ((0, 1),)
 GROUPS: Mapping[str, Groups] = {
@@ -46,13 +46,13 @@ GROUPS: Mapping[str, Groups] = {
     "three KV-cache groups": ((3, 1), (0, 1), (6, 1)),
     "KV-cache groups of different block sizes": ((0, 2), (5, 1)),
 }
-"""Caches besides the plain one."""
+"""Caches other than the plain one."""
 
 _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
 
 
 def look_away(scheduler: SchedulerInterface) -> None:
-    """Look no deeper than the contract."""
+    """Do nothing: no checks beyond the contract."""
 
 
 def check_scheduler(
@@ -64,12 +64,11 @@ def check_scheduler(
     num_programs: int = NUM_PROGRAMS,
     after_step: AfterStep = look_away,
 ) -> None:
-    """Check a scheduler against its whole contract; raise AssertionError with the law broken.
+    """Check a scheduler against its contract; raise AssertionError with the violated rule.
 
-    policy: given to it in its context. keeps_cache: whether the model keeps a KV cache; False for
-    schedulers that serve only models that do not. keeps_prefixes: whether it must find prefixes
-    again; False leaves it to the scheduler. after_step: called with the scheduler after each call,
-    for checks of its own.
+    policy: the policy of its context. keeps_cache: whether the model has a KV cache; False for
+    schedulers that serve only models without one. keeps_prefixes: whether it must cache prefixes;
+    False for optional. after_step: called with the scheduler after each call, for further checks.
     """
     for case in scheduler_cases(
         scheduler_cls,
@@ -101,14 +100,14 @@ def scheduler_cases(
     def play_all(seeds: range, groups: Groups = PLAIN) -> None:
         windows, multiples = zip(*groups, strict=True)
         for seed in seeds:
-            # A watched policy keeps accounts of its own, which know neither drafts nor pauses.
+            # The accounts of a watched policy do not cover drafts and pauses.
             plain = policy is not None
             program = random_program(
                 seed, keeps_cache=keeps_cache, plain=plain, windows=windows, multiples=multiples
             )
             first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
             again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
-            same = "the same calls give other plans the second time"
+            same = "the same calls return other plans the second time"
             expect(first == again, f"{same}, in {program}")
 
     def play_groups(groups: Groups) -> None:
@@ -117,7 +116,7 @@ def scheduler_cases(
         try:
             Referee(scheduler_cls, program)
         except ConfigError as refusal:
-            raise NotHere(f"it does not serve such a cache: {refusal}") from None
+            raise NotHere(f"it does not support this cache: {refusal}") from None
         play_all(range(NUM_GROUP_PROGRAMS), groups)
 
     for name, check in _CHECKS.items():
@@ -127,7 +126,7 @@ def scheduler_cases(
         for name, prefix_check in PREFIX_CHECKS.items():
             run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
             yield Case(name=name, run=run)
-    if keeps_cache and policy is None:  # a policy sees nothing of groups
+    if keeps_cache and policy is None:  # groups are not visible to a policy
         for name, groups in GROUPS.items():
             yield Case(name=name, run=partial(play_groups, groups))
     for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
@@ -137,7 +136,7 @@ def scheduler_cases(
 
 
 def takes_a_cache(scheduler_cls: type[SchedulerInterface]) -> bool:
-    """Return whether a scheduler serves models that keep a KV cache; ConfigError says no."""
+    """Return whether a scheduler supports models with a KV cache; ConfigError means no."""
     try:
         _referee(scheduler_cls, None, keeps_cache=True)
     except ConfigError:
@@ -152,7 +151,7 @@ def check_program(
     policy: type[Policy] | None = None,
     after_step: AfterStep = look_away,
 ) -> list[SchedulerOutput]:
-    """Play one program and return its plans; raise AssertionError with program and law."""
+    """Run one program and return its plans; raise AssertionError with program and rule."""
     referee = Referee(scheduler_cls, program, policy=policy, after_step=after_step)
     with judging(f"in {program}"):
         return play(program, referee)
@@ -161,7 +160,7 @@ def check_program(
 def make_request(
     request_id: str, prompt: Sequence[int] = (1, 2, 3), *, max_tokens: int = 4
 ) -> EngineCoreRequest:
-    """Return a plain request of a few tokens."""
+    """Return a simple request of a few tokens."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=array("i", prompt),
@@ -203,7 +202,9 @@ def _check_idle(
         plan = referee.schedule()
         expect(plan.empty and not plan.joins, "an idle scheduler must plan an empty step")
         outputs = referee.settle()
-        expect(not outputs.request_ids and not outputs.finished, "there is news of nobody")
+        expect(
+            not outputs.request_ids and not outputs.finished, "an idle scheduler reports outputs"
+        )
     referee.abort([])
     referee.reset()
     referee.add(make_request("a"))
@@ -218,10 +219,13 @@ def _check_refusals(
     add = referee.scheduler.add_request
     referee.add(make_request("a"))
     for request, law in (
-        (make_request("a"), "an id in use is refused"),
-        (make_request("b", ()), "an empty prompt is refused"),
-        (make_request("c", range(16)), "a prompt that leaves no room for a token is refused"),
-        (make_request("d", range(9)), "without chunks a prompt over the budget is refused"),
+        (make_request("a"), "an id in use must be refused"),
+        (make_request("b", ()), "an empty prompt must be refused"),
+        (make_request("c", range(16)), "a prompt that leaves no room for a token must be refused"),
+        (
+            make_request("d", range(9)),
+            "without chunked prefill a prompt over the budget must be refused",
+        ),
     ):
         expect_error(RequestError, partial(add, request), law)
     referee.add(make_request("e", range(8), max_tokens=100))
@@ -232,8 +236,8 @@ def _check_refusals(
     referee = _referee(scheduler_cls, policy, keeps_cache, limits=chunked)
     add = referee.scheduler.add_request
     for prompt, law in (
-        ((), "an empty prompt is refused"),
-        (range(16), "a prompt that leaves no room for a token is refused"),
+        ((), "an empty prompt must be refused"),
+        (range(16), "a prompt that leaves no room for a token must be refused"),
     ):
         expect_error(RequestError, partial(add, make_request("a", prompt)), law)
     referee.add(make_request("a", range(15), max_tokens=9))
@@ -241,14 +245,14 @@ def _check_refusals(
     if keeps_cache:
         long = replace(_LIMITS, max_num_batched_tokens=64, max_model_len=64)
         add = _referee(scheduler_cls, policy, keeps_cache, limits=long).scheduler.add_request
-        law = "a prompt that is larger than the cache is refused"
+        law = "a prompt that is larger than the cache must be refused"
         expect_error(RequestError, partial(add, make_request("a", range(33))), law)
 
 
 def _check_every_block(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
-    """One request alone may need every block, at once or one after the other."""
+    """Check that a single request can use every block, at once or one after the other."""
     for num_prompt in (3, 13):
         kv_cache = make_kv_cache(num_blocks=5, block_size=4, keeps=keeps_cache)
         limits = replace(_LIMITS, max_num_batched_tokens=16)
@@ -259,7 +263,7 @@ def _check_every_block(
         stats = referee.last_stats
         expect(
             stats is None or not stats.num_preemptions,
-            f"a request that is alone was preempted: {num_prompt} prompt tokens fit into the cache",
+            f"the only request was preempted: its {num_prompt} prompt tokens fit into the cache",
         )
 
 
@@ -295,7 +299,7 @@ _Check = Callable[[type[SchedulerInterface], type[Policy] | None, bool], None]
 
 _CHECKS: Mapping[str, _Check] = {
     "idle": _check_idle,
-    "what must be refused": _check_refusals,
+    "requests that must be refused": _check_refusals,
     "aborts": _check_aborts,
     "every block": _check_every_block,
     "nobody starves": _check_starvation,

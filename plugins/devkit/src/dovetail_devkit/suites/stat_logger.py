@@ -14,7 +14,7 @@ from dovetail_devkit.expectation import expect, judging
 NUM_STEPS = 1000
 STEP_NS = 20_000_000
 MAX_RECORD_NS = 2_000_000
-"""How long a record may take on average; a step of an engine is not much longer."""
+"""Largest average time of `record`; an engine step does not take much longer."""
 
 
 def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
@@ -41,9 +41,9 @@ def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
 def check_stat_logger(
     logger_cls: type[StatLogger], *, options: Mapping[str, object] | None = None
 ) -> None:
-    """Check a logger against its contract; raise AssertionError with the law broken.
+    """Check a logger against its contract; raise AssertionError with the violated rule.
 
-    options: those to make it with; None for none.
+    options: constructor options; None for none.
     """
     clock, printed = MonotonicClock(), StringIO()
     with redirect_stdout(printed):
@@ -58,10 +58,10 @@ def check_stat_logger(
         for step_id in range(NUM_STEPS):
             now_ns = start_ns + STEP_NS * step_id
             found: object = stat_logger.record(make_step(step_id, now_ns))
-            expect(found is None, f"record returns {found!r}; nobody looks at it")
+            expect(found is None, f"record returns {found!r}; expected None")
         took_ns = (clock.now_ns() - began_ns) // NUM_STEPS
         stat_logger.record(make_step(NUM_STEPS, now_ns))  # no time has passed
         stat_logger.close()
         stat_logger.close()
-    expect(took_ns < MAX_RECORD_NS, f"a record takes {took_ns / 1e6:.1f} ms; the engine waits")
-    expect(not printed.getvalue(), f"it prints to stdout: {printed.getvalue()[:100]!r}")
+    expect(took_ns < MAX_RECORD_NS, f"record takes {took_ns / 1e6:.1f} ms, which delays the engine")
+    expect(not printed.getvalue(), f"the logger prints to stdout: {printed.getvalue()[:100]!r}")

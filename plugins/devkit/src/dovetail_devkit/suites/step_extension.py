@@ -1,7 +1,7 @@
 """The conformance suite of the step extension contract, for any extension.
 
-It plays random rows through the hooks and compares what a row gets among others, alone, and after a
-preemption: all of that must be the same, bit for bit.
+It runs random rows through the hooks and compares a row's results beside other rows, alone, and
+after a preemption: they must be equal, bit for bit.
 Legend: T tokens of the rows, D hidden size, R rows that sample, V vocabulary.
 """
 
@@ -29,7 +29,7 @@ HIDDEN_SIZE = 8
 NUM_ROWS = 6
 NUM_STEPS = 16
 SMALL_ALPHABET = 5
-"""Rows draw from few tokens, so that an extension that looks back finds something."""
+"""Rows draw from few tokens, so that extensions that look back find repetitions."""
 
 
 @judging("in the step extension suite")
@@ -40,9 +40,9 @@ def check_step_extension(
     model: object = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check an extension against its whole contract; raise AssertionError with the rule broken.
+    """Check an extension against its contract; raise AssertionError with the violated rule.
 
-    model: what its context has as the loaded model. options: those to make it with.
+    model: the loaded model of its context. options: constructor options.
     """
     context = StepExtensionContext(
         model=model,
@@ -54,7 +54,7 @@ def check_step_extension(
     )
     asking = SamplingParams(extra_args=extension_cls.example_args)
     for params in (asking, SamplingParams()):
-        expect(extension_cls.check_params(params) is None, "check_params returns something")
+        expect(extension_cls.check_params(params) is None, "check_params must return None")
     _check_join(extension_cls(context), asking)
     _Play(extension_cls, context, asking).run()
 
@@ -81,13 +81,13 @@ def _check_join(extension: StepExtension, asking: SamplingParams) -> None:
     found = extension.join(0, _new_request(0, [1, 2, 3], 3, asking))
     expect(found is True, f"join returns {found!r} for example_args; it must return True")
     found = extension.join(1, _new_request(1, [1, 2, 3], 3, SamplingParams()))
-    expect(found is False, f"join returns {found!r} for a request that does not ask")
+    expect(found is False, f"join returns {found!r} for a request that does not use it")
     extension.leave(0)
     extension.leave(0)
 
 
 class _Play:
-    """Rows that decode side by side in one instance, each compared with a fresh instance."""
+    """Rows that decode together in one instance, each compared with a new instance."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _Play:
         self._num_prompt = {row: len(tokens) for row, tokens in self._tokens.items()}
 
     def run(self) -> None:
-        """Play the steps."""
+        """Run the steps."""
         import torch
 
         with torch.inference_mode():
@@ -130,7 +130,9 @@ class _Play:
             alone = self._play(fresh, [other_row], [row], hidden_TD[one], logits_RV[one])
             for what, got, want in zip(("hidden_states", "logits"), together, alone, strict=True):
                 same = torch.equal(got[one], want)
-                expect(same, f"{what}: a row gets something else beside others, or rejoined")
+                expect(
+                    same, f"{what}: a row's result differs beside other rows, or after a preemption"
+                )
         chosen = [self._random.randrange(SMALL_ALPHABET) for _ in rows]
         device = self._context.device
         self._extension.after_sampling(rows, torch.tensor(chosen, device=device))
@@ -190,6 +192,6 @@ def _check_logits(before_RV: torch.Tensor, after_RV: torch.Tensor) -> None:
 
     expect(not bool(after_RV.isnan().any()), "logits makes NaN")
     banned = before_RV == -torch.inf
-    expect(bool((after_RV[banned] == -torch.inf).all()), "logits makes -inf possible again")
+    expect(bool((after_RV[banned] == -torch.inf).all()), "logits changes a logit of -inf")
     dead = (after_RV == -torch.inf).all(-1) & ~banned.all(-1)
     expect(not bool(dead.any()), "logits leaves a row without any finite logit")

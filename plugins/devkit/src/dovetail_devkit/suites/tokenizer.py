@@ -1,7 +1,7 @@
 """The conformance suite of the tokenizer contract, for any tokenizer with its files.
 
-Round trips are held to what every tokenizer keeps: text that was decoded once is stable. Chat
-templates are tried with programs of a stranger, which must be refused or come to nothing.
+Round trips check that decoded text is stable, as in every tokenizer. Hostile chat templates must be
+refused or have no effect.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _BOMBS = (
 def check_tokenizer(
     tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
 ) -> None:
-    """Check a tokenizer against its contract; raise AssertionError with the law broken.
+    """Check a tokenizer against its contract; raise AssertionError with the violated rule.
 
-    model_dir: a directory that it can be loaded from. lossless: whether every text must come back
-    as it was, as with tokenizers of bytes.
+    model_dir: a directory from which it can be loaded. lossless: whether every text must survive a
+    round trip unchanged, as with byte tokenizers.
     """
     run_all(tokenizer_cases(tokenizer_cls, model_dir, lossless=lossless))
 
@@ -74,7 +74,7 @@ def tokenizer_cases(
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(check_loaded, check))
     if lossless:
-        yield Case(name="nothing is lost", run=partial(check_loaded, _check_lossless))
+        yield Case(name="round trips are lossless", run=partial(check_loaded, _check_lossless))
     yield Case(name="missing files", run=partial(_check_missing_files, tokenizer_cls))
 
 
@@ -90,19 +90,22 @@ def _check_numbers(tokenizer: Tokenizer) -> None:
 def _check_lossless(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
-        expect(back == text, f"{text!r} comes back as {back!r}")
+        expect(back == text, f"{text!r} is decoded as {back!r}")
 
 
 def _check_round_trips(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        expect(isinstance(ids, list), f"encode returns a {type(ids).__name__}; a list is due")
+        expect(isinstance(ids, list), f"encode returns a {type(ids).__name__}; expected a list")
         beyond = [token for token in ids if not 0 <= token < tokenizer.vocab_size]
         expect(not beyond, f"encode({text!r}) has ids {beyond} beyond vocab_size")
-        expect(tokenizer.encode(text, add_special_tokens=False) == ids, f"{text!r}: other ids")
+        expect(
+            tokenizer.encode(text, add_special_tokens=False) == ids,
+            f"{text!r}: a second call of encode returns other ids",
+        )
         back = tokenizer.decode(ids)
         again = tokenizer.decode(tokenizer.encode(back, add_special_tokens=False))
-        expect(again == back, f"{back!r} was decoded, and comes back as {again!r}")
+        expect(again == back, f"the decoded text {back!r} becomes {again!r} after a round trip")
     _check_surrogate(tokenizer)
 
 
@@ -112,7 +115,9 @@ def _check_surrogate(tokenizer: Tokenizer) -> None:
     except RequestError:
         return
     except Exception as error:
-        raise AssertionError(f"text that is not Unicode: RequestError, not {error!r}") from error
+        raise AssertionError(
+            f"text that is not Unicode: expected RequestError, got {error!r}"
+        ) from error
 
 
 def _check_any_ids(tokenizer: Tokenizer) -> None:
@@ -120,12 +125,12 @@ def _check_any_ids(tokenizer: Tokenizer) -> None:
     ids = range(size) if size <= 4096 else rng.sample(range(size), 4096)
     for token in ids:
         text = tokenizer.decode([token])
-        expect(isinstance(text, str), f"decode([{token}]) is {text!r}, no text")
+        expect(isinstance(text, str), f"decode([{token}]) is {text!r}, not a str")
     for _ in range(50):
         tokens = [rng.randrange(size) for _ in range(12)]
         text = tokenizer.decode(tokens)
         text.encode("utf-8")
-        expect(tokenizer.decode(tuple(tokens)) == text, "decode takes any sequence")
+        expect(tokenizer.decode(tuple(tokens)) == text, "decode must accept any sequence")
     expect(tokenizer.decode([]) == "", "decode([]) is not empty")
 
 
@@ -138,7 +143,7 @@ def _check_special_tokens(tokenizer: Tokenizer) -> None:
     expect(bare == plain, "add_special_tokens changes more than special tokens")
     skipped = tokenizer.decode([*special, *plain, *special], skip_special_tokens=True)
     want = tokenizer.decode(plain, skip_special_tokens=True)
-    expect(skipped == want, f"special tokens are to be skipped: {skipped!r}, not {want!r}")
+    expect(skipped == want, f"decode without special tokens returns {skipped!r}, expected {want!r}")
 
 
 def _check_pieces(tokenizer: Tokenizer) -> None:
@@ -162,7 +167,7 @@ def _check_threads(tokenizer: Tokenizer) -> None:
     want = [tokenizer.encode(text) for text in TEXTS]
     with ThreadPoolExecutor(max_workers=4) as threads:
         for got in threads.map(lambda _: [tokenizer.encode(text) for text in TEXTS], range(8)):
-            expect(got == want, "encode gives other ids in several threads")
+            expect(got == want, "encode returns other ids in concurrent threads")
 
 
 def _check_templates(tokenizer: Tokenizer) -> None:
@@ -179,24 +184,26 @@ def _check_hostile_templates(tokenizer: Tokenizer) -> None:
     messages = [dict(message) for message in MESSAGES]
     for template, evidence in _HOSTILE:
         text = _render(tokenizer, messages, template)
-        expect(evidence not in text, f"the template {template!r} got out: {text[:200]!r}")
+        expect(
+            evidence not in text, f"the template {template!r} escaped the sandbox: {text[:200]!r}"
+        )
     for template in _BOMBS:
         length = len(_render(tokenizer, messages, template))
         expect(length < _MAX_BOMB_CHARS, f"{template!r} made {length} characters")
     _render(tokenizer, messages, "{{ messages.append(messages[0]) }}{{ messages[0].clear() }}")
-    expect(messages == [dict(m) for m in MESSAGES], "a template has changed the messages")
+    expect(messages == [dict(m) for m in MESSAGES], "a template changed the messages")
     for template in ("{% if %}", "{{ raise_exception('no') }}", "{{ nobody.knows.this }}"):
         _render(tokenizer, messages, template)
 
 
 def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], template: str) -> str:
-    """Return what a template makes, or nothing where it is refused as it must be."""
+    """Return the text of a template, or "" if it is refused."""
     try:
         return tokenizer.apply_chat_template(messages, chat_template=template)
     except RequestError:
         return ""
     except Exception as error:
-        raise AssertionError(f"{template!r}: RequestError is due, not {error!r}") from error
+        raise AssertionError(f"{template!r}: expected RequestError, got {error!r}") from error
 
 
 def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
@@ -206,7 +213,7 @@ def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
         except ModelError as error:
             expect(folder in str(error), f"ModelError must name the file: {error}")
         except Exception as error:
-            raise AssertionError(f"no files: ModelError is due, not {error!r}") from error
+            raise AssertionError(f"no files: expected ModelError, got {error!r}") from error
 
 
 _CHECKS: Mapping[str, Callable[[Tokenizer], None]] = {

@@ -1,7 +1,7 @@
 """The conformance suite of the weight loader contract, for any loader with a small checkpoint.
 
 The model's weights are NaN before loading, and every write to them is counted. A loader that reads
-files must refuse broken ones; one that reads none is not asked. Imports torch: only who tests
+files must refuse broken ones. Imports torch: only who tests
 loaders imports this module.
 """
 
@@ -25,13 +25,13 @@ from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
 
 MakeModel = Callable[[], Any]
-"""Make the checkpoint's model, its weights uninitialised; a new one each time."""
+"""Return a new model for the checkpoint, with uninitialized weights."""
 
 KEPT = ".json"
-"""Files of a checkpoint that are not broken: what they say is another matter."""
+"""Checkpoint files that are not truncated by the suite."""
 
 
-class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # torch is a name here
+class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # the core's type checker does not see torch
     """Counts the elements written to some storages, by storage.
 
     Source of the mode: the PyTorch documentation, "torch.utils._python_dispatch".
@@ -58,9 +58,9 @@ class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # torch is a name
 def check_weight_loader(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> None:
-    """Check a weight loader against its contract; raise AssertionError with the law broken.
+    """Check a weight loader against its contract; raise AssertionError with the violated rule.
 
-    model_dir: a checkpoint that it reads. make_model: the model that belongs to it.
+    model_dir: a checkpoint that it can read. make_model: returns the checkpoint's model.
     """
     for case in weight_loader_cases(loader_cls, model_dir, make_model):
         with suppress(NotHere):
@@ -76,12 +76,12 @@ def weight_loader_cases(
 
     def check_files(check: _Check) -> None:
         if not reads():
-            raise NotHere("it reads no files")
+            raise NotHere("the loader reads no files")
         check(*given)
 
-    yield Case(name="a new one reads nothing", run=partial(_check_new, *given))
+    yield Case(name="the constructor reads nothing", run=partial(_check_new, *given))
     yield Case(name="each weight is written once, in place", run=partial(_load_and_count, *given))
-    yield Case(name="the same again", run=partial(_check_again, *given))
+    yield Case(name="a second load gives the same weights", run=partial(_check_again, *given))
     yield Case(name="broken files", run=partial(check_files, _check_broken_files))
     yield Case(name="checkpoints of other models", run=partial(check_files, _check_other_models))
 
@@ -119,9 +119,11 @@ def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model:
         num_bytes = _load(loader_cls, model_dir, model)
     expect(isinstance(num_bytes, int) and num_bytes >= 0, f"load returns {num_bytes!r}")
     for name, tensor in _weights(model):
-        expect(tensor.data_ptr() == places[name], f"{name} was replaced; it is filled in place")
+        expect(
+            tensor.data_ptr() == places[name], f"{name} was replaced; it must be filled in place"
+        )
         nan = tensor.is_floating_point() and bool(tensor.isnan().any())
-        expect(not nan, f"{name} was not filled, or not all of it")
+        expect(not nan, f"{name} was not filled completely")
         count, size = writes.counts[_storage(tensor)], sizes[_storage(tensor)]
         expect(count == size, f"{name}: {count} elements were written; it has {size}")
 
@@ -148,7 +150,7 @@ def _check_broken_files(
 def _check_other_models(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> None:
-    """A checkpoint of another model is refused, and the weight at odds is named."""
+    """Check that a checkpoint of another model is refused and the wrong weight is named."""
     for change, law in (
         (_add_weight, "a weight that is missing is refused"),
         (_drop_weight, "a weight that is unexpected is refused"),

@@ -1,9 +1,9 @@
 """The conformance suite of the worker contract, for any worker with a small model.
 
-A worker is held against itself: what a request gets alone, whole and on a fresh row is what it
-must get in pieces, among others, on a row that had others before, after a preemption and on blocks
-that another row has filled. Tokens must be the same down to the last one, so give the suite a model
-whose best tokens stand well apart (`dovetail_devkit.tiny_model`), in float32.
+A worker is compared with itself: a request must get the same tokens alone, in chunks, beside other
+requests, on a reused row, after a preemption and on blocks that another row has filled. All tokens
+must be equal, so use a float32 model whose best token is far ahead of the second
+(`dovetail_devkit.tiny_model`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ NUM_ROWS = 4
 NUM_TOKENS = 5
 PROMPT_LENGTHS = (1, 5, 9, 14)
 BLOCK_SIZE = 4
-"""Of models that keep nothing, so that no spec states one."""
+"""Block size for models without a KV cache, whose specs have none."""
 LONGEST = 64
 MAX_STEP_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """What the checks share. prompts, alone: what is asked, and what comes of each alone."""
+    """The state that the checks share. prompts, alone: prompts and the result of each alone."""
 
     rig: WorkerRig
     info: ModelInfo
@@ -52,10 +52,10 @@ class _Case:
 
 
 def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
-    """Check a worker against its whole contract; raise AssertionError with the law broken.
+    """Check a worker against its contract; raise AssertionError with the violated rule.
 
     context: of a configuration with max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
-    max_model_len ≥ 64. Sampling is checked as far as the worker declares it in `provides`.
+    max_model_len ≥ 64. Sampling fields are checked if the worker declares them in `provides`.
     """
     bench = WorkerBench(worker_cls, lambda: context)
     try:
@@ -67,7 +67,7 @@ def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
 
 
 class WorkerBench:
-    """A worker under checks: started when it is first needed, and again after one that failed.
+    """Owns the checked worker: starts it when needed, and again after a failed check.
 
     make_context: called once, at the first start.
     """
@@ -80,14 +80,14 @@ class WorkerBench:
         self._worker: WorkerBase | None = None
 
     def check_unborn(self) -> None:
-        """Hold that a worker may be shut down at any time."""
-        with judging("in a life that ends before it begins"):
+        """Check that a worker may be shut down before its start."""
+        with judging("in shutdown before the start"):
             unborn = self._worker_cls(self._make_context())
             unborn.shutdown()
             unborn.shutdown()
 
     def start(self) -> _Case:
-        """Return what the checks share, of a worker that runs."""
+        """Return the shared state of a started worker."""
         if self._worker is None:
             context = self._make_context()
             with judging("in the start, and prompts alone"):
@@ -97,11 +97,11 @@ class WorkerBench:
         return self._case
 
     def check_start(self) -> None:
-        """Hold that it starts and answers."""
+        """Check that the worker starts and runs prompts."""
         self.start()
 
     def run(self, check: Callable[[_Case], None]) -> None:
-        """Run one check, and let all rows leave."""
+        """Run one check, then release all rows."""
         case = self.start()
         with self._judging("in the worker suite"):
             check(case)
@@ -117,7 +117,7 @@ class WorkerBench:
 
     @contextmanager
     def _judging(self, what: str) -> Iterator[None]:
-        """Judge what is done inside; a worker that broke a law is not used again."""
+        """Convert errors inside to failures; a worker that failed is not used again."""
         try:
             with judging(what):
                 yield
@@ -127,14 +127,14 @@ class WorkerBench:
             raise
 
     def end(self) -> None:
-        """Start a worker, if none runs, and shut it down."""
+        """Start a worker if none runs, and shut it down."""
         self.start()
         self.close()
 
 
 def worker_cases(bench: WorkerBench) -> Iterator[Case]:
-    """Yield the suite's cases. The bench is closed by the last of them, or by its owner."""
-    yield Case(name="a life that ends before it begins", run=bench.check_unborn)
+    """Yield the suite's cases. The last case or the owner closes the bench."""
+    yield Case(name="shutdown before the start", run=bench.check_unborn)
     yield Case(name="start, and prompts alone", run=bench.check_start)
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(bench.run, check))
@@ -145,7 +145,7 @@ def worker_cases(bench: WorkerBench) -> Iterator[Case]:
 
 
 def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
-    """Take a worker through its start, as an engine does, with a cache of a few blocks."""
+    """Start a worker as an engine does, with a cache of a few blocks."""
     worker.init_device()
     worker.load_model()
     info = worker.get_model_info()
@@ -156,7 +156,10 @@ def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
     available = worker.determine_available_memory()
     kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
     needed = num_blocks * kv_cache.bytes_per_block
-    expect(isinstance(available, int) and available > 0, f"{available!r} bytes are available")
+    expect(
+        isinstance(available, int) and available > 0,
+        f"determine_available_memory returns {available!r}",
+    )
     expect(available >= needed, f"{available} bytes are available; the suite needs {needed}")
     worker.initialize_cache(kv_cache)
     worker.compile_or_warm_up_model()
@@ -180,7 +183,7 @@ def _start(worker: WorkerBase) -> _Case:
         rig.join(0, prompt)
         tokens = rig.generate(0, NUM_TOKENS)
         wrong = [token for token in tokens if not 0 <= token < info.vocab_size]
-        expect(not wrong, f"sampled {wrong}, beyond the vocabulary of {info.vocab_size}")
+        expect(not wrong, f"sampled {wrong}, outside of the vocabulary of {info.vocab_size}")
         alone.append(tokens)
         rig.leave(0)
     rig.step()
@@ -197,7 +200,7 @@ def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
 
 
 def _check_reuse(case: _Case) -> None:
-    """The same again, on every row, whoever had it before."""
+    """Check that a prompt gets the same tokens on every reused row."""
     for turn in range(2 * NUM_ROWS):
         row, index = turn % NUM_ROWS, (3 * turn + 1) % len(case.prompts)
         case.rig.join(row, case.prompts[index])
@@ -206,17 +209,17 @@ def _check_reuse(case: _Case) -> None:
 
 
 def _check_leave_and_join(case: _Case) -> None:
-    """A row that leaves and is joined in one plan, long after short and short after long."""
+    """Check a row that is released and reused in one plan, with longer and shorter prompts."""
     rig = case.rig
     for index in (3, 0, 2, 1, 3):
         if 1 in rig.rows:
             rig.leave(1)
         rig.join(1, case.prompts[index])
-        _expect_tokens(case, index, rig.generate(1, 2), "joining the row that leaves")
+        _expect_tokens(case, index, rig.generate(1, 2), "on a row released in the same plan")
 
 
 def _check_chunks(case: _Case) -> None:
-    """A prompt in pieces is the prompt as a whole; only the last piece samples."""
+    """Check that a chunked prompt equals the whole prompt; only the last chunk samples."""
     rig = case.rig
     for pieces in ((1, 3), (4, 4), (5,), (1, 1, 1, 1, 1, 6)):
         rig.join(2, case.prompts[3])
@@ -224,24 +227,27 @@ def _check_chunks(case: _Case) -> None:
             rig.run(2, num_tokens)
             expect(not rig.step(), "a run that does not sample has sampled")
         got = rig.generate(2, NUM_TOKENS)
-        _expect_tokens(case, 3, got, f"in pieces of {pieces} and the rest")
+        _expect_tokens(case, 3, got, f"in chunks of {pieces} and the rest")
         rig.leave(2)
 
 
 def _check_dependence(case: _Case) -> None:
-    """What comes depends on the prompt: with a cache on its last token and its first."""
+    """Check that tokens depend on the prompt: with a KV cache on its first and last token."""
     if case.keeps_cache:
         for place in (-1, 0):
             found = _answers(case, place)
-            expect(len(found) > 1, f"whatever stands at place {place} of a prompt, {found} comes")
+            expect(
+                len(found) > 1,
+                f"the token at place {place} of a prompt has no effect: {found} is sampled",
+            )
         return
     places = range(len(case.prompts[2]))
     depends = any(len(_answers(case, place)) > 1 for place in places)
-    expect(depends, "whatever stands in a prompt, the same comes")
+    expect(depends, "the prompt has no effect on the sampled token")
 
 
 def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
-    """Return what comes as the token at `place` of a prompt changes."""
+    """Return the sampled tokens for several tokens at `place` of a prompt."""
     found = set()
     for change in range(1, 7):
         prompt = list(case.prompts[2])
@@ -253,7 +259,7 @@ def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
 
 
 def _check_longest(case: _Case) -> None:
-    """A request as long as any may be, in two ways of cutting it."""
+    """Compare two chunkings of a request of the maximum length."""
     rng, vocab_size = Random(5), case.info.vocab_size
     prompt = [rng.randrange(vocab_size) for _ in range(LONGEST - NUM_TOKENS)]
     found = []
@@ -263,11 +269,11 @@ def _check_longest(case: _Case) -> None:
         case.rig.step()
         found.append(case.rig.generate(0, NUM_TOKENS))
         case.rig.leave(0)
-    expect(found[0] == found[1], f"a request of {LONGEST} tokens gives {found[0]}, and {found[1]}")
+    expect(found[0] == found[1], f"a request of {LONGEST} tokens gives {found[0]} or {found[1]}")
 
 
 def _check_together(case: _Case) -> None:
-    """Rows that join one after another and run in changing order do not see each other."""
+    """Check that rows that join one by one and run in changing order are independent."""
     rig = case.rig
     got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
     for turn in range(NUM_ROWS + NUM_TOKENS):
@@ -283,7 +289,7 @@ def _check_together(case: _Case) -> None:
 
 
 def _check_mixed_plan(case: _Case) -> None:
-    """A decode, a piece, a whole prompt and a row that rests, in one plan."""
+    """Check a decode, a chunk, a whole prompt and an idle row in one plan."""
     rig = case.rig
     for row in (0, 1, 2):
         rig.join(row, case.prompts[row])
@@ -293,15 +299,15 @@ def _check_mixed_plan(case: _Case) -> None:
     rig.join(3, case.prompts[3])
     rig.run(3)
     sampled = rig.step()
-    expect(sorted(sampled) == [0, 3], f"rows {sorted(sampled)} sampled; rows 0 and 3 do")
+    expect(sorted(sampled) == [0, 3], f"rows {sorted(sampled)} sampled; expected rows 0 and 3")
     _expect_tokens(case, 0, [*first[0], sampled[0]], "beside a prompt")
     _expect_tokens(case, 3, [sampled[3]], "beside a decode")
-    _expect_tokens(case, 2, rig.generate(2, 2), "begun in a mixed plan")
-    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], "after a rest")
+    _expect_tokens(case, 2, rig.generate(2, 2), "started in a mixed plan")
+    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], "after an idle step")
 
 
 def _check_resume(case: _Case) -> None:
-    """A request that comes back with its tokens continues where it was."""
+    """Check that a resumed request continues with the same tokens."""
     rig = case.rig
     for index, num_kept in ((0, 3), (2, 1), (3, 2)):
         kept = case.alone[index][:num_kept]
@@ -312,7 +318,7 @@ def _check_resume(case: _Case) -> None:
 
 
 def _check_shared_prefix(case: _Case) -> None:
-    """Blocks that one row has filled serve another, while it runs and after it has left."""
+    """Check that blocks filled by one row serve another, before and after it leaves."""
     rig = case.rig
     first = rig.join(0, case.prompts[3])
     tokens = rig.generate(0, 2)
@@ -322,11 +328,13 @@ def _check_shared_prefix(case: _Case) -> None:
     got = rig.generate(1, NUM_TOKENS)
     _expect_tokens(case, 3, got, "on the blocks of another row")
     rig.leave(1)
-    _expect_tokens(case, 3, tokens + rig.generate(0, 2), "whose blocks served another row")
+    _expect_tokens(
+        case, 3, tokens + rig.generate(0, 2), "whose blocks were shared with another row"
+    )
 
 
 def _check_seeds(case: _Case) -> None:
-    """A seed gives the same random tokens whoever else runs, and wherever."""
+    """Check that a seed gives the same random tokens beside other rows and on any row."""
     rig = case.rig
     seeded = SamplingParams(temperature=1.0, seed=5)
     rig.join(0, case.prompts[1], params=seeded)
@@ -341,12 +349,12 @@ def _check_seeds(case: _Case) -> None:
         together.append(rig.step()[3])
     expect(
         together == alone,
-        f"with one seed {alone} came alone and {together} beside another row",
+        f"one seed gives {alone} alone, but {together} beside another row",
     )
 
 
 def _check_grammar(case: _Case) -> None:
-    """A constrained run takes an allowed token; the run beside it is not touched."""
+    """Check that a constrained run gets an allowed token, without effect on other runs."""
     rig, vocab_size = case.rig, case.info.vocab_size
     only = next(t for t in range(vocab_size) if t != case.alone[1][0])
     bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
@@ -355,12 +363,12 @@ def _check_grammar(case: _Case) -> None:
     rig.run(0)
     rig.run(1)
     sampled = rig.step(GrammarOutput(runs=(1,), bitmask=bitmask))
-    expect(sampled[1] == only, f"a grammar allows {only} alone, and {sampled[1]} was sampled")
+    expect(sampled[1] == only, f"a grammar allows only {only}, but {sampled[1]} was sampled")
     _expect_tokens(case, 2, [sampled[0]], "beside a grammar")
 
 
 def _check_empty_plans(case: _Case) -> None:
-    """Plans that run nothing change nothing, and their leaves count."""
+    """Check that plans without runs have no effect except their leaves."""
     rig = case.rig
     rig.join(0, case.prompts[1])
     tokens = rig.generate(0, 2)
@@ -374,11 +382,11 @@ def _check_empty_plans(case: _Case) -> None:
 
 
 _CHECKS: Mapping[str, Callable[[_Case], None]] = {
-    "rows used again": _check_reuse,
-    "leave and join in one plan": _check_leave_and_join,
-    "a prompt in pieces": _check_chunks,
-    "what a token depends on": _check_dependence,
-    "as long as may be": _check_longest,
+    "reused rows": _check_reuse,
+    "release and reuse of a row in one plan": _check_leave_and_join,
+    "a prompt in chunks": _check_chunks,
+    "tokens depend on the prompt": _check_dependence,
+    "a request of the maximum length": _check_longest,
     "rows side by side": _check_together,
     "a mixed plan": _check_mixed_plan,
     "resumed after a preemption": _check_resume,

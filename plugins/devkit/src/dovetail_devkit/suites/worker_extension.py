@@ -15,10 +15,10 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 @judging("in the worker extension suite")
 def check_worker_extension(extension_cls: type[Any]) -> None:
-    """Add an extension to two workers; raise AssertionError with the law broken."""
+    """Add an extension to two workers; raise AssertionError with the violated rule."""
     public = [name for name in dir(extension_cls) if not name.startswith("_") and name.islower()]
     operations = [name for name in public if callable(getattr(extension_cls, name))]
-    expect(bool(operations), "it brings no method that could be called")
+    expect(bool(operations), "the extension has no public method")
     before = dict(vars(extension_cls))
     with TemporaryDirectory() as folder:
         context = make_worker_context(write_fake_config(Path(folder)))

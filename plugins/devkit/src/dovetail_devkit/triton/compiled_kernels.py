@@ -1,10 +1,10 @@
-"""Triton kernels compiled ahead of time, for GPUs that are not here, and what they take of one.
+"""Compiles Triton kernels ahead of time without a GPU, and checks their resource usage.
 
-A package says in `kernel_cases()` in which ways its kernels are launched; `check_kernel` compiles
-each for every target with the assembler that Triton brings, and holds spills and shared memory to
-their limits. It needs Triton, and no GPU, driver or torch. Whether a kernel computes what it should
-is another question: `interpreted` answers that. Nothing is kept between runs.
-Triton is imported within functions: the core lives without it.
+A package lists in `kernel_cases()` how its kernels are launched; `check_kernel` compiles each for
+every target with Triton's assembler, and checks spills and shared memory against limits. It needs
+Triton, but no GPU, driver or torch. Results of kernels are tested by `interpreted`. Nothing is
+cached between runs.
+Triton is imported within functions.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class KernelCase:
 
     name: readable, and unique in its package.
     kernel: a function decorated with `triton.jit`, not interpreted.
-    types: of each argument that is told at run time: "*bf16", "*fp32", "*i64", "i32", "fp32", …
+    types: of each run-time argument: "*bf16", "*fp32", "*i64", "i32", "fp32", …
     constexprs: the other arguments; None for a pointer that is not given.
-    unaligned: pointers and integers that need not be divisible by 16; all others are, as most
-        addresses and strides are when Triton looks at them at run time.
+    unaligned: pointers and integers that may not be divisible by 16; the others are, like most
+        addresses and strides that Triton specializes on at run time.
     capabilities: compute capability · 10 of the targets. max_spill_bytes: stored and loaded.
     """
 
@@ -57,7 +57,7 @@ class KernelCase:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
-    """What a kernel takes: registers of a thread, spilled bytes of it, shared memory of a block."""
+    """Resources of a kernel: registers and spilled bytes per thread, shared memory per block."""
 
     name: str
     capability: int
@@ -67,10 +67,10 @@ class CompiledKernel:
 
 
 def check_kernel(case: KernelCase) -> tuple[CompiledKernel, ...]:
-    """Compile `case` for its targets and return what came out, one for each.
+    """Compile `case` for its targets and return the resources for each.
 
-    Raises AssertionError where it does not compile, spills too much or takes more shared memory
-    than a block of the target may have.
+    Raises AssertionError if it does not compile, spills too much or uses more shared memory than a
+    block of the target may have.
     """
     return tuple(_check_target(case, capability) for capability in case.capabilities)
 
@@ -84,7 +84,7 @@ def _check_target(case: KernelCase, capability: int) -> CompiledKernel:
     most = SHARED_BYTES[capability]
     expect(
         made.shared_bytes <= most,
-        f"{what} takes {made.shared_bytes} bytes of shared memory; a block has {most}",
+        f"{what} uses {made.shared_bytes} bytes of shared memory; a block has {most}",
     )
     expect(
         made.spill_bytes <= case.max_spill_bytes,
@@ -95,7 +95,7 @@ def _check_target(case: KernelCase, capability: int) -> CompiledKernel:
 
 
 def compile_kernel(case: KernelCase, capability: int) -> CompiledKernel:
-    """Compile `case` for one target; what Triton or its assembler raises comes through."""
+    """Compile `case` for one target; errors of Triton and its assembler are passed on."""
     triton = import_module("triton")
     compiler = import_module("triton.compiler")
     targets = import_module("triton.backends.compiler")
@@ -125,12 +125,15 @@ def _signature(case: KernelCase) -> dict[str, str]:
     """Return the type of every argument, in the kernel's order."""
     names = case.kernel.arg_names
     told = case.types.keys() | case.constexprs.keys()
-    expect(told == set(names), f"{case.name}: arguments {sorted(told ^ set(names))} are not told")
+    expect(
+        told == set(names),
+        f"{case.name}: arguments {sorted(told ^ set(names))} are missing or unknown",
+    )
     return {name: case.types.get(name, "constexpr") for name in names}
 
 
 def _hints(case: KernelCase) -> dict[tuple[int], list[list[object]]]:
-    """Return which arguments are divisible by 16, in the compiler's own form."""
+    """Return the arguments that are divisible by 16, in the compiler's format."""
     return {
         (place,): [["tt.divisibility", _ALIGNMENT]]
         for place, name in enumerate(case.kernel.arg_names)
@@ -140,7 +143,7 @@ def _hints(case: KernelCase) -> dict[tuple[int], list[list[object]]]:
 
 @contextmanager
 def _no_cache() -> Iterator[None]:
-    """Let Triton keep what it compiles in a folder that goes with this."""
+    """Give Triton a temporary cache folder."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as folder:
         os.environ[_CACHE] = folder
@@ -153,7 +156,7 @@ def _no_cache() -> Iterator[None]:
 
 
 def _assemble(ptx: str) -> tuple[int, int]:
-    """Return registers and spilled bytes, as the assembler tells them when asked."""
+    """Return registers and spilled bytes from the assembler's verbose output."""
     (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
     with tempfile.TemporaryDirectory(prefix="dovetail-ptx-") as folder:
         path = Path(folder, "kernel.ptx")
@@ -168,11 +171,11 @@ def _assemble(ptx: str) -> tuple[int, int]:
     told = done.stdout + done.stderr
     registers = re.findall(r"Used (\d+) registers", told)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
-    expect(len(registers) == 1 and len(spills) == 2, f"the assembler said something new: {told}")
+    expect(len(registers) == 1 and len(spills) == 2, f"unexpected output of the assembler: {told}")
     return int(registers[0]), sum(map(int, spills))
 
 
 def _assembler() -> str:
-    """Return the path of the assembler that Triton brings."""
+    """Return the path of Triton's assembler."""
     folder = Path(str(import_module("triton").__file__)).parent
     return str(folder / "backends" / "nvidia" / "bin" / "ptxas")

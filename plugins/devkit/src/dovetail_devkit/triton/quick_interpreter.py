@@ -1,9 +1,9 @@
-"""A pytest plugin: Triton's interpreter without what it does twice, and with a device's rounding.
+"""A pytest plugin that makes Triton's interpreter faster and rounds like a device.
 
-It watches every 32-bit sum for an overflow, and prepares the language again each time that a kernel
-calls a function, though once for each module of functions will do: a third of its time. It cuts
-float32 off where a device rounds to bfloat16 or 8 bits; here torch converts, to the nearest.
-`interpreted` loads it into the processes that it starts; nothing else should. Triton is imported
+The interpreter checks every 32-bit sum for overflow, and patches the language at each function call
+of a kernel, although once per module suffices: a third of its time. It truncates float32 where a
+device rounds to bfloat16 or 8 bits; here torch converts, to nearest. Only `interpreted` loads this
+module, into the processes that it starts. Triton is imported
 within functions.
 """
 
@@ -38,7 +38,7 @@ def quick_interpreter() -> Iterator[None]:
 
 
 def _convert_float(array: Any, given: Any, wanted: Any, rounding_mode: Any) -> Any:
-    """Return the bits of `array`, which holds those of `given`, as `wanted`; unsigned integers."""
+    """Convert `array`, the bits of a `given` type, to the bits of `wanted`; unsigned integers."""
     torch: Any = import_module("torch")
     dtypes = {
         "fp8e4nv": torch.float8_e4m3fn,

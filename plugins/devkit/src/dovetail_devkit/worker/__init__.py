@@ -1,1 +1,1 @@
-"""What the worker suite is made of: a rig that drives a worker, and the sampling cases."""
+"""The parts of the worker suite: a rig that drives a worker, and the sampling cases."""

@@ -1,6 +1,6 @@
-"""Steps that are launched before the last one's tokens are taken: for workers that give handles.
+"""Steps that are launched before the previous result is taken, for workers that return handles.
 
-What a request gets must not depend on when its results are requested, by whom, and how often.
+A request's tokens must not depend on when, how often and by which thread results are requested.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ _NUM_STEPS = 5
 
 
 class Asked(Protocol):
-    """A worker that runs, prompts, and what comes of each alone."""
+    """A started worker, prompts, and the result of each prompt alone."""
 
     @property
     def rig(self) -> WorkerRig:
-        """The worker in the hands of a test."""
+        """The rig that drives the worker."""
 
     @property
     def prompts(self) -> list[list[int]]:
-        """What is asked."""
+        """The prompts."""
 
     @property
     def alone(self) -> list[list[int]]:
-        """What comes of each prompt alone."""
+        """The result of each prompt alone."""
 
 
 def check_ahead(case: Asked) -> None:
-    """Hold that each step may be launched before the result of the last one was taken.
+    """Check that each step may be launched before the previous result was taken.
 
-    Holds nothing of a worker that does not provide "async_output".
+    Does nothing for a worker that does not provide "async_output".
     """
     rig = case.rig
     if ASYNC_OUTPUT not in rig.worker.provides:
@@ -47,7 +47,7 @@ def check_ahead(case: Asked) -> None:
 
 
 def _check_in_turn(case: Asked) -> None:
-    """Two steps are out at a time, and another thread takes the results."""
+    """Run with two steps in flight, while another thread takes the results."""
     rig = case.rig
     rig.join(0, case.prompts[2])
     rig.join(1, case.prompts[3])
@@ -69,7 +69,7 @@ def _check_in_turn(case: Asked) -> None:
 
 
 def _check_all_late(case: Asked) -> None:
-    """Results are taken long after, from the last to the first."""
+    """Take results late, from the last to the first."""
     rig = case.rig
     rig.join(2, case.prompts[1])
     steps = [_launch(rig, (2,)) for _ in range(_NUM_STEPS)]
@@ -78,15 +78,15 @@ def _check_all_late(case: Asked) -> None:
 
 
 def _check_row_given_on(case: Asked) -> None:
-    """A row may go to another request while the token of its last one is not taken yet."""
+    """Check that a row may be reused before the token of its last request is taken."""
     rig = case.rig
     rig.join(0, case.prompts[3])
     first = _launch(rig, (0,))
     rig.leave(0)
     rig.join(0, case.prompts[0])
     second = _launch(rig, (0,))
-    _expect(case, 3, [rig.settle(first)[0]], "whose row was given on")
-    _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], "on a row that was given on")
+    _expect(case, 3, [rig.settle(first)[0]], "whose row was reused")
+    _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], "on a reused row")
 
 
 def _launch(rig: WorkerRig, rows: Sequence[int]) -> LaunchedStep:

@@ -14,34 +14,34 @@ from dovetail_devkit.worker.rig import WorkerRig
 HOT = 100.0
 """A temperature at which logits that differ by less than 100 are nearly equal."""
 COLD = 2e-5
-"""A temperature that is not greedy and draws the best token all the same."""
+"""A temperature that is not greedy but always draws the best token."""
 NUM_SEEDS = 15
 BYSTANDER = 3
-"""The row of a greedy request beside those that are tried."""
+"""The row of a greedy request beside the tested rows."""
 
 
 class Asked(Protocol):
-    """A worker that runs, prompts, and what comes of each alone."""
+    """A started worker, prompts, and the result of each prompt alone."""
 
     @property
     def rig(self) -> WorkerRig:
-        """The worker in the hands of a test."""
+        """The rig that drives the worker."""
 
     @property
     def info(self) -> ModelInfo:
-        """The facts of its model."""
+        """The facts of the worker's model."""
 
     @property
     def prompts(self) -> list[list[int]]:
-        """What is asked."""
+        """The prompts."""
 
     @property
     def alone(self) -> list[list[int]]:
-        """What comes of each prompt alone, greedily."""
+        """The greedy result of each prompt alone."""
 
 
 def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:
-    """Return the first token for each of some seeds, three rows a step beside a greedy one."""
+    """Return the first token for several seeds, three rows per step beside a greedy one."""
     rig, prompt = case.rig, case.prompts[1]
     found: list[int] = []
     for first in range(0, num_seeds, BYSTANDER):
@@ -69,7 +69,7 @@ def generate(
     num_tokens: int = 1,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
-    """Return what comes after `tokens` on row 0, alone; the row leaves again."""
+    """Return the tokens after `tokens` on row 0, alone; release the row."""
     rig = case.rig
     rig.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
     found = rig.generate(0, num_tokens)
@@ -78,6 +78,6 @@ def generate(
 
 
 def other_tokens(case: Asked, count: int) -> tuple[int, ...]:
-    """Return tokens other than the best first one of the case's prompt."""
+    """Return tokens other than the best first token of the case's prompt."""
     best, vocab_size = case.alone[1][0], case.info.vocab_size
     return tuple((best + 7 * (place + 1)) % vocab_size for place in range(count))

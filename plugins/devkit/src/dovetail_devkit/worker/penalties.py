@@ -1,4 +1,4 @@
-"""The penalty cases of the worker suite: what a penalty moves, by how much, and what it counts."""
+"""The penalty cases of the worker suite: which tokens a penalty affects, and by how much."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dovetail_devkit.worker.draws import Asked, generate, other_tokens
 from dovetail_devkit.worker.rig import GREEDY
 
 NUM_REPEATS = 16
-"""How often a token stands in the output on which penalties are tried."""
+"""Number of occurrences of a token in the output used for penalties."""
 
 
 def check_frequency(case: Asked) -> None:
-    """A token that was generated 16 times is moved by 16 times the penalty; a prompt's is not."""
+    """Check that 16 occurrences in the output count 16 times, and those in the prompt not."""
     _check_prompt_is_left(case)
     token, limit = _find_limit(case)
     for presence in (-2.0, 2.0):
@@ -24,13 +24,13 @@ def check_frequency(case: Asked) -> None:
                 got == wins,
                 f"presence_penalty={presence:g} must move a generated token by {-presence:g}: "
                 f"beside frequency_penalty={frequency:.3f} and {NUM_REPEATS} occurrences token "
-                f"{token} is {'' if got else 'not '}the best; without it the border is at "
+                f"{token} is {'' if got else 'not '}the best; without it the threshold is "
                 f"{limit:.3f}",
             )
 
 
 def check_repetition(case: Asked) -> None:
-    """Tokens of prompt and output are favoured by a small repetition penalty."""
+    """Check that a small repetition penalty favors tokens of prompt and output."""
     vocab_size, tried = case.info.vocab_size, 0
     for first in range(0, vocab_size - NUM_REPEATS, NUM_REPEATS):
         seen = list(range(first, first + NUM_REPEATS))
@@ -43,15 +43,15 @@ def check_repetition(case: Asked) -> None:
             (got,) = generate(case, seen, params, num_prompt=num_prompt)
             expect(
                 got in seen,
-                f"repetition_penalty=0.01 favours what stands in the {where}: {got} came, which is "
-                f"not among {seen[0]} to {seen[-1]}",
+                f"repetition_penalty=0.01 favors tokens of the {where}, but {got} was sampled, "
+                f"not one of {seen[0]} to {seen[-1]}",
             )
         if tried >= 4:
             return
 
 
 def check_own_tokens(case: Asked) -> None:
-    """Penalties count what the worker has sampled itself like what a join brings."""
+    """Check that penalties count sampled tokens and tokens of a join alike."""
     for params in (
         replace(GREEDY, repetition_penalty=0.01),
         replace(GREEDY, frequency_penalty=-2.0, presence_penalty=-2.0),
@@ -62,8 +62,8 @@ def check_own_tokens(case: Asked) -> None:
             got = generate(case, resumed, params, num_prompt=1, num_tokens=3)
             expect(
                 got == tokens[5:],
-                f"penalties: a request gives {tokens[5:]} after {tokens[:5]}, and {got} when it is "
-                "resumed there: tokens are not counted alike",
+                f"penalties: a request gives {tokens[5:]} after {tokens[:5]}, but {got} when it is "
+                "resumed there: tokens are not counted equally",
             )
 
 
@@ -79,13 +79,13 @@ def _find_limit(case: Asked) -> tuple[int, float]:
         if abs(low) < 1.8:
             return token, high
     raise AssertionError(
-        f"frequency_penalty: from -2 to 2 it changes nothing for tokens that were generated "
+        f"frequency_penalty: values from -2 to 2 have no effect on tokens that were generated "
         f"{NUM_REPEATS} times"
     )
 
 
 def _wins(case: Asked, token: int, frequency: float, presence: float = 0.0) -> bool:
-    """Return whether a token that was generated 16 times comes next."""
+    """Return whether a token that was generated 16 times is sampled next."""
     prompt = case.prompts[1]
     params = replace(GREEDY, frequency_penalty=frequency, presence_penalty=presence)
     tokens = [*prompt, *[token] * NUM_REPEATS]

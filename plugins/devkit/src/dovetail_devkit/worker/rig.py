@@ -1,7 +1,7 @@
-"""A worker in the hands of a test: rows by number, lawful plans, results held against the plan.
+"""A rig that drives a worker: rows by number, valid plans, results checked against the plan.
 
-It plays the scheduler's part one call at a time, so that a suite can say what is to run where. The
-worker is any; only its contract is used.
+It takes the scheduler's part one call at a time, so that a suite can choose what each row runs. It
+uses only the contract of the worker.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dovetail_devkit.expectation import expect
 GREEDY = SamplingParams(temperature=0.0)
 ASYNC_OUTPUT = "async_output"
 _UNKNOWN = -1
-"""A token that was sampled and is not known yet."""
+"""A sampled token that is not known yet."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RigRow:
-    """What the rig knows of a row.
+    """The state of a row.
 
     tokens: all; num_computed: of them; blocks: by position, each one block of every group.
     """
@@ -39,9 +39,9 @@ class RigRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A step that a worker was given. waiting: by row, who waits for its token, and at which place.
+    """A launched step. waiting: by row, the state that waits for its token, and the token's place.
 
-    output: what the worker gave for it.
+    output: the worker's return value.
     """
 
     plan: SchedulerOutput
@@ -50,7 +50,7 @@ class LaunchedStep:
 
 
 class WorkerRig:
-    """Drives one worker that has been taken through its start.
+    """Drives one started worker.
 
     rows: by number. results: of all steps so far.
     """
@@ -62,7 +62,7 @@ class WorkerRig:
         self._block_size = kv_cache.block_size
         self._num_groups = len(kv_cache.groups)
         self._builder = StepBuilder(num_groups=self._num_groups)
-        # In random order, so that a worker which reads blocks side by side is found out.
+        # In random order, to detect a worker that assumes contiguous blocks.
         self._free = list(range((kv_cache.num_blocks - 1) // self._num_groups))
         Random(seed).shuffle(self._free)
         self._generations: dict[int, int] = {}
@@ -78,7 +78,7 @@ class WorkerRig:
         shared: RigRow | None = None,
         bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> RigRow:
-        """Let a request with `tokens` take a row with the next step.
+        """Assign a row to a request with `tokens` in the next step.
 
         num_prompt: of the tokens, 0 for all. shared: a row whose full, computed blocks it begins
         with, as after a hit in the prefix cache; their tokens must be equal. bad_words: as tokens.
@@ -106,14 +106,14 @@ class WorkerRig:
         return state
 
     def leave(self, row: int) -> None:
-        """End a row with the next step; its blocks are handed out again before any other."""
+        """Release a row with the next step; its blocks are reused first."""
         self._builder.leave(row)
         state = self.rows.pop(row)
         held = {block for other in self.rows.values() for block in other.blocks}
         self._free += [block for block in state.blocks if block not in held]
 
     def run(self, row: int, num_tokens: int = 0) -> None:
-        """Bring `num_tokens` of a row forward with the next step; 0 for all that are known."""
+        """Run `num_tokens` of a row in the next step; 0 for all known tokens."""
         state = self.rows[row]
         start, known = state.num_computed, len(state.tokens)
         end = start + num_tokens if num_tokens else known
@@ -126,11 +126,11 @@ class WorkerRig:
         self._runs.append(row)
 
     def step(self, grammar: GrammarOutput | None = None) -> dict[int, int]:
-        """Execute what was asked for and return row to sampled token; tokens are kept."""
+        """Execute the requested step and return row to sampled token; append the tokens."""
         return self.settle(self.launch(grammar))
 
     def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
-        """Give the worker what was requested; the rows that sample get a token to be known later.
+        """Launch the requested step; rows that sample get a pending token.
 
         Another step may be launched before this one is settled, if the worker provides
         "async_output".
@@ -139,7 +139,7 @@ class WorkerRig:
         fingerprint = repr(plan)
         self.worker.execute_model(plan)
         output = self.worker.sample_tokens(grammar)
-        expect(repr(plan) == fingerprint, "the worker changed the plan; it is only read")
+        expect(repr(plan) == fingerprint, "the worker changed the plan, which is read-only")
         runs, self._runs = self._runs, []
         waiting = {}
         for row, samples in zip(runs, plan.samples, strict=True):
@@ -150,7 +150,7 @@ class WorkerRig:
         return LaunchedStep(plan=plan, output=output, waiting=waiting)
 
     def settle(self, step: LaunchedStep) -> dict[int, int]:
-        """Take the result of `step` and return row to sampled token; tokens are kept."""
+        """Take the result of `step` and return row to sampled token; append the tokens."""
         result = self._result(step.output)
         self._check(step.plan, result)
         self.results.append(result)
@@ -164,14 +164,14 @@ class WorkerRig:
         if isinstance(output, ModelRunnerOutput):
             return output
         late = ASYNC_OUTPUT in self.worker.provides
-        expect(late, f"sample_tokens gives a {type(output).__name__}; {ASYNC_OUTPUT!r} is due then")
+        expect(late, f"sample_tokens returns a {type(output).__name__} without {ASYNC_OUTPUT!r}")
         result = output.result()
         expect(output.done(), "a handle is not done after its result was taken")
-        expect(output.result() == result, "a handle's result changes when it is asked for again")
+        expect(output.result() == result, "a handle's second result differs from its first")
         return result
 
     def generate(self, row: int, num_tokens: int) -> list[int]:
-        """Step a row alone until it has `num_tokens` more tokens, and return those."""
+        """Step a row alone until it has `num_tokens` more tokens, and return them."""
         found: list[int] = []
         while len(found) < num_tokens:
             self.run(row)
@@ -179,21 +179,21 @@ class WorkerRig:
         return found
 
     def clear(self) -> None:
-        """Let all rows leave, in a step that runs nothing."""
+        """Release all rows, in a step without runs."""
         for row in list(self.rows):
             self.leave(row)
         self.step()
 
     def _give(self, row: int, blocks: Sequence[int]) -> None:
         self.rows[row].blocks += blocks
-        for group in range(self._num_groups):  # all groups draw from the same ids
+        for group in range(self._num_groups):  # all groups allocate from the same ids
             ids = [1 + block * self._num_groups + group for block in blocks]
             self._builder.grow(row, ids, group=group)
 
     def _check(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         expect(
             result.step_id == plan.step_id,
-            f"the result says step {result.step_id}, the plan is step {plan.step_id}",
+            f"the result has step_id={result.step_id}, the plan {plan.step_id}",
         )
         expect(
             list(result.num_sampled) == list(plan.samples),
@@ -202,9 +202,9 @@ class WorkerRig:
         )
         expect(
             len(result.token_ids) == sum(plan.samples),
-            f"{len(result.token_ids)} tokens came for {sum(plan.samples)} sampling runs",
+            f"the result has {len(result.token_ids)} tokens for {sum(plan.samples)} sampling runs",
         )
         columns = ((result.num_sampled, "B"), (result.token_ids, "i"))
         for column, typecode in columns:
             kind = getattr(column, "typecode", None)
-            expect(kind == typecode, f"a column has type {kind!r}; array({typecode!r}) is due")
+            expect(kind == typecode, f"a column has type {kind!r}; expected array({typecode!r})")

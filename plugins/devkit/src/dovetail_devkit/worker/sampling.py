@@ -1,9 +1,9 @@
-"""The sampling cases of the worker suite: one for each field of `SamplingParams` that workers do.
+"""The sampling cases of the worker suite, for each field of `SamplingParams` of workers.
 
-A worker's logits are not known here, so each case uses settings at which every right worker gives
-the same answer: at temperature 100 draws are nearly uniform, and a truncation to one token, a ban
-or a large bias leaves no doubt about the token. Fields that belong to a capability are checked
-where the worker declares it; the engine refuses requests for the others.
+The worker's logits are not known, so each case uses settings with the same result for every correct
+worker: at temperature 100 draws are nearly uniform, and a truncation to one token, a ban or a large
+bias determines the token. Fields that belong to a capability are checked if the worker declares it;
+the engine refuses requests with the others.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ Check = Callable[[Asked], None]
 
 
 def check_sampling(check: Check, capability: str, case: Asked) -> None:
-    """Run one check; then hold that no row remembers it.
+    """Run one check; then check that no row keeps its parameters.
 
-    capability: raise NotHere unless the worker declares it; "" for what every worker does.
+    capability: raise NotHere unless the worker declares it; "" for fields of every worker.
     """
     if capability and capability not in case.rig.worker.provides:
-        raise NotHere(f"it does not declare {capability!r}, and the engine refuses what needs it")
+        raise NotHere(
+            f"the worker does not declare {capability!r}, so the engine refuses such requests"
+        )
     if case.info.vocab_size < LEAST_VOCABULARY:
-        raise NotHere(f"a vocabulary of {case.info.vocab_size} tokens is too small to tell")
+        raise NotHere(f"a vocabulary of {case.info.vocab_size} tokens is too small for this check")
     check(case)
     case.rig.clear()
     for row in range(BYSTANDER):
@@ -47,8 +49,8 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
         got = case.rig.generate(row, 2)
         expect(
             got == case.alone[1][:2],
-            f"row {row} keeps sampling parameters of the request before: a greedy request gives "
-            f"{got}; {case.alone[1][:2]} is right",
+            f"row {row} keeps sampling parameters of the previous request: a greedy request gives "
+            f"{got}; expected {case.alone[1][:2]}",
         )
         case.rig.leave(row)
 
@@ -65,20 +67,19 @@ def _check_temperature(case: Asked) -> None:
 
 
 def _check_noise(case: Asked) -> None:
-    """Each step of a seeded request draws again, and a resumed one draws the same again."""
+    """Check that each step of a seeded request draws anew, and the same after a resume."""
     sequences = []
     for seed in (1, 2, 3):
         params = SamplingParams(temperature=HOT, seed=seed)
         tokens = generate(case, case.prompts[1], params, num_tokens=8)
         expect(
             len(set(tokens)) >= 3,
-            f"seed: a request at temperature {HOT:g} gives {tokens}; each step must draw its own "
-            "noise",
+            f"seed: a request at temperature {HOT:g} gives {tokens}; each step must draw new noise",
         )
         resumed = generate(case, [*case.prompts[1], *tokens[:3]], params, num_prompt=5)
         expect(
             resumed == tokens[3:4],
-            f"seed: after {tokens[:3]} the request gives {tokens[3:4]}, and {resumed} when it is "
+            f"seed: after {tokens[:3]} the request gives {tokens[3:4]}, but {resumed} when it is "
             "resumed there",
         )
         sequences.append(tokens)
@@ -113,10 +114,10 @@ def _check_logit_bias(case: Asked) -> None:
         found = first_tokens(case, params, num_seeds=BYSTANDER)
         expect(
             set(found) == {token},
-            f"logit_bias={params.logit_bias} gives {sorted(set(found))}; {token} is due",
+            f"logit_bias={params.logit_bias} gives {sorted(set(found))}; expected {token}",
         )
     (got,) = generate(case, case.prompts[1], replace(GREEDY, logit_bias={best: -100.0}))
-    expect(got != best, f"logit_bias of -100 for token {best} gives it all the same")
+    expect(got != best, f"logit_bias of -100 does not prevent token {best}")
 
 
 def _check_allowed(case: Asked) -> None:
@@ -145,35 +146,41 @@ def _check_bad_words(case: Asked) -> None:
     got_two = given((first, second), prompt, 2)
     expect(
         got_two[0] == first and got_two[1] != second,
-        f"bad_words: with the bad word {first}, {second} the tokens are {got_two}; {first} and "
-        f"another token than {second} are due",
+        f"bad_words: with the bad word {first}, {second} the tokens are {got_two}; expected "
+        f"{first} and a token other than {second}",
     )
     (got,) = given((first, second), [*prompt, first], 1)
-    expect(got != second, "bad_words: a word that began before the request was resumed was ended")
+    expect(
+        got != second, "bad_words: a word that started before the request was resumed was completed"
+    )
     (got,) = given((prompt[-1], first), prompt, 1)
-    expect(got == first, "bad_words: a bad word was seen in prompt and output; only output counts")
+    expect(
+        got == first, "bad_words: tokens of the prompt count for a bad word; only output must count"
+    )
 
 
 def _check_min_tokens(case: Asked) -> None:
     prompt, (first, second, *_) = case.prompts[1], case.alone[1]
     ends = replace(GREEDY, stop_token_ids=(first,), min_tokens=2)
     got = generate(case, prompt, ends, num_tokens=2)
-    expect(first not in got, f"min_tokens=2: the tokens {got} hold the stop token {first}")
+    expect(first not in got, f"min_tokens=2: the tokens {got} contain the stop token {first}")
     resumed = replace(GREEDY, stop_token_ids=(second,), min_tokens=2)
     (after,) = generate(case, [*prompt, first], resumed, num_prompt=len(prompt))
-    expect(after != second, f"min_tokens=2: resumed after a token, the stop token {second} came")
+    expect(
+        after != second, f"min_tokens=2: resumed after a token, the stop token {second} was sampled"
+    )
     if first == second:
         return
     reached = replace(GREEDY, stop_token_ids=(second,), min_tokens=1)
     got = generate(case, prompt, reached, num_tokens=2)
     expect(
         got == [first, second],
-        f"min_tokens=1: {got} came; {[first, second]} is due, since a stop token may come second",
+        f"min_tokens=1: got {got}; expected {[first, second]}, as a stop token may come second",
     )
 
 
 def _check_logprobs(case: Asked) -> None:
-    """Log-probabilities come for those that asked, with each sampled token."""
+    """Check that requested log-probabilities come with each sampled token."""
     rig, params = case.rig, replace(GREEDY, logprobs=2)
     rig.join(0, case.prompts[1])
     rig.join(1, case.prompts[3], params=params)
@@ -185,26 +192,28 @@ def _check_logprobs(case: Asked) -> None:
         due = {1} if 1 in sampled else set()
         expect(
             set(result.logprobs) == due,
-            f"logprobs are due for the runs {sorted(due)}, not {sorted(result.logprobs)}",
+            f"logprobs has runs {sorted(result.logprobs)}; expected {sorted(due)}",
         )
-        expect(not result.prompt_logprobs, "prompt_logprobs came, and nobody asked for them")
+        expect(not result.prompt_logprobs, "prompt_logprobs were returned but not requested")
     columns = result.logprobs[1]
-    expect(list(columns.counts) == [3], f"logprobs=2: counts is {list(columns.counts)}; [3] is due")
+    expect(
+        list(columns.counts) == [3], f"logprobs=2: counts is {list(columns.counts)}; expected [3]"
+    )
     expect(
         columns.token_ids[0] == columns.token_ids[1] == sampled[1],
-        f"logprobs: the entries are of {list(columns.token_ids)}; the sampled token {sampled[1]} "
-        "comes first, then the best tokens",
+        f"logprobs: the entries are {list(columns.token_ids)}; the sampled token {sampled[1]} "
+        "must come first, then the best tokens",
     )
     expect(list(columns.ranks) == [1], f"logprobs: the best token has rank {list(columns.ranks)}")
     values = list(columns.logprobs)
     expect(
         max(values) <= 1e-4 and values[1:] == sorted(values[1:], reverse=True),
-        f"logprobs: {values} are not logarithms of probabilities, best first",
+        f"logprobs: {values} are not log-probabilities in descending order",
     )
 
 
 def _check_prompt_logprobs(case: Asked) -> None:
-    """They come with each piece of a prompt, for those that asked."""
+    """Check that requested prompt log-probabilities come with each chunk of a prompt."""
     rig, prompt = case.rig, case.prompts[3]
     rig.join(0, case.prompts[1])
     rig.join(1, prompt, params=replace(GREEDY, prompt_logprobs=1))
@@ -216,12 +225,12 @@ def _check_prompt_logprobs(case: Asked) -> None:
         result = rig.results[-1]
         expect(
             set(result.prompt_logprobs) == {1} and not result.logprobs,
-            f"prompt_logprobs are due for run 1 alone, not {sorted(result.prompt_logprobs)}",
+            f"prompt_logprobs has runs {sorted(result.prompt_logprobs)}; expected run 1 only",
         )
         positions += result.prompt_logprobs[1].token_ids[::2]
     expect(
         positions == prompt[1:],
-        f"prompt_logprobs are of {positions}; the prompt continues with {prompt[1:]}",
+        f"prompt_logprobs has tokens {positions}; expected {prompt[1:]}",
     )
 
 
@@ -229,7 +238,7 @@ def _expect_best(case: Asked, found: Sequence[int], how: str) -> None:
     best = case.alone[1][0]
     expect(
         set(found) == {best},
-        f"{how} leaves the best token alone, which is {best}; {sorted(set(found))} came",
+        f"{how} keeps only the best token, {best}, but {sorted(set(found))} was sampled",
     )
 
 
@@ -237,7 +246,7 @@ def _expect_number(found: Sequence[int], least: int, most: int, how: str) -> Non
     got = sorted(set(found))
     expect(
         least <= len(got) <= most,
-        f"{how} leaves {least} to {most} tokens; {NUM_SEEDS} seeds gave {len(got)}: {got}",
+        f"{how} keeps {least} to {most} tokens; {NUM_SEEDS} seeds gave {len(got)}: {got}",
     )
 
 
@@ -257,4 +266,4 @@ SAMPLING_CHECKS: Mapping[str, tuple[str, Check]] = {
     "logprobs": ("logprobs", _check_logprobs),
     "prompt_logprobs": ("prompt_logprobs", _check_prompt_logprobs),
 }
-"""Name of a case to the capability that it needs and its check."""
+"""Case name to the capability that it needs and its check."""
