@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class NotHere(Exception):  # noqa: N818  # not an error: the case is skipped, with its text as the reason
+class NotHere(Exception):  # noqa: N818  # not an error: the case is skipped
     """A case does not apply to this plugin or this machine."""
 
 

@@ -3,8 +3,7 @@
 The number of a position (`dovetail_devkit.rows.state`) is stored by block and offset, so that a
 stale, foreign or aliased block gives a wrong number. A sampled token is computed only from the
 numbers that attention would read. A strict model also raises AssertionError if a plan or a call
-violates the contract of `WorkerBase`. Depends on no scheduler and no tensors. A test may replace a
-method to make a wrong model.
+violates the contract of `WorkerBase`. Depends on no scheduler or tensors. Tests override methods.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ class RowModel:
             self.leave(row)
         for request in plan.joins:
             self.join(request)
-        self._require(
-            len(plan.blocks) == len(self._block_sizes), "plan.blocks must have one entry per group"
-        )
+        self._require(len(plan.blocks) == len(self._block_sizes), "plan.blocks: wrong length")
         for group, columns in enumerate(plan.blocks):
             self._grow_all(group, columns)
         self._check_step(plan)
@@ -163,9 +160,7 @@ class RowModel:
         """Assign its row to `request`."""
         row, name = request.row, request.request_id
         held = self.rows.get(row)
-        self._require(
-            0 <= row < self.limits.max_num_seqs, f"{name} joins row {row}, which does not exist"
-        )
+        self._require(0 <= row < self.limits.max_num_seqs, f"{name} joins a wrong row: {row}")
         self._require(held is None, f"{name} joins row {row}, which did not leave")
         self._require(
             all(state.request.request_id != name for state in self.rows.values()),
@@ -173,7 +168,7 @@ class RowModel:
         )
         self._require(
             request.generation > self._generations.get(row, 0),
-            f"{name} joins row {row}, but its generation does not increase",
+            f"{name} joins row {row} with an old generation",
         )
         self._require(
             0 < request.num_prompt_tokens <= len(request.token_ids) < self.limits.max_model_len,

@@ -229,13 +229,9 @@ class Referee:
     def _take(self, outputs: EngineCoreOutputs) -> None:
         names, counts = outputs.request_ids, outputs.num_new_tokens
         expect(
-            len(set(names)) == len(names) == len(counts),
-            "request_ids and counts have different lengths",
+            len(set(names)) == len(names) == len(counts), "request_ids and counts differ in length"
         )
-        expect(
-            sum(counts) == len(outputs.token_ids),
-            "the sum of num_new_tokens is not the length of token_ids",
-        )
+        expect(sum(counts) == len(outputs.token_ids), "num_new_tokens do not add up to token_ids")
         for name, columns in outputs.prompt_logprobs.items():
             self._ledger(name).take_prompt(columns)
         end = 0
@@ -290,7 +286,7 @@ class Referee:
             whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
             expect(
                 bool(whole) or limits.enable_chunked_prefill,
-                f"row {row} runs a chunk of its prompt without chunked prefill",
+                f"row {row} runs a chunk without chunked prefill",
             )
         expect(len(self._rows.rows) <= limits.max_num_seqs, "more rows are in use than exist")
 

@@ -117,9 +117,7 @@ def _check_unloadable(executor_cls: type[Executor]) -> None:
     with TemporaryDirectory() as folder:
         make = partial(_make, executor_cls, UnloadableWorker, Path(folder), ahead=False)
         expect_error(ModelError, make, law)
-        expect(
-            "shutdown" in read_log(Path(folder)), "a worker that failed to load was not shut down"
-        )
+        expect("shutdown" in read_log(Path(folder)), "a worker that fails to load is not shut down")
 
 
 def _check_end(executor_cls: type[Executor]) -> None:
@@ -147,10 +145,7 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
             ranks = [(place["rank"], place["world_size"]) for place in places]
             expect(ranks == [(0, 2), (1, 2)], f"the workers got {ranks}; expected 0 and 1 of 2")
             meet = {place["rendezvous"] for place in places}
-            expect(
-                len(meet) == 1 and "" not in meet,
-                f"the workers got the rendezvous addresses {meet}",
-            )
+            expect(len(meet) == 1 and "" not in meet, f"the workers got the addresses {meet}")
             second = executor.collective_rpc("place", unique_reply_rank=1)
             expect(second == places[1], f"unique_reply_rank=1 returns {second}")
             law = "collective_rpc: an operation that fails on one rank"
@@ -205,9 +200,7 @@ def start(executor: Executor) -> KVCacheConfig:
     expect(executor.get_model_info().vocab_size == DEFAULT_VOCAB_SIZE, "get_model_info: vocab_size")
     specs = executor.get_kv_cache_specs()
     expect(isinstance(specs, list) and bool(specs), f"get_kv_cache_specs returns {specs!r}")
-    expect(
-        executor.determine_available_memory() > 0, "determine_available_memory returned no value"
-    )
+    expect(executor.determine_available_memory() > 0, "determine_available_memory returns nothing")
     groups = group_layers(
         specs,
         block_size=SMALL_ENGINE["block_size"],
@@ -254,9 +247,7 @@ def _calls(executor: Executor) -> list[str]:
 
 def _check_start(executor: Executor) -> None:
     calls = _calls(executor)
-    expect(
-        calls == _START[:2], f"a new executor's worker got the calls {calls}; expected {_START[:2]}"
-    )
+    expect(calls == _START[:2], f"a new executor's worker got {calls}; expected {_START[:2]}")
     start(executor)
     calls = [name for name in _calls(executor) if name in _START]
     expect(calls == _START, f"the worker was started with the calls {calls}; expected {_START}")
@@ -305,8 +296,7 @@ def _check_operations(executor: Executor) -> None:
     handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
     for handle, due in zip(handles[::-1], (one, got), strict=True):
         expect(
-            hasattr(handle, "result"),
-            f"with non_block=True it returns {handle!r}; expected a handle",
+            hasattr(handle, "result"), f"with non_block=True it returns {handle!r}, not a handle"
         )
         late = handle.result(RESULT_S)
         expect(late == due and handle.done(), f"a handle's result is {late}; expected {due}")
@@ -338,9 +328,7 @@ def _check_timeout(executor: Executor) -> None:
         "collective_rpc after its timeout",
     )
     got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
-    expect(
-        got == ["done"] * len(got), "a call after a timeout gets the result of the previous call"
-    )
+    expect(got == ["done"] * len(got), "a call after a timeout gets the previous result")
 
 
 def _check_failure(executor: Executor) -> None:

@@ -31,7 +31,7 @@ KEPT = ".json"
 """Checkpoint files that are not truncated by the suite."""
 
 
-class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # the core's type checker does not see torch
+class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # mypy does not see torch
     """Counts the elements written to some storages, by storage.
 
     Source of the mode: the PyTorch documentation, "torch.utils._python_dispatch".
