@@ -162,7 +162,7 @@ def test_flags_reach_the_engine_options() -> None:
 def test_help_shows_the_options_with_their_help(capsys) -> None:
     assert main(["generate", "--help"]) == 0
     told = capsys.readouterr().out
-    for words in ("--max-num-seqs", "Most tokens of an answer.", "Engine options", "--model"):
+    for words in ("--max-num-seqs", "Maximum tokens of an answer.", "Engine options", "--model"):
         assert words in told
     assert "--trust-remote-code" not in told
 

@@ -1,6 +1,6 @@
-"""The command line, `dovetail`. A face of the library: it holds no logic of its own.
+"""The command line, `dovetail`: a thin layer over the library.
 
-One module a command; a command's module is imported when that command runs, not for `--help`.
+Each command has its own module, which is imported when the command runs, but not for `--help`.
 """
 
 from dovetail.cli.app import main

@@ -1,10 +1,9 @@
-"""The frame of the command line: its commands by import path, its errors, its exit codes.
+"""The entry point of the command line: its commands, errors and exit codes.
 
-A mistake of the user ends in at most three lines on stderr and exit code 2; `--traceback` shows the
-rest. Any other error is a bug of Dovetail and keeps its traceback. Imports no command, no engine
-and no tensor library.
+A user error prints at most three lines on stderr; `--traceback` shows more. Any other error is a
+bug of Dovetail and keeps its traceback. Imports no command, no engine and no tensor library.
 
-Exit codes: 0 done; 2 a mistake, told on stderr; 130 interrupted; others are a command's own.
+Exit codes: 0 success; 2 user error; 130 interrupted; commands may define others.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _TRACEBACK_HELP = "Show where an error comes from."
 
 
 def make_app() -> App:
-    """Return the command line with all its commands, none of them imported."""
+    """Return the command line with all its commands, without importing them."""
     # Ctrl-C is turned into an exit code by `main`, not into a SystemExit by the parser.
     app = App(name="dovetail", help=_SUMMARY, version=_version)
     app.suppress_keyboard_interrupt = False
@@ -82,20 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         traceback: Annotated[bool, Parameter(negative="", help=_TRACEBACK_HELP)] = False,
     ) -> int:
-        """Run one command; what is not an option of the frame is the command's."""
+        """Run one command with all options that are not global."""
         return _run(app, tokens, traceback=traceback)
 
-    # The delimiter "--" is the command's, not the frame's, to interpret.
+    # The command interprets the delimiter "--".
     return _guard(app.meta, tokens, delimiter="")
 
 
 def _add_installed(app: App, tokens: Sequence[str]) -> None:
-    """Add the commands of installed packages to `app`; import the one that is typed, if any is."""
+    """Add the commands of installed packages to `app`; import only the one that is typed."""
     typed = " ".join(tokens) + " "
     built_in = [words for words, *_ in COMMANDS]
     if any(typed.startswith(f"{words} ") for words in built_in):
         return
-    # Only where it may be one of those.
+    # Only if the typed command may be one of those.
     from dovetail.plugins.loading import Origin, load_target
     from dovetail.plugins.metadata.commands import find_commands, require_devkit
 
@@ -146,13 +145,13 @@ def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has left (`| head`). Python would complain again when it flushes at exit.
+        # The reader has closed the pipe (`| head`). Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
-    """Run `app` and return its exit code; mistakes in the command line itself are told here."""
+    """Run `app` and return its exit code; print errors of the command line."""
     try:
         result = app(
             list(tokens),
@@ -170,7 +169,7 @@ def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
 
 
 def _explain(error: CycloptsError) -> str:
-    """Return what is wrong with the command line, with the nearest right word."""
+    """Return the error in the command line, with the most similar valid word."""
     words = error.unused_tokens or []
     if isinstance(error, UnknownCommandError) and words and words[0].startswith("-"):
         return f"Unknown option: {words[0]}.{nearest(words[0], _FRAME_OPTIONS)}"

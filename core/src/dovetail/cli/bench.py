@@ -1,4 +1,4 @@
-"""`dovetail bench latency` and `bench throughput`: how fast an engine is on this machine."""
+"""`dovetail bench latency` and `bench throughput` measure the speed of an engine."""
 
 from __future__ import annotations
 

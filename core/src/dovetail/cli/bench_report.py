@@ -1,4 +1,4 @@
-"""Measured values told: median and spread, as a table for people and as JSON for programs."""
+"""Reports measurements as median and spread, in a table or as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a bench command found. case: its options. measures: by name, in order."""
+    """The result of a bench command. case: its options. measures: by name, in order."""
 
     command: str
     case: Mapping[str, Any]
@@ -52,7 +52,7 @@ def summarize(unit: str, values: Sequence[float]) -> Summary:
 
 
 def print_report(report: Report, engine: LLMEngine) -> None:
-    """Print the report as a table, under what was run on what."""
+    """Print the report as a table, with the model, the plugins and the options."""
     from rich.console import Console
     from rich.table import Table
 

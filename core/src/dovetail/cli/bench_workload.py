@@ -1,7 +1,7 @@
-"""What the `bench` commands ask of an engine, and how: random prompts, greedy, fixed lengths.
+"""The workload of the `bench` commands: random prompts of fixed length, greedy sampling.
 
-Prompts are token ids from a seed and differ in every run, so that no prefix is ever found in the
-cache. Nothing is detokenised. Measures; prints nothing.
+Prompts are random token ids and differ in every run, so that the prefix cache has no hits. Nothing
+is detokenized.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What to measure, and how often. Lengths in tokens."""
+    """Lengths in tokens and number of runs."""
 
     input_len: Annotated[int, _option("Tokens of a prompt.")] = 128
     output_len: Annotated[int, _option("Tokens of an answer.")] = 64
@@ -46,8 +46,8 @@ DEFAULT_BENCH = BenchOptions()
 class Run:
     """One run: all requests at once, until the last is done. Times in nanoseconds.
 
-    start_ns: before the first request was handed in. token_times_ns: a time each step that brought
-    tokens; the last is the end.
+    start_ns: before the first request was added. token_times_ns: one time per step with new tokens;
+    the last one is the end.
     """
 
     start_ns: int
@@ -65,7 +65,7 @@ class Run:
 
 
 def check_workload(options: BenchOptions, num_prompts: int) -> None:
-    """Raise ConfigError for what cannot be measured, whatever the model."""
+    """Raise ConfigError for options that are invalid for any model."""
     least = {"input_len": 1, "output_len": 1, "warmup": 0, "repeats": 1}
     values: Mapping[str, int] = {**vars(options), "num_prompts": num_prompts}
     for name, value in values.items():
@@ -83,8 +83,8 @@ def measure(
 ) -> list[Run]:
     """Return the counted runs, each of `num_prompts` requests at once.
 
-    note: told what comes next, before each run. Raises ConfigError if a request is longer than the
-    engine's `max_model_len`.
+    note: called with a description before each run. Raises ConfigError if a request is longer than
+    the engine's `max_model_len`.
     """
     length = options.input_len + options.output_len
     if length > engine.max_model_len:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 _ROOM_SHARE = 4
-"""One part in so many of the model's length is left for the answer, before turns are left out."""
+"""The divisor of the model's length that gives the room for an answer."""
 _HALF_A_CHARACTER = "\ufffd"
 
 
@@ -54,7 +54,7 @@ class ChatSession:
         self._encode([_user("?")])
 
     def reset(self) -> None:
-        """Forget all turns; the system prompt and the parameters stay."""
+        """Drop all turns. The system prompt and the parameters do not change."""
         self.messages.clear()
 
     def answer(self, text: str, *, interrupted: Callable[[], bool]) -> Iterator[str]:

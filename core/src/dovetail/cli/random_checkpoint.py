@@ -1,8 +1,8 @@
-"""A small Llama checkpoint with random weights and a vocabulary of words, made from nothing.
+"""Creates a small Llama checkpoint with random weights and a vocabulary of words.
 
-For demonstrations where no trained model is available: it loads and runs like any other, and what
-it says is words without sense. Needs `tokenizers`, no tensor library: the safetensors format is a
-JSON header and raw numbers.
+For demonstrations without a trained model: it loads and runs like any other model, but its output
+has no meaning. Needs `tokenizers`, but no tensor library, because the safetensors format is a JSON
+header and raw numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Wishes for the tokens of answers, as flags of a command and as `name=value` settings.
+"""Sampling parameters as flags of a command and as `name=value` settings.
 
-What is not asked for stays as the model's generation config has it. Bounds are checked by
-`SamplingParams`. Seeds are not here: answers follow from the engine's `--seed`.
+Parameters that are not set have the values of the model's generation config. `SamplingParams`
+checks bounds. The engine's `--seed` sets the seed.
 """
 
 from __future__ import annotations
@@ -41,21 +41,23 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Sampling flags; None leaves a value as the model has it."""
+    """Sampling flags. None means the default of the model."""
 
-    max_tokens: Annotated[int | None, _option("Most tokens of an answer.")] = None
-    temperature: Annotated[float | None, _option("0: always the best token.")] = None
-    top_p: Annotated[float | None, _option("Draw from the best tokens of this share.")] = None
-    top_k: Annotated[int | None, _option("Draw from so many of the best tokens; 0: all.")] = None
-    min_p: Annotated[float | None, _option("Least share of the best token's probability.")] = None
-    repetition_penalty: Annotated[float | None, _option("Above 1: say nothing twice.")] = None
+    max_tokens: Annotated[int | None, _option("Maximum tokens of an answer.")] = None
+    temperature: Annotated[float | None, _option("0: always the most likely token.")] = None
+    top_p: Annotated[float | None, _option("Cumulative probability of the candidates.")] = None
+    top_k: Annotated[int | None, _option("Number of candidate tokens; 0: all.")] = None
+    min_p: Annotated[float | None, _option("Minimum probability, relative to the top token.")] = (
+        None
+    )
+    repetition_penalty: Annotated[float | None, _option("Above 1: fewer repetitions.")] = None
     stop: Annotated[
         tuple[str, ...] | None, _option("A text that ends the answer; may be given several times.")
     ] = None
-    ignore_eos: Annotated[bool, _option("Go on past the end of the text.")] = False
+    ignore_eos: Annotated[bool, _option("Continue after the end-of-sequence token.")] = False
 
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
-        """Return `params` under these wishes; `max_tokens` where none is requested.
+        """Return `params` with these options, and with `max_tokens` if none is set.
 
         Raises RequestError naming the parameter, its value and its bounds.
         """

@@ -1,4 +1,4 @@
-"""What commands read and write: standard streams, messages from the keyboard, text files.
+"""Input and output of commands: standard streams, messages from the keyboard, text files.
 
 A message that ends a line with a backslash continues in the next line; a line that begins with
 three quotation marks opens a block that three others close.
@@ -29,26 +29,26 @@ _CONTROLS |= {code: 0xFFFD for code in range(127, 160)}
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters made visible: a model must not steer a terminal."""
+    """Return `text` with control characters escaped, so that a model cannot control a terminal."""
     return text.translate(_CONTROLS)
 
 
 def forgive_encodings() -> None:
-    """Let the standard streams replace what their encoding lacks, instead of failing."""
+    """Let the standard streams replace characters that they cannot encode."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def tell(message: str) -> None:
-    """Write a remark to stderr, where it cannot be mistaken for an answer."""
+    """Write a message to stderr, separate from answers."""
     sys.stdout.flush()
     print(message, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress_note() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows on stderr what is being done; silent where nobody looks."""
+    """Yield a function that shows progress on stderr if it is a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

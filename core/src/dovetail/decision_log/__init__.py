@@ -1,4 +1,4 @@
-"""The decision log: what a scheduler was told and what it decided, to be replayed byte for byte."""
+"""The decision log records inputs and decisions of a scheduler, for an exact replay."""
 
 from dovetail.decision_log.encoding import (
     Plain,

@@ -1,8 +1,8 @@
-"""What the payloads of a decision log mean: requests and results, and columns in general.
+"""Encodes requests, results and columns as payloads of a decision log.
 
-Token ids are written as codes, numbered in the order in which the log first sees them: which tokens
-are equal is kept, so prefixes hit and stop tokens stop as they did, and the text is not in the log.
-So are cache salts, which may be secrets. Plans are in `plan_records`.
+Token ids are replaced by codes, numbered in the order of their first occurrence. Equal tokens stay
+equal, so prefix hits and stop tokens are preserved, but the log does not contain the text. Cache
+salts, which may be secrets, are replaced too. `plan_records` encodes plans.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 
 _TEXTS = frozenset({"stop", "bad_words", "logit_bias", "allowed_token_ids", "structured_output"})
-"""Fields of the parameters that no scheduler needs and that could tell of the prompt."""
+"""Sampling parameters that no scheduler needs and that could reveal the prompt."""
 _NUM_READINGS = Struct("<I")
 
 
 class Codebook:
-    """Numbers things in the order in which it first sees them."""
+    """Numbers objects in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self._codes: dict[Any, int] = {}
 
     def code(self, thing: Any) -> int:
-        """Return the number of one thing."""
+        """Return the number of an object."""
         return self._codes.setdefault(thing, len(self._codes))
 
     def codes(self, things: Iterable[Any]) -> array[int]:
-        """Return the numbers of several, int32."""
+        """Return the numbers of several objects, int32."""
         known = self._codes
         return array("i", [known.setdefault(thing, len(known)) for thing in things])
 
 
 class Plain:
-    """Tokens as they are: for a replay, whose tokens are codes already."""
+    """Keeps tokens unchanged, for a replay whose tokens are codes."""
 
     def codes(self, things: Iterable[int]) -> array[int]:
         """Return `things`, int32."""
@@ -57,7 +57,7 @@ class Codebooks:
 
 
 def encode_request(request: EngineCoreRequest, codes: Codebooks) -> bytes:
-    """Return all of a request that its scheduler can see, as JSON, with codes."""
+    """Return the fields of a request that a scheduler uses, as JSON with codes."""
     params, tokens = request.sampling_params, codes.tokens
     told: dict[str, Any] = {
         one.name: getattr(request, one.name)
@@ -96,7 +96,7 @@ def decode_request(payload: bytes) -> EngineCoreRequest:
 
 
 def encode_output(output: ModelRunnerOutput, tokens: Codebook | Plain) -> bytes:
-    """Return what a scheduler needs of a step's result."""
+    """Return the part of a step's result that a scheduler uses."""
     columns = [output.num_sampled, tokens.codes(output.token_ids), output.num_drafts]
     if output.errors:
         columns.append(array("i", output.errors))
@@ -116,23 +116,23 @@ def decode_output(payload: bytes) -> ModelRunnerOutput:
 
 
 def encode_names(names: Sequence[str]) -> bytes:
-    """Return the arguments of a call that takes names."""
+    """Encode the arguments of a call that takes names."""
     return json.dumps(names).encode()
 
 
 def decode_names(payload: bytes) -> list[str]:
-    """Return the names of a record of such a call."""
+    """Decode the result of `encode_names`."""
     names: list[str] = json.loads(payload)
     return names
 
 
 def with_readings(readings: Sequence[int], payload: bytes) -> bytes:
-    """Return `payload` behind the clock readings, in nanoseconds, that were taken on the way."""
+    """Return `payload`, preceded by the clock readings of the call in nanoseconds."""
     return _NUM_READINGS.pack(len(readings)) + array("q", readings).tobytes() + payload
 
 
 def split_readings(payload: bytes) -> tuple[list[int], bytes]:
-    """Return the clock readings in front of a payload, and the payload."""
+    """Split the result of `with_readings` into clock readings and payload."""
     readings, begin = array("q"), _NUM_READINGS.size
     end = begin + readings.itemsize * _NUM_READINGS.unpack_from(payload)[0]
     readings.frombytes(payload[begin:end])
@@ -140,7 +140,7 @@ def split_readings(payload: bytes) -> tuple[list[int], bytes]:
 
 
 def pack_columns(columns: Sequence[array[int]]) -> bytes:
-    """Return columns, each with its typecode and length."""
+    """Encode columns, each with its typecode and length."""
     parts = [len(columns).to_bytes(4, "little")]
     for column in columns:
         content = column.tobytes()
@@ -149,7 +149,7 @@ def pack_columns(columns: Sequence[array[int]]) -> bytes:
 
 
 def unpack_columns(payload: bytes) -> list[array[int]]:
-    """Return the columns of `pack_columns`."""
+    """Decode the result of `pack_columns`."""
     position, columns = 4, []
     for _ in range(int.from_bytes(payload[:4], "little")):
         column = array(chr(payload[position]))
@@ -161,7 +161,7 @@ def unpack_columns(payload: bytes) -> list[array[int]]:
 
 
 def _plain(values: Mapping[str, object]) -> dict[str, object]:
-    """Return those values that JSON can hold: what a policy may be told with a request."""
+    """Return the values that JSON can represent."""
     return {
         name: value
         for name, value in values.items()

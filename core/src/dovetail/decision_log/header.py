@@ -1,4 +1,4 @@
-"""The header of a decision log: all that is needed to make the same scheduler again."""
+"""The header of a decision log: everything that is needed to construct the same scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dovetail.plugins.loading import LOCAL_PREFIX
 
 @dataclass(frozen=True, kw_only=True)
 class LogHeader:
-    """What a log says of its scheduler.
+    """The description of a scheduler in a log.
 
     scheduler, policy: as `reference` names them; policy may be "".
     """
@@ -35,7 +35,7 @@ class LogHeader:
 
     @classmethod
     def of(cls, scheduler_cls: type[SchedulerInterface], context: SchedulerContext) -> LogHeader:
-        """Describe a scheduler that is about to be made."""
+        """Describe a scheduler before it is constructed."""
         return cls(
             scheduler=reference(scheduler_cls),
             policy="" if context.policy is None else reference(context.policy),
@@ -50,11 +50,11 @@ class LogHeader:
     def with_options(
         self, options: Mapping[str, Any], policy_options: Mapping[str, Any]
     ) -> LogHeader:
-        """Return the header for another scheduler under the same limits."""
+        """Return the header for another scheduler with the same limits."""
         return replace(self, options=options, policy_options=policy_options)
 
     def context(self, *, policy: type[Policy] | None, clock: Clock) -> SchedulerContext:
-        """Return the context for the scheduler's like."""
+        """Return the context for a scheduler with this header."""
         return SchedulerContext(
             limits=self.limits,
             kv_cache=self.kv_cache,
@@ -101,9 +101,9 @@ class LogHeader:
 
 
 def reference(cls: type) -> str:
-    """Return what means a class in another process: "pkg.mod:Class", or "/file.py:Class".
+    """Return a reference to a class for another process: "pkg.mod:Class" or "/file.py:Class".
 
-    A class that was loaded from a file is named by the path of that file.
+    The second form is for a class that was loaded from a file.
     """
     module = cls.__module__
     if module.startswith(LOCAL_PREFIX):

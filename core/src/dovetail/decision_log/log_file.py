@@ -1,8 +1,8 @@
-"""The file of a decision log: a magic line, then framed records, appended one after the other.
+"""The file format of a decision log: a magic line, then framed records.
 
 A frame is its kind (uint8), the length of its body (uint32), the body's CRC-32 (uint32), all
-little-endian, and the body, which is the payload compressed by zlib. A log that was cut off
-anywhere is read up to its last whole record. Does not depend on what payloads mean.
+little-endian, and the body, which is the payload compressed by zlib. A truncated log is read up to
+its last complete record.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _MAGIC = b"dovetail decisions %d\n"
 _FRAME = Struct("<BII")
-_LEVEL = 1  # of compression: what is repetitive falls together at any
+_LEVEL = 1  # of compression; repetitive data compresses well at any level
 
 
 class RecordKind(IntEnum):
-    """What a record tells."""
+    """The type of a record."""
 
     HEADER = 0
     ADD = 1
@@ -46,7 +46,7 @@ _KINDS = frozenset(RecordKind)
 class Record:
     """One record.
 
-    payload: readings of the clock, then what the kind has in `encoding` or `plan_records`.
+    payload: clock readings, then the content as defined in `encoding` or `plan_records`.
     """
 
     kind: RecordKind
@@ -54,7 +54,7 @@ class Record:
 
 
 class LogWriter:
-    """Appends records to a new file. A disk that fails ends the log, never the engine."""
+    """Appends records to a new file. A write error ends the log, but not the engine."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -62,13 +62,13 @@ class LogWriter:
         except OSError as error:
             raise ConfigError(
                 f"decision_log={str(path)!r} cannot be written: {error.strerror}; name a new file, "
-                "in a directory that exists and is yours."
+                "in an existing directory with write permission."
             ) from error
         self._path = path
         self._file.write(_MAGIC % FORMAT_VERSION)
 
     def append(self, kind: RecordKind, payload: bytes) -> None:
-        """Write one record through to the system."""
+        """Write one record and flush it."""
         if self._file is None:
             return
         body = zlib.compress(payload, _LEVEL)
@@ -81,7 +81,7 @@ class LogWriter:
             logger.warning("The decision log %s ends here: %s.", self._path, error.strerror)
 
     def close(self) -> None:
-        """Let go of the file. May be called twice."""
+        """Close the file. May be called more than once."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -90,7 +90,7 @@ class LogWriter:
 class LogReader:
     """Iterates over the records of a log.
 
-    truncated: once the end was reached, whether the last record was cut off.
+    truncated: after the end was reached, whether the last record is incomplete.
     Raises UserError if the file is not a decision log, or one of another version.
     """
 
@@ -121,8 +121,8 @@ class LogReader:
             body = content[begin : begin + length]
             if zlib.crc32(body) != crc or kind not in _KINDS:
                 raise UserError(
-                    f"{str(self.path)!r} is damaged at byte {position}: what stands there is no "
-                    "record; what was read before is good."
+                    f"{str(self.path)!r} is damaged at byte {position}: there is no valid record. "
+                    "The records before it are valid."
                 )
             yield Record(kind=RecordKind(kind), payload=zlib.decompress(body))
             position = begin + length

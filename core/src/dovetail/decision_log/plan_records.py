@@ -1,7 +1,7 @@
-"""Plans as records of a decision log: each written relative to the one before, and read again.
+"""Encodes plans as records of a decision log, each relative to the previous one.
 
-The same plans give the same bytes, so a replay is verified by encoding its own. Of a step that only
-continues the one before, little more than its number is written.
+The same plans give the same bytes, so a replay is verified by encoding its plans. A step that only
+continues the previous one needs only a few bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LoggedJoin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedPlan:
-    """A plan as a log tells it: columns as in `SchedulerOutput`, int32.
+    """A plan read from a log: columns as in `SchedulerOutput`, int32.
 
     blocks: rows, counts and block ids of each KV-cache group. encoder: row and index of each run.
     encoder_frees: codes of contents.
@@ -48,17 +48,17 @@ class LoggedPlan:
 
 
 class PlanEncoder:
-    """Turns plans into bytes."""
+    """Encodes plans to bytes."""
 
     def __init__(self, tokens: Codebook | Plain, contents: Codebook | None) -> None:
-        """contents: None where contents are named by their codes already."""
+        """Create an encoder. contents: None if the contents of the plans are codes."""
         self._tokens = tokens
         self._contents = contents
         self._rows = array("i")
         self._starts = array("i")
 
     def encode(self, plan: SchedulerOutput) -> bytes:
-        """Return the plan; call it once for each plan, in their order."""
+        """Encode a plan. Call it once for each plan, in order."""
         num_runs, flags = len(plan.rows), 0
         columns: list[array[int]] = []
         if plan.rows == self._rows:
@@ -97,7 +97,7 @@ class PlanEncoder:
 
 
 class PlanDecoder:
-    """Reads the payloads of PLAN records, in their order."""
+    """Decodes the payloads of PLAN records, in order."""
 
     def __init__(self) -> None:
         self._rows = array("i")

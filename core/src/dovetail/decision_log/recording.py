@@ -1,7 +1,7 @@
-"""A scheduler that writes down what it is told and what it decides.
+"""A wrapper that records the calls and decisions of a scheduler.
 
-It wraps any scheduler and its clock, so one that is not recorded knows nothing of logs. What comes
-from outside the calls of the contract (gates, a KV connector) cannot be replayed and is refused.
+It wraps any scheduler and its clock, so schedulers do not depend on logs. Gates and KV connectors
+are refused, because their answers are not calls of the contract and cannot be replayed.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from dovetail.result import ModelRunnerOutput
 
 
 class RecordingClock:
-    """A clock that remembers what it told since the last record."""
+    """A clock that stores its readings since the last record."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.readings: list[int] = []
 
     def now_ns(self) -> int:
-        """Return the time in nanoseconds, and keep it."""
+        """Return the time in nanoseconds and store it."""
         now = self._clock.now_ns()
         self.readings.append(now)
         return now
 
 
 class DecisionRecorder:
-    """Writes the records of one scheduler's life to a file."""
+    """Writes the records of one scheduler to a file."""
 
     def __init__(
         self, path: Path, scheduler_cls: type[SchedulerInterface], context: SchedulerContext
     ) -> None:
-        """Begin the log of a scheduler that is to be made from `self.context`.
+        """Start the log of a scheduler that will be constructed with `self.context`.
 
-        Raises ConfigError, naming `decision_log`, if it cannot be written, or if the scheduler
+        Raises ConfigError, naming `decision_log`, if the file cannot be written or the scheduler
         cannot be recorded.
         """
         if context.gates or context.kv_connector is not None:
             raise ConfigError(
-                "decision_log cannot record a scheduler with gates or a KV connector: what those "
-                "answer is not replayed; leave one of the two out."
+                "decision_log cannot record a scheduler with gates or a KV connector, because "
+                "their answers cannot be replayed; set only one of them."
             )
         try:
             self._header = LogHeader.of(scheduler_cls, context).encode()
@@ -75,11 +75,11 @@ class DecisionRecorder:
         self._log = LogWriter(path)
 
     def made(self) -> None:
-        """Write the header: the scheduler has been made."""
+        """Write the header after the scheduler was constructed."""
         self._append(RecordKind.HEADER, self._header)
 
     def added(self, request: EngineCoreRequest) -> None:
-        """Write that a request is added."""
+        """Write the addition of a request."""
         self._append(RecordKind.ADD, encode_request(request, self._codes))
 
     def told(self, kind: RecordKind, *names: str) -> None:
@@ -95,11 +95,11 @@ class DecisionRecorder:
         self._append(RecordKind.OUTPUT, encode_output(output, self._codes.tokens))
 
     def forget(self) -> None:
-        """Write nothing of a call that was refused, nor that it took the time."""
+        """Write nothing for a refused call, and drop its clock readings."""
         self._clock.readings.clear()
 
     def close(self) -> None:
-        """Let go of the file. May be called twice."""
+        """Close the file. May be called more than once."""
         self._log.close()
 
     def _append(self, kind: RecordKind, payload: bytes) -> None:
@@ -108,7 +108,7 @@ class DecisionRecorder:
 
 
 class RecordedScheduler(SchedulerInterface):
-    """Hands every call on, and to the recorder when it has returned."""
+    """Forwards every call to the scheduler and then to the recorder."""
 
     def __init__(  # its context has been used already: it wraps a scheduler that stands
         self, scheduler: SchedulerInterface, recorder: DecisionRecorder
@@ -118,7 +118,7 @@ class RecordedScheduler(SchedulerInterface):
         recorder.made()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request in; one that is refused is not written."""
+        """Add a request. A refused one is not recorded."""
         try:
             self.scheduler.add_request(request)
         except DovetailError:
@@ -142,32 +142,32 @@ class RecordedScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Take in the result of the oldest plan that is out."""
+        """Process the result of the oldest plan in flight."""
         outputs = self.scheduler.update_from_output(plan, output)
         self._recorder.settled(output)
         return outputs
 
     def depth(self) -> Depth:
-        """Return how many requests wait and run; decides nothing, so it is not written."""
+        """Return the numbers of requests. Not recorded, because it decides nothing."""
         return self.scheduler.depth()
 
     def pause(self, scope: PauseScope) -> None:
-        """Keep requests from running."""
+        """Stop requests from running."""
         self.scheduler.pause(scope)
         self._recorder.told(RecordKind.PAUSE, scope.value)
 
     def resume(self) -> None:
-        """Lift a pause."""
+        """End a pause."""
         self.scheduler.resume()
         self._recorder.told(RecordKind.RESUME)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
+        """Drop all cached prefixes."""
         done = self.scheduler.reset_prefix_cache()
         self._recorder.told(RecordKind.RESET_PREFIX_CACHE)
         return done
 
     def shutdown(self) -> None:
-        """End the scheduler and the log. May be called twice."""
+        """Shut down the scheduler and close the log. May be called more than once."""
         self.scheduler.shutdown()
         self._recorder.close()

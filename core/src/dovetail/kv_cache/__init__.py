@@ -1,1 +1,1 @@
-"""The KV cache: block pool, prefix index and the manager in front of them. No tensors."""
+"""The KV cache manager with block pool and prefix index. It uses no tensors."""

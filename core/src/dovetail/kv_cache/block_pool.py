@@ -1,10 +1,10 @@
 """The pool of KV blocks: reference counts, the free queue, and the index of cached blocks.
 
-Integer bookkeeping only: the pool knows neither requests nor tensors. A block is in use (reference
-count ≥ 1) or free. A free block may still be cached: it keeps its content and its place in the
-index until it is handed out again. Blocks without content go first, those used before ahead of
-those never used, so that memory is touched as late as possible; then cached ones, the longest
-unused first. A block that was never used costs no memory here either.
+The pool manages block ids only, no requests or tensors. A block is in use (reference count ≥ 1) or
+free. A free block may be cached: it keeps its content and its index entry until it is allocated.
+Blocks without content are allocated first: previously used ones before unused ones, so that memory
+is touched late. Then cached blocks are evicted in LRU order. Unused blocks need no memory in the
+pool.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} must be at least 2: block 0 is reserved")
         self.num_blocks = num_blocks
-        # Of the blocks that were used at least once: entries for all below len(_ref_counts).
+        # Only blocks that were used at least once have entries.
         self._ref_counts = [0]
         self._hashes: list[bytes | None] = [None]
         self._index: dict[bytes, int] = {}
@@ -31,22 +31,22 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that could be handed out now, cached ones among them."""
+        """Number of free blocks, including cached ones."""
         num_unused = self.num_blocks - len(self._ref_counts)
         return num_unused + len(self._blank) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that can be found by their hash."""
+        """Number of blocks in the index."""
         return len(self._index)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks in use, 0 to 1."""
+        """Fraction of the blocks in use, 0 to 1."""
         return 1.0 - self.num_free / (self.num_blocks - 1)
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest cached prefix of `hashes`; changes nothing."""
+        """Return the blocks of the longest cached prefix of `hashes`. Changes nothing."""
         found = []
         for key in hashes:
             block = self._index.get(key)
@@ -56,34 +56,34 @@ class BlockPool:
         return found
 
     def num_leading(self, hashes: Sequence[bytes], most: int) -> int:
-        """Return how many of the first `most` hashes are cached, if no gap is among those."""
+        """Return how many of the first `most` hashes are cached, assuming there is no gap."""
         index = self._index
         return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
 
     def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
-        """Return the block of each hash followed by `suffix`, 0 where there is none."""
+        """Return the block of each hash followed by `suffix`, 0 for none."""
         get = self._index.get
         return [get(key + suffix, 0) for key in hashes]
 
     def ref_count(self, block: int) -> int:
-        """Return how many references `block` has."""
+        """Return the reference count of `block`."""
         return self._ref_counts[block] if block < len(self._ref_counts) else 0
 
     def num_free_among(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks`, cached ones, are free: taking them uses up free blocks."""
+        """Return how many of the cached `blocks` are free; `take` reduces `num_free` by this."""
         return sum(block in self._cached for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each of `blocks`: found just now, or in use already."""
+        """Add one reference to each of `blocks`, which `find` has returned or which are in use."""
         for block in blocks:
             if not self._ref_counts[block]:
                 del self._cached[block]
             self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks, those without content first; raise LookupError if too few."""
+        """Allocate `count` blocks, those without content first; raise LookupError if too few."""
         if count > self.num_free:
-            raise LookupError(f"{count} blocks are asked, {self.num_free} are free")
+            raise LookupError(f"{count} blocks are requested, {self.num_free} are free")
         blank, hashes, ref_counts = self._blank, self._hashes, self._ref_counts
         blocks = []
         for _ in range(count):
@@ -101,7 +101,7 @@ class BlockPool:
         return blocks
 
     def _evict(self) -> int:
-        """Return the cached block that has been unused for longest, no longer cached."""
+        """Remove the least recently used block from the index and return it."""
         block, _ = self._cached.popitem(last=False)
         key = self._hashes[block]
         assert key is not None, "free blocks without a hash are blank"
@@ -111,15 +111,15 @@ class BlockPool:
         return block
 
     def commit(self, block: int, key: bytes) -> None:
-        """Let a full block in use be found by `key`, unless another one already can."""
+        """Add a full block in use to the index under `key`, unless `key` has a block."""
         if key not in self._index and self._hashes[block] is None:
             self._index[key] = block
             self._hashes[block] = key
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Take one reference from each of `blocks`, given in the order of their tokens.
+        """Remove one reference from each of `blocks`, given in the order of their tokens.
 
-        Later blocks are evicted before earlier ones, since they are of use to fewer requests.
+        Later blocks are evicted before earlier ones, because fewer requests can use them.
         """
         ref_counts, hashes = self._ref_counts, self._hashes
         for block in reversed(blocks):
@@ -135,7 +135,7 @@ class BlockPool:
                 self._cached[block] = None
 
     def reset_cache(self) -> bool:
-        """Forget every cached block; return False, changing nothing, if any block is in use."""
+        """Clear the index. If any block is in use, change nothing and return False."""
         if self.num_free != self.num_blocks - 1:
             return False
         for block in self._index.values():
@@ -146,7 +146,7 @@ class BlockPool:
         return True
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Raise AssertionError unless `held`, one entry a reference, is all that is in use."""
+        """Raise AssertionError unless `held`, one entry per reference, are the blocks in use."""
         known = len(self._ref_counts)
         counts = [0] * known
         for block in held:

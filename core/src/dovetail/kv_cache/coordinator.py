@@ -1,6 +1,6 @@
-"""The longest prefix that all groups of a model can resume, from what each has cached.
+"""Finds the longest cached prefix that all KV-cache groups of a model can resume.
 
-Pure search over keys: it is told how blocks are found, and knows no pool and no request.
+It searches keys with a function for look-ups, and depends on no pool and no request.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.kinds import CacheKind
 
 Find = Callable[[Sequence[bytes], bytes], list[int]]
-"""(hashes, suffix) to the block of each hash followed by the suffix, 0 where there is none."""
+"""(hashes, suffix) to the block of each hash followed by the suffix, 0 for none."""
 
 Has = Callable[[Sequence[bytes]], Sequence[bool]]
-"""Says for each key whether its content is to be had elsewhere."""
+"""Keys to whether the KV connector can load the block of each."""
 
 _ELSEWHERE = -1
 
 
 class Coordinator:
-    """Knows the kinds of a model's groups.
+    """Searches the cached blocks of all groups of a model.
 
-    kinds: one a group. growing: the groups whose tables are positional. ratios: of each of those,
-    how many hashes there are to one of its blocks. suffixes: likewise; makes a block's key of a
-    hash, so that no two groups share one.
-    can_resume: whether a prefix can be found at all; not where a state is kept once.
+    kinds: one per group. growing: the groups with positional tables. ratios: hashes per block of
+    each growing group. suffixes: of each growing group; a hash with the suffix is the key of a
+    block, so that groups have different keys.
+    can_resume: whether prefixes can be resumed; False if a group keeps a state without snapshots.
     """
 
     def __init__(self, kinds: Sequence[CacheKind], block_size: int) -> None:
-        """block_size: tokens that one hash adds; the block size of each group is a multiple."""
+        """block_size: tokens per hash; the block size of each group is a multiple of it."""
         self.kinds = kinds
         self.growing = [group for group, kind in enumerate(kinds) if kind.positional]
         self.ratios = [kinds[group].block_size // block_size for group in self.growing]
@@ -43,7 +43,7 @@ class Coordinator:
     def named(self, hashes: Sequence[bytes], group: int, start: int, end: int) -> Sequence[bytes]:
         """Return the keys, without suffix, of a growing group's blocks in hashes [start, end).
 
-        Those are the blocks that end there: at each hash of the last tokens of a block.
+        The key of a block is the hash of its last tokens.
         """
         ratio = self.ratios[group]
         return hashes[start // ratio * ratio + ratio - 1 : end : ratio]
@@ -51,8 +51,8 @@ class Coordinator:
     def lookup(self, hashes: Sequence[bytes], find: Find, elsewhere: Has | None) -> Hit:
         """Return the longest prefix of the tokens of `hashes` that every group can resume.
 
-        A group's answer never passes over a prefix that it could resume, so the first length on
-        which all agree is the longest.
+        Each group returns the longest prefix that it can resume, so the first length on which all
+        groups agree is the longest.
         """
         if not self.can_resume:
             return self.nothing

@@ -1,7 +1,4 @@
-"""How many blocks a sequence takes, and how long a sequence a number of blocks can hold.
-
-Pure arithmetic over the groups of a model. Depends on no pool.
-"""
+"""Computes the blocks that a sequence needs, and the longest sequence for a number of blocks."""
 
 from __future__ import annotations
 
@@ -12,17 +9,17 @@ MAX_TOKENS = 2**31 - 1
 
 
 def sequence_blocks(config: KVCacheConfig, num_tokens: int, *, max_step_tokens: int = 0) -> int:
-    """Return how many blocks one sequence of `num_tokens` holds at most at a time.
+    """Return the maximum number of blocks that one sequence of `num_tokens` holds at a time.
 
-    max_step_tokens: tokens of a sequence in one step; 0 if that is not known: then no group is
-    assumed to have given blocks back.
+    max_step_tokens: maximum tokens of a sequence per step; 0 if unknown. Then no group is assumed
+    to free blocks of a running sequence.
     """
     kinds = [kind_of(group.spec) for group in config.groups]
     return sum(kind.max_blocks(num_tokens, max_step_tokens) for kind in kinds)
 
 
 def max_sequence_tokens(config: KVCacheConfig, *, max_step_tokens: int = 0) -> int:
-    """Return how long one sequence can be if it has all blocks, at most 2**31 - 1 tokens.
+    """Return the maximum length of a sequence that uses all blocks, at most 2**31 - 1 tokens.
 
     max_step_tokens: as for `sequence_blocks`.
     """
@@ -32,7 +29,7 @@ def max_sequence_tokens(config: KVCacheConfig, *, max_step_tokens: int = 0) -> i
         needed = sequence_blocks(config, num_units * size, max_step_tokens=max_step_tokens)
         return needed <= usable
 
-    low, high = 0, MAX_TOKENS // size + 1  # fits(low) is true, or nothing fits
+    low, high = 0, MAX_TOKENS // size + 1  # fits(low) is true, unless no length fits
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -1,8 +1,8 @@
-"""The encoder cache manager: which encoder outputs a worker holds, and for whom.
+"""The encoder cache manager tracks the encoder outputs in a worker and the requests that use them.
 
-Budgeted in embeddings, one for each placeholder token. An output is named by the hash of its
-content, so that requests with the same image share it. What nobody refers to stays until its place
-is needed, the longest unused first. Integer bookkeeping: no tensors, no plan.
+The capacity is a number of embeddings, one per placeholder token. The key of an output is the hash
+of its content, so requests with the same image share it. Unused outputs are evicted in LRU order
+when room is needed. It uses no tensors.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dovetail.request import EncoderInput, Request
 
 
 class EncoderCacheManager:
-    """Outputs in use, and unused ones that are kept while there is room.
+    """Encoder outputs in use, and unused ones that are kept while there is room.
 
-    capacity: embeddings. num_queries, num_hits, num_evictions: outputs asked for, found, dropped.
+    capacity: embeddings. num_queries, num_hits, num_evictions: outputs looked up, found, evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,20 +34,20 @@ class EncoderCacheManager:
 
     @property
     def num_used(self) -> int:
-        """Embeddings of outputs that somebody refers to."""
+        """Embeddings of the outputs in use."""
         return self._num_used
 
     @property
     def num_cached(self) -> int:
-        """Embeddings of all outputs that are there, used or not."""
+        """Embeddings of all cached outputs, used or not."""
         return self._num_used + self._num_kept
 
     def has(self, item: EncoderInput) -> bool:
-        """Return whether the output is there, or will be when the plans handed out are executed."""
+        """Return whether the output is cached or a plan in flight computes it."""
         return item.content_hash in self._sizes
 
     def can_allocate(self, items: Iterable[EncoderInput]) -> bool:
-        """Return whether `allocate` would succeed for all `items` together. Changes nothing."""
+        """Return whether `allocate` succeeds for all `items` together. Changes nothing."""
         more = {
             item.content_hash: self._sizes.get(item.content_hash, item.num_tokens)
             for item in items
@@ -56,10 +56,10 @@ class EncoderCacheManager:
         return self._num_used + sum(more.values()) <= self.capacity
 
     def allocate(self, request: Request, index: int) -> bool:
-        """Refer to the output of `request.encoder_inputs[index]`, for the plan about to go out.
+        """Add a reference to the output of `request.encoder_inputs[index]`, for the next plan.
 
-        Returns whether it has to be computed by that plan. Outputs evicted for it are told by
-        `take_evicted`. Without effect if the request refers to it already. Raises LookupError,
+        Returns whether that plan must compute it. `take_evicted` returns the outputs that were
+        evicted for it. Does nothing if the request already uses the output. Raises LookupError,
         changing nothing, if there is no room.
         """
         held = self._held.get(request.request_id, {})
@@ -69,7 +69,7 @@ class EncoderCacheManager:
         content = item.content_hash
         if not self.can_allocate((item,)):
             raise LookupError(
-                f"{item.num_tokens} embeddings are asked, {self.capacity - self._num_used} are free"
+                f"{item.num_tokens} embeddings are needed, {self.capacity - self._num_used} free"
             )
         self.num_queries += 1
         self._held.setdefault(request.request_id, held)[index] = content
@@ -89,9 +89,9 @@ class EncoderCacheManager:
         return True
 
     def free_input(self, request: Request, index: int) -> None:
-        """Give up one reference: the placeholders' keys and values are in the KV cache.
+        """Remove a reference, because the placeholders' keys and values are in the KV cache.
 
-        Without effect if the request does not hold it.
+        Does nothing if the request does not use the output.
         """
         held = self._held.get(request.request_id)
         if held is None or index not in held:
@@ -107,21 +107,20 @@ class EncoderCacheManager:
             self._num_kept += self._sizes[content]
 
     def free(self, request: Request) -> None:
-        """Give up all that the request refers to: it has ended or is preempted."""
+        """Remove all references of a request that has ended or is preempted."""
         for index in list(self._held.get(request.request_id, ())):
             self.free_input(request, index)
 
     def take_evicted(self) -> list[bytes]:
-        """Return the hashes of outputs that are no longer kept, for the plan about to go out.
+        """Return the hashes of outputs that were evicted since the last call, for the next plan.
 
-        Begins again. An output may be named here and be computed again by the same plan, which
-        drops before it computes.
+        The same plan may compute an evicted output again, because a worker applies evictions first.
         """
         evicted, self._evicted = self._evicted, []
         return evicted
 
     def reset(self) -> bool:
-        """Drop all outputs; return False, changing nothing, if any is in use."""
+        """Drop all outputs. If any is in use, change nothing and return False."""
         if self._references:
             return False
         self._evicted += self._unused
@@ -131,16 +130,16 @@ class EncoderCacheManager:
         return True
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless only `requests` hold references, and the sums are right."""
+        """Raise AssertionError unless only `requests` have references and the sums are correct."""
         names = {request.request_id for request in requests}
-        assert names >= set(self._held), "who has gone still refers to an output"
+        assert names >= set(self._held), "a request that has ended still uses an output"
         counted = Counter(content for held in self._held.values() for content in held.values())
         assert counted == self._references, "reference counts differ from what requests hold"
         assert not counted.keys() & self._unused.keys(), "an output in use counts as unused"
         assert counted.keys() | self._unused.keys() == self._sizes.keys(), "an output is lost"
         assert self._num_used == sum(self._sizes[content] for content in counted)
         assert self._num_kept == sum(self._sizes[content] for content in self._unused)
-        assert self.num_cached <= self.capacity, "more is kept than there is room for"
+        assert self.num_cached <= self.capacity, "the cached outputs exceed the capacity"
 
     def _make_room(self) -> None:
         while self.num_cached > self.capacity:

@@ -1,11 +1,9 @@
-"""From what each layer keeps to groups of layers that share a block table.
+"""Puts layers into KV-cache groups that share a block table.
 
-All groups share the block ids and the memory behind them: the i-th layer of every group lives in
-a page of buffer i, so that a block is of use to any group. Memory is lost where layers need pages
-of different bytes and where groups have different numbers of layers. So the block size of a group
-is chosen such that its pages match the others': layers that keep little get more tokens in a block,
-or share a page.
-Depends on no amount of memory and no request.
+All groups share block ids and memory: the i-th layer of every group uses the pages of buffer i, so
+that any group can use a block. Memory is wasted if layers need pages of different sizes, and if
+groups have different numbers of layers. So the block size of a group is chosen to match page sizes:
+layers with small caches get more tokens per block, or share a page.
 """
 
 from __future__ import annotations
@@ -27,29 +25,29 @@ from dovetail.interfaces.kv_cache import (
 from dovetail.kv_cache.kinds import kind_of
 
 _SLACK = 1.1
-"""Memory is given up to this factor to have fewer groups: each costs host time in every step."""
+"""Use up to this factor of memory to have fewer groups, which cost host time in every step."""
 
 _MAX_WASTE = 1.25
-"""No fewer groups are chosen if more bytes than this factor times the needed ones are taken."""
+"""Do not reduce the groups if that takes more than this factor of the needed bytes."""
 
 _MULTIPLES = range(1, 13)
-"""Pages that are tried: so many times the smallest page that could hold the largest spec."""
+"""Page sizes to try, as multiples of the smallest page that fits the largest spec."""
 
 _INTERVALS = (1, 4, 16, 64, 256)
-"""Blocks of states with snapshots that are tried: so many times the largest of attention."""
+"""Block sizes to try for states with snapshots, as multiples of attention's largest block."""
 
 _MANY_GROUPS = 8
-"""With more groups than this, layers of attention may share pages to have fewer."""
+"""With more groups than this, attention layers may share pages to reduce the groups."""
 
 _SHARED = (1, 2, 4, 8, 16, 32)
-"""Layers of attention to a page that are tried, where a page each would cost too much."""
+"""Attention layers per page to try, if one page per layer takes too much memory."""
 
 Groups = tuple[KVCacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Layers of one spec. per_page: how many of them share a page."""
+    """Layers of one spec. per_page: layers per page."""
 
     spec: KVCacheSpec
     names: Sequence[str]
@@ -64,7 +62,7 @@ class _Part:
 class _Choice:
     """One way to group the layers.
 
-    size: most pages of a group. num_bytes: of one sequence of each of the lengths that count.
+    size: maximum pages of a group. num_bytes: bytes of one sequence, for each relevant length.
     """
 
     parts: Sequence[_Part]
@@ -76,7 +74,7 @@ class _Choice:
         return sum(-(-part.num_pages // self.size) for part in self.parts)
 
     def groups(self) -> Groups:
-        """Cut the layers of each spec into groups, in the order of the layers."""
+        """Divide the layers of each spec into groups, in the order of the layers."""
         groups = []
         for part in self.parts:
             most = self.size * part.per_page
@@ -97,17 +95,17 @@ def group_layers(
 ) -> Groups:
     """Put the layers into groups that share a block table.
 
-    block_size: for a model without layers that keep anything. max_model_len: tokens of the longest
-    sequence: groups are chosen by the memory that it takes, and by what one of an eighth takes.
-    max_step_tokens: tokens of a sequence in one step; 0 for a block. The block size of a group is a
-    multiple of the one in its layers' specs.
-    Layers with windows get groups of their own where that saves memory; otherwise they share one
-    with full attention, and only the attention backend applies the window.
+    block_size: for a model whose layers have no cache. max_model_len: maximum tokens of a sequence.
+    Groups are chosen by the memory for a sequence of this length and of an eighth of it.
+    max_step_tokens: maximum tokens of a sequence per step; 0 for one block. The block size of a
+    group is a multiple of the one in its layers' specs.
+    Layers with sliding windows get separate groups if that saves memory. Otherwise they share a
+    group with full attention, and only the attention backend applies the window.
     Raises ModelError if the ranks disagree or the specs' block sizes differ.
     """
     specs = specs_by_rank[0]
     if any(other != specs for other in specs_by_rank[1:]):
-        raise ModelError("the workers disagree on what the model's layers keep; check their models")
+        raise ModelError("The workers returned different KV-cache specs; check their models.")
     if not specs:
         return (KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size)),)
     if len({spec.block_size for spec in specs.values()}) > 1:
@@ -130,7 +128,7 @@ def group_layers(
 
 
 def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
-    """Return the choice with fewest groups of those that take little more than the least bytes."""
+    """Return the choice with the fewest groups among those with nearly minimal memory."""
     for place in range(len(choices[0].num_bytes)):
         least = min(choice.num_bytes[place] for choice in choices)
         most = max(least, min(_SLACK * least, most_needed))
@@ -146,9 +144,9 @@ def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
 
 
 def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tokens: int) -> int:
-    """Return the bytes that the layers need at most for one sequence if no byte is lost.
+    """Return the maximum bytes that the layers need for one sequence, without any waste.
 
-    The tokens of a step are kept in addition to the window that its first token sees.
+    The tokens of a step are kept in addition to the window of its first token.
     """
     total = 0
     for spec in specs.values():
@@ -163,9 +161,9 @@ def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tok
 
 
 def padding_share(groups: Groups) -> float:
-    """Return which share of the cache's memory no layer uses, 0 to 1, if groups hold equal parts.
+    """Return the fraction of unused memory, 0 to 1, if all groups have equally many blocks.
 
-    The causes are groups with fewer layers than the largest, and layers with smaller pages.
+    It is caused by groups with fewer layers than the largest, and by layers with smaller pages.
     """
     config = KVCacheConfig(num_blocks=1, groups=groups)
     total = config.bytes_per_block * len(groups)
@@ -182,9 +180,9 @@ def _collect(specs: Mapping[str, KVCacheSpec], *, keep_windows: bool) -> list[_P
 
 
 def _matched(parts: Sequence[_Part], shared: int) -> Iterator[Sequence[_Part]]:
-    """Yield `parts` with block sizes such that pages have about the same number of bytes.
+    """Yield `parts` with block sizes that give pages of about equal size.
 
-    shared: layers of attention that share a page.
+    shared: attention layers per page.
     """
     pages = {part.spec.page_size_bytes for part in parts}
     states = any(isinstance(one.spec, StateSpec) and one.spec.snapshots for one in parts)
@@ -202,10 +200,10 @@ def _matched(parts: Sequence[_Part], shared: int) -> Iterator[Sequence[_Part]]:
 def _with_pages(
     parts: Sequence[_Part], num_bytes: int, interval: int, shared: int
 ) -> Sequence[_Part]:
-    """Return `parts` with blocks of as many tokens as fit into pages of `num_bytes`.
+    """Return `parts` with the largest blocks that fit into pages of `num_bytes`.
 
-    interval: a block of a state has so many times the tokens of the largest of those blocks.
-    shared: layers of attention that share a page, if so many fit.
+    interval: tokens of a state's block, as a multiple of the largest attention block.
+    shared: attention layers per page, if they fit.
     """
     made, largest = [], 0
     for part in parts:
@@ -227,7 +225,7 @@ def _with_pages(
 
 
 def _cut(parts: Sequence[_Part], lengths: Sequence[int], max_step_tokens: int) -> Iterator[_Choice]:
-    """Yield the ways to cut the layers of each spec into groups of at most so many pages."""
+    """Yield the ways to divide the layers of each spec into groups of limited pages."""
     page = _page_bytes(parts)
     kinds = [kind_of(part.spec) for part in parts]
     most = [[kind.max_blocks(length, max_step_tokens) for kind in kinds] for length in lengths]

@@ -1,9 +1,9 @@
-"""Names for cached blocks: chained, collision-safe hashes of what their tokens stand on.
+"""Chained hashes of blocks, the keys of the prefix cache.
 
-A block's hash covers its own tokens, the multimodal content that stands in for some of them, and,
-through its parent's, everything before it down to the root: block size, salt and adapter. SHA-256,
-and every part of variable length goes in behind its length, so that nobody can make two prefixes
-collide. Depends on no pool and no group.
+The hash of a block covers its tokens, the multimodal content of its placeholder tokens, and the
+hash of the previous block. The first block uses a root hash of block size, salt and adapter. The
+hash is SHA-256, and every part of variable length is preceded by its length, so that no client can
+construct a collision.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _VERSION = b"dovetail.kv.2"
 
 
 def root_hash(block_size: int, salts: Iterable[str]) -> bytes:
-    """Return the parent of a first block: requests of different salts never share a block."""
+    """Return the parent hash of a first block. Requests of different salts never share blocks."""
     parts = b"".join(pack("<I", len(raw)) + raw for raw in map(_encode, salts))
     return sha256(_VERSION + pack("<I", block_size) + parts).digest()
 
@@ -27,15 +27,15 @@ def root_hash(block_size: int, salts: Iterable[str]) -> bytes:
 def block_hash(parent: bytes, token_ids: array[int], extra: bytes = b"") -> bytes:
     """Return the hash, 32 bytes, of a full block of int32 tokens that follows `parent`.
 
-    extra: what else the block stands on, as `content_key` gives it.
+    extra: the key of multimodal content in the block (`content_key`).
     """
     return sha256(parent + token_ids.tobytes() + extra).digest()
 
 
 def content_key(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:
-    """Return what the tokens [start, end) take from multimodal content; b"" for nothing.
+    """Return a key of the multimodal content in the tokens [start, end); b"" for none.
 
-    The place of the content counts, seen from the block: equal content one token later is another.
+    The key depends on the position of the content relative to the block.
     """
     return b"".join(
         pack("<qII", item.position - start, item.num_tokens, len(item.content_hash))
@@ -46,7 +46,7 @@ def content_key(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:
 
 
 def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
-    """Append to `request.block_hashes`, so that it has `num_blocks` or more; tokens are known."""
+    """Extend `request.block_hashes` to at least `num_blocks`; their tokens must be known."""
     hashes, inputs = request.block_hashes, request.encoder_inputs
     if len(hashes) >= num_blocks:
         return
@@ -59,9 +59,9 @@ def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
 
 
 class PrefixHasher:
-    """Names the blocks of requests; what a prompt has in common with the one before costs no hash.
+    """Computes block hashes of requests, and reuses those shared with the previous prompt.
 
-    Copies of a prompt, and prompts behind the same preamble, come one after the other.
+    Copies of a prompt, and prompts with the same prefix, often arrive one after the other.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -69,10 +69,10 @@ class PrefixHasher:
         self._last: Request | None = None
 
     def extend(self, request: Request, num_blocks: int, most: int = 0) -> int:
-        """Let `request.block_hashes` have `num_blocks` or more; return how many were computed.
+        """Extend `request.block_hashes` to at least `num_blocks`; return the number computed.
 
-        most: compute so many at most, even if some are missing then; 0 for no limit. Hashes that
-        are taken over from the prompt before count a little, too: as many take as long as one.
+        most: maximum number to compute, even if some are then missing; 0 for no limit. Copied
+        hashes count a fraction of a computed one, according to their time.
         """
         hashes, last, num_common = request.block_hashes, self._last, 0
         if len(hashes) >= num_blocks:
@@ -88,7 +88,7 @@ class PrefixHasher:
         return end - start + num_common // _COPIES_A_HASH
 
     def _num_common(self, request: Request, last: Request, num_blocks: int) -> int:
-        """Return how many leading blocks of both have the same name, as far as `last` knows it."""
+        """Return how many leading blocks of both requests have the same known hash."""
         size = self._block_size
         most = min(num_blocks, len(last.block_hashes))
         ours, theirs = request.token_ids, last.token_ids
@@ -96,7 +96,7 @@ class PrefixHasher:
             return 0
         if ours[: most * size] == theirs[: most * size]:
             return most
-        low, high = 1, most  # the first `low` are equal, the first `high` are not
+        low, high = 1, most  # the first `low` blocks are equal, the first `high` are not
         while high - low > 1:
             middle = (low + high) // 2
             part = slice(low * size, middle * size)
@@ -106,11 +106,11 @@ class PrefixHasher:
 
 _COPIES_A_HASH = 64
 _MIN_COMMON = 4
-"""Blocks below which a comparison is not worth it."""
+"""Minimum number of blocks for which a comparison is faster than hashing."""
 
 
 def _differ(one: Request, other: Request) -> bool:
-    """Return whether equal tokens of both may have different names."""
+    """Return whether equal tokens of both requests may have different hashes."""
     if one.encoder_inputs or other.encoder_inputs:
         return True
     return (one.cache_salt, one.lora_id) != (other.cache_salt, other.lora_id)
@@ -121,5 +121,5 @@ def _root(request: Request, block_size: int) -> bytes:
 
 
 def _encode(salt: str) -> bytes:
-    # A user's string may hold lone surrogates; they must neither fail nor become equal.
+    # A user's string may have lone surrogates, which must not fail or become equal.
     return salt.encode("utf-8", "surrogatepass")

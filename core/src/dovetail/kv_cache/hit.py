@@ -1,4 +1,4 @@
-"""What the prefix cache has of a request: the answer to a look-up. Plain data."""
+"""The result of a look-up in the prefix cache. Plain data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 class Hit:
     """The longest prefix of a request that every group can resume.
 
-    num_tokens: how long it is; whole blocks. blocks: one list a group, a block for each of them, 0
-    where the group needs none. Valid until blocks are handed out or taken.
-    missing: (group, position) of blocks whose contents are not here, but to be had from elsewhere;
-    they stand as 0 in `blocks`.
+    num_tokens: its length in tokens; whole blocks. blocks: one list per group, 0 for positions that
+    the group does not need. Valid until blocks are allocated or taken.
+    missing: (group, position) of blocks that the KV connector can load; they are 0 in `blocks`.
     """
 
     num_tokens: int

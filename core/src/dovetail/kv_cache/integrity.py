@@ -1,4 +1,4 @@
-"""Checks of a request's block tables, for tests: they must fit its tokens and its capacity."""
+"""Checks for tests that the block tables of a request match its tokens and its capacity."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dovetail.request import Request
 def check_tables(
     request: Request, kinds: Sequence[CacheKind], block_size: int, num_hit: int
 ) -> None:
-    """Raise AssertionError unless the request has exactly the blocks that it should have.
+    """Raise AssertionError unless the request has exactly the blocks that it needs.
 
-    block_size: tokens of a hash. num_hit: hashes of a hit that is being loaded.
+    block_size: tokens per hash. num_hit: hashes of a hit that is being loaded.
     """
     if not request.blocks:
         assert request.capacity == request.num_committed_blocks == 0
@@ -23,11 +23,11 @@ def check_tables(
     num_committed = request.num_committed_blocks
     assert num_committed <= len(request.block_hashes), "a block was committed without a hash"
     num_sure = min(request.num_computed_tokens, request.num_tokens)
-    num_sure = max(num_sure, max(num_committed, num_hit) * block_size)  # it may not have begun yet
+    num_sure = max(num_sure, max(num_committed, num_hit) * block_size)  # it may not have started
     tables = zip(request.blocks, request.num_dropped_blocks, kinds, strict=True)
     for table, dropped, kind in tables:
         assert len(table) >= kind.num_positions(request.capacity)
         assert kind.positional or len(table) == 1
-        assert not any(table[:dropped]), "a block that was given back is still named"
+        assert not any(table[:dropped]), "a freed block is still in the table"
         assert all(table[dropped:]), "a block in use has no id"
-        assert dropped <= kind.first_needed(num_sure), "a block was given back while needed"
+        assert dropped <= kind.first_needed(num_sure), "a block was freed while it was needed"

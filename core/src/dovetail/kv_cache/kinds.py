@@ -1,7 +1,7 @@
-"""What a group of layers needs of a request's past: all of it, a window, or the latest state.
+"""Which past tokens a KV-cache group needs: all, a window, or the latest state.
 
-A group's block table has one block for each `block_size` tokens, or, for a state that is kept
-once, a single block. Depends on neither pool nor requests.
+The block table of a group has one block for each `block_size` tokens or, for a state without
+snapshots, a single block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SNAPSHOT_SPAN = 2
 class CacheKind:
     """The rules of one group.
 
-    block_size: tokens of a block. span: tokens of the past that the next token needs, itself
+    block_size: tokens per block. span: number of last tokens that the next token needs, itself
     included; 0 for all. positional: whether the table has a block for each `block_size` tokens;
     otherwise it has one block, and no prefix can be resumed.
     """
@@ -30,7 +30,7 @@ class CacheKind:
 
     @property
     def sheds(self) -> bool:
-        """Whether blocks are given back while the request runs."""
+        """Whether blocks are freed while the request runs."""
         return self.positional and self.span > 0
 
     def first_needed(self, num_tokens: int) -> int:
@@ -40,30 +40,30 @@ class CacheKind:
         return max(0, num_tokens - self.span + 1) // self.block_size
 
     def num_positions(self, num_tokens: int) -> int:
-        """Return how long the block table of `num_tokens` tokens is."""
+        """Return the length of the block table for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.positional else 1
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return how many blocks a sequence of `num_tokens` holds at most at a time.
+        """Return the maximum number of blocks that a sequence of `num_tokens` holds at a time.
 
-        max_step_tokens: tokens of a sequence in one step; 0 if that is not known.
+        max_step_tokens: maximum tokens of a sequence per step; 0 if unknown.
         """
         num_positions = self.num_positions(num_tokens)
         if not self.sheds or not max_step_tokens:
             return num_positions
-        # The oldest token still seen and the last of the step may be anywhere in their blocks.
+        # The first token of the window and the last of the step may be anywhere in their blocks.
         return min(num_positions, -(-(self.span - 1 + max_step_tokens) // self.block_size) + 1)
 
     def resumable(self, cached: Sequence[int], num_blocks: int) -> int:
         """Return the longest prefix, at most `num_blocks` blocks, that can be resumed.
 
-        cached: the block that holds each position's content, 0 where none does.
+        cached: the cached block of each position, 0 for none.
         """
         if not self.positional:
             return 0
         if not self.span:
             return next((place for place in range(num_blocks) if not cached[place]), num_blocks)
-        end = position = num_blocks  # the prefix that is tried; cached[position:end] has no gap
+        end = position = num_blocks  # the candidate prefix; cached[position:end] has no gap
         while position > self.first_needed(end * self.block_size):
             position -= 1
             if not cached[position]:
@@ -72,7 +72,7 @@ class CacheKind:
 
 
 def kind_of(spec: KVCacheSpec) -> CacheKind:
-    """Return the rules of a group that keeps `spec`."""
+    """Return the rules of a group with this spec."""
     if isinstance(spec, StateSpec):
         if spec.snapshots:
             return CacheKind(spec.block_size, SNAPSHOT_SPAN)
@@ -82,9 +82,9 @@ def kind_of(spec: KVCacheSpec) -> CacheKind:
 
 
 def capacity(tables: Sequence[Sequence[int]], kinds: Sequence[CacheKind], num_tokens: int) -> int:
-    """Return how many tokens block tables, one a group, hold.
+    """Return the number of tokens that block tables, one per group, can hold.
 
-    num_tokens: returned, in whole blocks, where no table is positional: those hold any number.
+    num_tokens: returned, in whole blocks, if no table is positional, because those hold any number.
     """
     pairs = zip(tables, kinds, strict=True)
     sizes = [len(table) * kind.block_size for table, kind in pairs if kind.positional]

@@ -1,9 +1,9 @@
-"""The KV cache manager: which blocks hold which request's tokens.
+"""The KV cache manager assigns blocks to requests.
 
-The one door between the scheduler and the block pool. It writes to a request's `blocks`,
-`capacity`, `block_hashes`, `num_committed_blocks` and `num_dropped_blocks`, and to nothing else of
-it. Groups of layers may need all of a request's past or some of it (`kinds`); they share the pool.
-No tensors.
+The scheduler accesses the block pool only through this class. Of a request it writes only `blocks`,
+`capacity`, `block_hashes`, `num_committed_blocks` and `num_dropped_blocks`. All KV-cache groups
+share the pool; a group may need all past tokens of a request or some of them (`kinds`).
+It uses no tensors.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dovetail.kv_cache.retiring_blocks import RetiringBlocks
 from dovetail.request import Request
 
 _FIRST_HASHES = 64
-"""Of a prompt of which nothing was asked before."""
+"""Hashes to compute first in a search; their number doubles with each round."""
 
 
 class KVCacheManager:
-    """Gives blocks to requests, finds cached prefixes and takes blocks back.
+    """Allocates and frees blocks of requests, and finds cached prefixes.
 
-    max_step_tokens: most tokens of a request in one step, where that is known: groups with windows
-    then need to hold no more than the window and a step, which lets longer requests in.
-    prefix_queries, prefix_hits: tokens looked up at first admissions, and found.
+    max_step_tokens: maximum tokens of a request per step, if known. Groups with windows then hold
+    only the window and one step, so longer requests can be accepted.
+    prefix_queries, prefix_hits: tokens looked up at first admissions, and tokens found.
     """
 
     def __init__(
@@ -55,35 +55,35 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that could be handed out now."""
+        """Number of free blocks."""
         return self._pool.num_free
 
     @property
     def num_due(self) -> int:
-        """Lists of blocks that nobody needs any more and that come free with the next steps."""
+        """Number of lists of unused blocks that the next steps will free."""
         return self._retiring.num_due
 
     @property
     def num_cached(self) -> int:
-        """Blocks that can be found by what stands in them."""
+        """Number of blocks in the prefix cache."""
         return self._pool.num_cached
 
     @property
     def num_evictions(self) -> int:
-        """Cached blocks that were handed out for something else, so far."""
+        """Number of cached blocks that were reused for other tokens."""
         return self._pool.num_evictions
 
     @property
     def usage(self) -> float:
-        """Share of the blocks in use, 0 to 1."""
+        """Fraction of the blocks in use, 0 to 1."""
         return self._pool.usage
 
     def lookup(self, request: Request, elsewhere: Has | None = None) -> Hit:
-        """Return the request's longest cached prefix; changes nothing of the pool.
+        """Return the request's longest cached prefix. Does not change the pool.
 
-        At least one token is always left to compute, since the step has to yield its logits.
-        Prompt log-probabilities need every position computed, so nothing is found for them.
-        elsewhere: says of keys whether their blocks could be loaded; they count as cached.
+        At least one token is left to compute, because the step needs its logits. Nothing is found
+        for requests with prompt log-probabilities, which need every position computed.
+        elsewhere: returns for keys whether their blocks can be loaded; these count as cached.
         """
         if not self.shares(request):
             return self._coordinator.nothing
@@ -96,21 +96,21 @@ class KVCacheManager:
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
 
     def prepare_lookup(self, request: Request, most: int) -> int:
-        """Compute `most` of the hashes at most that a look-up needs; return how many it took.
+        """Compute at most `most` of the hashes for a look-up; return the number computed.
 
-        The look-up is prepared if that is less than `most`.
+        If it is less than `most`, all hashes are available.
         """
         if not self.shares(request):
             return 0
         return self._hasher.extend(request, (request.num_tokens - 1) // self.block_size, most)
 
     def find_cached(self, request: Request, most: int) -> tuple[int, int]:
-        """Return how many tokens of the request are cached, and how many hashes that took.
+        """Return the number of cached tokens of a request, and the number of hashes computed.
 
-        For policies, which ask this of every waiting request in every step: at most `most` hashes
-        are computed, only while the prefix is cached, and what lies behind them counts as missing.
-        One group of layers is searched by halves, as if what stands on a cached block were cached
-        only with it: mostly so, since later blocks are evicted first.
+        Policies call it for every waiting request in every step. So at most `most` hashes are
+        computed, only while the prefix is cached; tokens after them count as not cached. With one
+        group it uses binary search, which assumes that a block is cached only if all earlier ones
+        are. This is mostly true, because later blocks are evicted first.
         """
         if not self.shares(request):
             return 0, 0
@@ -128,7 +128,7 @@ class KVCacheManager:
         return self._pool.num_leading(keys, total) * self.block_size, num_hashed
 
     def shares(self, request: Request) -> bool:
-        """Return whether the request may use blocks that others have computed."""
+        """Return whether the request may use blocks that other requests have computed."""
         return (
             self._caching
             and self._coordinator.can_resume
@@ -136,9 +136,9 @@ class KVCacheManager:
         )
 
     def block_key(self, request: Request, position: int) -> bytes:
-        """Return the hash of the block at a table position; b"" where not all its tokens are known.
+        """Return the hash of the block at a table position; b"" if a token of it is not known.
 
-        b"" for all where nothing is cached.
+        Returns b"" for all positions if nothing is cached.
         """
         if not self._caching or (position + 1) * self.block_size > request.num_tokens:
             return b""
@@ -146,12 +146,12 @@ class KVCacheManager:
         return request.block_hashes[position]
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, *, reserve: int = 0) -> bool:
-        """Give a request without blocks those of `hit` and new ones up to `num_tokens` tokens.
+        """Assign the blocks of `hit` and new blocks for `num_tokens` tokens to a new request.
 
-        hit: what `lookup` has just returned. reserve: tokens to hold blocks for from now on, if
-        more; without effect on models that give blocks back as they run. Returns False, changing
-        nothing, if there are too few blocks. What is missing from the hit gets new blocks, and
-        nothing is committed until `loaded` says that their contents are there.
+        hit: the result of `lookup` immediately before. reserve: tokens to allocate blocks for, if
+        more than `num_tokens`; ignored for models that free blocks of running requests. Returns
+        False, changing nothing, if there are too few blocks. Missing blocks of the hit get new
+        blocks, and nothing is committed before `loaded` is called.
         """
         held = [block for blocks in hit.blocks for block in blocks if block]
         wanted, num_new = self._demand(hit, num_tokens, reserve)
@@ -189,9 +189,9 @@ class KVCacheManager:
         leaving: Sequence[Request] = (),
         reserve: int = 0,
     ) -> bool:
-        """Return whether `admit` would succeed if those `leaving` gave up their blocks now.
+        """Return whether `admit` would succeed after the requests `leaving` free their blocks.
 
-        Blocks that others share, and those of `hit`, do not count as given up. Changes nothing.
+        Blocks that other requests share, and those of `hit`, do not count. Changes nothing.
         """
         _, num_new = self._demand(hit, num_tokens, reserve)
         held = [block for blocks in hit.blocks for block in blocks if block]
@@ -202,11 +202,10 @@ class KVCacheManager:
         return sum(num_new) + len(hit.missing) + taken <= pool.num_free + len(freed)
 
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
-        """Give a request new blocks so that it holds `num_tokens`; return them, one list a group.
+        """Allocate blocks so that a request holds `num_tokens`; return them, one list per group.
 
-        Returns None, giving nothing, if there are too few. Tokens need not be known: blocks for
-        drafts and for tokens on their way are blocks like others. What has left a window is taken
-        back first.
+        Returns None, changing nothing, if there are too few. The tokens need not be known: drafts
+        and pending tokens are included. Blocks that have left a window are freed first.
         """
         if num_tokens <= request.capacity:
             return [[] for _ in self._kinds]
@@ -221,11 +220,11 @@ class KVCacheManager:
         return self._grow_groups(request, num_tokens)
 
     def next_blocks(self, requests: Sequence[Request]) -> tuple[list[Request], list[int]] | None:
-        """Give requests whose last block is full another one; return who got which.
+        """Allocate a block for each request whose last block is full; return requests and blocks.
 
-        Those that hold more blocks than they need get none. Does what `grow` and `commit` do, for
-        many requests at once. Returns None, giving nothing, where that takes `grow`: if there are
-        too few blocks, or several groups.
+        It does the same as `grow` and `commit`, but for many requests at once. Requests with spare
+        blocks get none. Returns None, changing nothing, if there are too few blocks or several
+        groups; then use `grow`.
         """
         if not self._plain:
             return None
@@ -242,7 +241,7 @@ class KVCacheManager:
         return growing, blocks
 
     def _commit_next(self, request: Request) -> None:
-        """Commit the block after those that are; most often there is one, and no more."""
+        """Commit the full blocks that are not committed yet; usually there is exactly one."""
         place, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
         start, end = place * size, place * size + size
         num_sure = min(request.num_computed_tokens, len(request.token_ids))
@@ -256,7 +255,7 @@ class KVCacheManager:
         request.num_committed_blocks = place + 1
 
     def commit(self, request: Request) -> None:
-        """Let the request's full blocks be found by others: those of its computed, known tokens."""
+        """Add the request's full blocks of computed, known tokens to the prefix cache."""
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
         if num_full <= request.num_committed_blocks or not self._caching:
             return
@@ -271,7 +270,7 @@ class KVCacheManager:
     def named_blocks(self, request: Request, start: int, end: int) -> list[tuple[int, bytes]]:
         """Return the blocks of all groups that end in the hashes [start, end), each with its key.
 
-        What stands in a block is what its key names once the tokens are computed.
+        The content of a block matches its key when the tokens are computed.
         """
         coordinator = self._coordinator
         named = []
@@ -285,10 +284,10 @@ class KVCacheManager:
         return named
 
     def loaded(self, request: Request, failed: Sequence[int] = ()) -> bool:
-        """Note that what was missing from the request's hit is there, but for blocks `failed`.
+        """Record that the missing blocks of a request's hit are loaded, except those `failed`.
 
-        Commits what is good, and returns whether all is. If not, free the request: what it stands
-        on is not what it should be. The next look-up finds what is good.
+        Commits the valid blocks and returns whether all are valid. If not, the caller must free the
+        request, because its prefix is incomplete. The next look-up finds the valid blocks.
         """
         num_good = self._loading.pop(request.request_id)
         for table, kind in zip(request.blocks, self._kinds, strict=True):
@@ -302,7 +301,7 @@ class KVCacheManager:
         return not failed
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Keep blocks in use, whoever else gives them up, until `unpin`: somebody moves bytes."""
+        """Keep blocks in use until `unpin`, because a transfer reads or writes them."""
         self._pool.take(blocks)
         self._pinned += blocks
 
@@ -313,10 +312,10 @@ class KVCacheManager:
         self._pool.free(blocks)
 
     def advance(self, request: Request) -> None:
-        """Take back the blocks that no later token of the request needs; position and id go to 0.
+        """Free the blocks that no later token of the request needs; their table entries become 0.
 
-        Free at once: plans execute in their order, so that whoever gets such a block writes it
-        after its last reader. Tokens that may be taken back (drafts) do not move a window.
+        They are free immediately: plans execute in order, so a new owner writes a block after its
+        last reader. Drafts, which may be rejected, do not move a window.
         """
         if not self._shedding or not request.blocks:
             return
@@ -331,11 +330,11 @@ class KVCacheManager:
                 request.num_dropped_blocks[group] = end
 
     def free(self, request: Request, *, last_step: int) -> None:
-        """Take all blocks back; they can be handed out when step `last_step` has been executed.
+        """Free all blocks of a request after step `last_step` has been executed.
 
-        Very many blocks come free over several steps (`num_due`).
-        last_step: the last plan that names them, or -1. What was committed stays findable, from now
-        on and until it is evicted.
+        A very large number of blocks is freed over several steps (`num_due`).
+        last_step: the last plan that uses the blocks, or -1. Committed blocks stay in the prefix
+        cache until they are evicted.
         """
         if self._plain and request.blocks:
             (blocks,) = request.blocks
@@ -353,17 +352,17 @@ class KVCacheManager:
         self._retiring.add(blocks, last_step)
 
     def executed(self, step_id: int) -> None:
-        """Note that all steps up to `step_id` have been executed."""
+        """Record that all steps up to `step_id` have been executed."""
         self._retiring.executed(step_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
+        """Drop all cached prefixes. If blocks are in use, change nothing and return False."""
         return self._pool.reset_cache()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless exactly the blocks of `requests` are in use, each rightly.
+        """Raise AssertionError unless the blocks in use are those of `requests`, with valid tables.
 
-        `requests`: all that have blocks.
+        requests: all requests that have blocks.
         """
         requests = list(requests)
         held = [block for request in requests for table in request.blocks for block in table]
@@ -376,7 +375,7 @@ class KVCacheManager:
             check_tables(request, self._kinds, self.block_size, num_hit)
 
     def _demand(self, hit: Hit, num_tokens: int, reserve: int) -> tuple[int, list[int]]:
-        """Return how many tokens an admission gets blocks for, and the new blocks of each group."""
+        """Return the tokens to allocate at an admission, and the new blocks of each group."""
         wanted = max(hit.num_tokens, num_tokens if self._shedding else max(num_tokens, reserve))
         num_new = [
             kind.num_positions(wanted) - len(blocks)

@@ -1,10 +1,9 @@
-"""The scheduler's dealings with a KV connector: what is loaded, what is stored, what is held.
+"""Manages loads and stores of a KV connector for the scheduler.
 
-Between the KV cache manager, whose blocks are moved, and the connector's scheduler side, which
-says what can be. Blocks under way are pinned, so that they outlive the request that they were for.
-A transfer that does not end in time is given up: first whoever waits for it continues without,
-then, when the worker's side may no longer touch them, its blocks come free. Depends on no plan: the
-scheduler carries instructions and answers.
+It connects the KV cache manager with the connector's scheduler side. Blocks in transfer are pinned,
+so that they stay in use if their request ends. A transfer that times out is abandoned: first its
+request continues without it; later, when the worker side must no longer use them, its blocks are
+freed. The scheduler sends the instructions and receives the answers.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteCache:
-    """One connector's use by one scheduler.
+    """The transfers between one scheduler and one connector.
 
-    num_loaded_blocks, num_stored_blocks, num_failed_loads: sums over its life.
-    num_given_up: transfers that had not ended in time, likewise.
+    num_loaded_blocks, num_stored_blocks, num_failed_loads: totals.
+    num_given_up: total of transfers that timed out.
     """
 
     def __init__(
         self, side: KVSchedulerSide, kv_cache: KVCacheManager, *, clock: Clock, timeout_s: float
     ) -> None:
-        """timeout_s: after which a load has failed; its blocks come free after twice the time."""
+        """timeout_s: time after which a load has failed; its blocks are freed after twice that."""
         self.num_loaded_blocks = 0
         self.num_stored_blocks = 0
         self.num_failed_loads = 0
@@ -51,23 +50,23 @@ class RemoteCache:
 
     @property
     def num_transfers(self) -> int:
-        """Transfers that have not ended. While there are any, plans must go out, empty ones too."""
+        """Number of unfinished transfers. While it is not 0, plans must be executed, even empty."""
         return len(self._blocks)
 
     def lookup(self, request: Request) -> Hit:
-        """Return what `KVCacheManager.lookup` does, with blocks that could be loaded as missing.
+        """Return the result of `KVCacheManager.lookup`, with loadable blocks as `missing`.
 
-        A request whose load has failed finds only what is here.
+        A request whose load has failed only finds local blocks.
         """
         if request.request_id in self._let_down:
             return self._kv_cache.lookup(request)
         return self._kv_cache.lookup(request, self._side.has)
 
     def load(self, request: Request, hit: Hit) -> bool:
-        """Have the blocks loaded that are missing from `hit`, with which it has been admitted.
+        """Load the missing blocks of `hit`, with which the request was admitted.
 
-        Returns whether the request must wait for that; else it may run in the next plan. Either
-        way, and unless the request is released before, `update` says when its load has ended.
+        Returns whether the request must wait for the load; otherwise it may run in the next plan.
+        In both cases `update` reports the end of the load, unless the request is released before.
         """
         if not hit.missing:
             return False
@@ -80,7 +79,7 @@ class RemoteCache:
         return self._side.load(transfer)
 
     def offer(self, request: Request) -> None:
-        """Offer the blocks for storing that the request has committed since it did so last."""
+        """Offer the blocks to the connector that the request has committed since the last call."""
         start = self._num_offered.get(request.request_id, 0)
         end = request.num_committed_blocks
         if end <= start:
@@ -97,9 +96,9 @@ class RemoteCache:
             self._end(transfer.transfer_id)
 
     def release(self, request: Request, *, finished: bool) -> None:
-        """Note that the request is about to give up its blocks; offer what it has first.
+        """Offer the blocks of a request that is about to free them.
 
-        finished: whether it will not come back.
+        finished: whether the request has ended.
         """
         self.offer(request)
         transfer_id = self._load_of.pop(request.request_id, None)
@@ -110,15 +109,15 @@ class RemoteCache:
             self._let_down.discard(request.request_id)
 
     def take_instructions(self) -> bytes:
-        """Return what travels with the next plan."""
+        """Return the instructions to send with the next plan."""
         return self._side.take_instructions()
 
     def update(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Take in a worker's answer; return the requests whose loads have ended, and how.
+        """Process an answer of a worker; return requests whose loads have ended, and the success.
 
-        Those that are well are committed. The others stand on blocks that are not what they should
-        be: drop what was sampled for them, free them, and let them wait again. Some may have given
-        up their blocks meanwhile; they are only reported if what was sampled is to be dropped.
+        Successful loads are committed. For failed loads the caller must drop the sampled tokens,
+        free the request and let it wait again. A request that has freed its blocks meanwhile is
+        only reported if its sampled tokens must be dropped.
         """
         outcome = self._side.update(answer)
         ended = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
@@ -126,10 +125,10 @@ class RemoteCache:
         return [entry for entry in settled if entry is not None]
 
     def give_up_late(self) -> list[tuple[Request, bool]]:
-        """Give up transfers that have not ended in time; return what `update` would of their loads.
+        """Abandon transfers that timed out; return their loads like `update`.
 
-        Nobody waits for them any more. Their blocks stay pinned until twice the time is up, or the
-        transfer ends: until then something may still be written to them.
+        Requests do not wait for them any longer. Their blocks stay pinned until twice the timeout
+        or the end of the transfer, because they may still be written.
         """
         now_ns, given_up = self._clock.now_ns(), []
         while (transfer_id := _first_before(self._begun_ns, now_ns - self._timeout_ns)) is not None:
@@ -154,7 +153,7 @@ class RemoteCache:
             )
 
     def shutdown(self) -> None:
-        """Let go of the connector and of what was pinned for it. May be called twice."""
+        """Shut down the connector and unpin all blocks. May be called more than once."""
         self._side.shutdown()
         for transfer_id in list(self._blocks):
             self._end(transfer_id)
@@ -163,7 +162,7 @@ class RemoteCache:
 
     def _settle(self, transfer_id: int, failed: Sequence[int]) -> tuple[Request, bool] | None:
         if transfer_id not in self._blocks:
-            return None  # it was given up
+            return None  # it was abandoned
         is_load = transfer_id in self._loads
         entry = self._settle_load(transfer_id, failed) if is_load else None
         num_good = len(self._end(transfer_id)) - len(failed)
@@ -174,7 +173,7 @@ class RemoteCache:
         return entry
 
     def _settle_load(self, transfer_id: int, failed: Sequence[int]) -> tuple[Request, bool] | None:
-        """Note how a load has ended; return whose it is and how, if anybody is to know."""
+        """Record the end of a load; return its request and success if they must be reported."""
         self.num_failed_loads += bool(failed)
         request = self._loads[transfer_id]
         if request is None or request.status.finished:
@@ -182,7 +181,7 @@ class RemoteCache:
         if self._load_of.get(request.request_id) == transfer_id:
             del self._load_of[request.request_id]
             is_well = self._kv_cache.loaded(request, failed)
-        elif failed:  # it has run on that, and was preempted since
+        elif failed:  # the request has used the blocks and was preempted since
             is_well = False
         else:
             return None
@@ -212,7 +211,7 @@ class RemoteCache:
 
 
 def _first_before(begun_ns: Mapping[int, int], limit_ns: int) -> int | None:
-    """Return the first transfer if it was begun at `limit_ns` or before."""
+    """Return the first transfer if it was started at `limit_ns` or before."""
     for transfer_id, start_ns in begun_ns.items():
         return transfer_id if start_ns <= limit_ns else None
     return None

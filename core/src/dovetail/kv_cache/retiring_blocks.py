@@ -1,7 +1,6 @@
-"""Blocks that requests have given up: they come free when no plan that is out names them.
+"""Released blocks of requests, which are freed when no plan in flight uses them.
 
-A step frees a bounded number, so that the end of many long requests at once holds nobody up; the
-rest follows with the next steps. Depends on no request.
+Each step frees a limited number, so that many long requests that end together do not delay a step.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Iterator
 from dovetail.kv_cache.block_pool import BlockPool
 
 MAX_BLOCKS_FREED = 262_144
-"""References to blocks that are given up between two steps, about 10 ms."""
+"""Maximum references that are removed per step, about 10 ms."""
 
 
 class RetiringBlocks:
-    """Gives lists of blocks back to a pool, each when its step has been executed."""
+    """Frees each list of blocks when its last step has been executed."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -26,18 +25,18 @@ class RetiringBlocks:
         self._num_left = MAX_BLOCKS_FREED
 
     def __iter__(self) -> Iterator[int]:
-        """Yield every block that is not free yet, once a reference."""
+        """Yield every block that is not free yet, once per reference."""
         for lists in (*self._by_step.values(), self._due):
             for blocks in lists:
                 yield from blocks
 
     @property
     def num_due(self) -> int:
-        """Lists of blocks that no plan names and that come free with the next steps."""
+        """Number of lists of unused blocks that the next steps will free."""
         return len(self._due)
 
     def add(self, blocks: list[int], last_step: int) -> None:
-        """Free `blocks` when step `last_step` has been executed; now, if it has been."""
+        """Free `blocks` when step `last_step` has been executed, or now if it already was."""
         if last_step > self._executed:
             self._by_step.setdefault(last_step, []).append(blocks)
         elif self._num_left > 0 and not self._due:
@@ -46,7 +45,7 @@ class RetiringBlocks:
             self._due.append(blocks)
 
     def executed(self, step_id: int) -> None:
-        """Note that all steps up to `step_id` have been executed."""
+        """Record that all steps up to `step_id` have been executed."""
         self._executed = step_id
         self._num_left = MAX_BLOCKS_FREED
         if self._by_step:

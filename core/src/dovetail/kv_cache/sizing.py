@@ -1,4 +1,4 @@
-"""From groups of layers and an amount of memory to the number of blocks and the longest request."""
+"""Computes the number of blocks and the maximum request length from the available memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _MAX_BLOCKS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The most that the requests can ask of the cache.
+    """The maximum demand on the cache.
 
-    max_num_seqs: requests at a time. max_model_len: tokens of each. max_step_tokens: tokens a step.
+    max_num_seqs: running requests. max_model_len: tokens per request. max_step_tokens: tokens per
+    step.
     """
 
     max_num_seqs: int
@@ -32,11 +33,11 @@ def size_cache(
     available_bytes: int,
     num_blocks: int | None,
 ) -> KVCacheConfig:
-    """Return how many blocks the memory holds, whatever `load` is: the rest keeps prefixes.
+    """Return the number of blocks that fit into memory, even more than `load` needs.
 
-    Groups that keep nothing have as many blocks as `load` can use.
-    available_bytes: for all groups together. num_blocks: the user's own figure, block 0 included,
-    or None. Raises CapacityError if not even two blocks fit, stating what one takes.
+    If no group has a cache, it is the number that `load` can use.
+    available_bytes: for all groups together. num_blocks: the user's number, block 0 included, or
+    None. Raises CapacityError with the size of a block if two blocks do not fit.
     """
     config = KVCacheConfig(num_blocks=2, groups=groups)
     block_size, bytes_per_block = config.block_size, config.bytes_per_block
@@ -58,10 +59,10 @@ def size_cache(
 def fit_model_len(
     config: KVCacheConfig, *, max_model_len: int, max_step_tokens: int, asked_by_user: bool
 ) -> tuple[int, str]:
-    """Return the longest sequence the cache can hold, and why if it is less than `max_model_len`.
+    """Return the longest sequence that fits, and the reason if it is less than `max_model_len`.
 
-    max_step_tokens: tokens a step. Raises CapacityError where the user asked for a length that does
-    not fit, or if not one block of a sequence does.
+    max_step_tokens: tokens per step. Raises CapacityError if the length that the user set does not
+    fit, or if no block of a sequence fits.
     """
     tokens = max_sequence_tokens(config, max_step_tokens=max_step_tokens)
     if tokens >= max_model_len:
