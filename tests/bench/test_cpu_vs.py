@@ -77,7 +77,7 @@ def test_a_comparison_of_working_and_failing_engines(checkpoint, peers_file, tmp
     assert "no such model" in reasons["load", "load"]
     assert "no answer" in reasons["hang", "decode1"]
     assert "the last words" in reasons["die", "decode1"]
-    assert "asked for" in reasons["short", "decode1"]
+    assert "requested" in reasons["short", "decode1"]
     assert not {"dovetail", "slow"} & {engine for engine, _ in reasons}
 
     turns = {(turn["engine"], turn["case"]): turn for turn in result["turns"]}

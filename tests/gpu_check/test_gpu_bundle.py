@@ -50,7 +50,7 @@ def test_a_bundle_that_is_too_large_is_refused(num_bytes, code, tmp_path, monkey
     monkeypatch.setattr(bundle, "gather", lambda into, python: {"commit": "abc", "files": files})
     monkeypatch.setattr(sys, "argv", ["bundle.py", "--into", str(tmp_path / "bundle")])
     assert bundle.main() == code
-    assert ("more than 60 MB" in capsys.readouterr().err) == bool(code)
+    assert ("limit is 60 MB" in capsys.readouterr().err) == bool(code)
 
 
 def test_git_ignores_the_bundle_folder():
