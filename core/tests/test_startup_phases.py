@@ -94,7 +94,7 @@ def test_a_hanging_phase_is_interrupted():
     assert time.monotonic() - begun < 5
     message = str(raised.value)
     assert "within 0.2 s" in message and "load_model" in message
-    assert "test_a_phase_that_hangs" in message, "where it was"
+    assert "test_a_hanging_phase_is_interrupted" in message, "where it was"
     assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
 
 
