@@ -182,7 +182,7 @@ def test_layers_of_equal_pages_keep_their_block_size():
 
 
 def test_cache_specs_must_be_equal_on_all_ranks():
-    with pytest.raises(ModelError, match="disagree"):
+    with pytest.raises(ModelError, match="different KV-cache specs"):
         group_layers(
             [{"a": spec()}, {"a": spec(num_kv_heads=1)}], block_size=SIZE, max_model_len=64
         )
