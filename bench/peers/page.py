@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from textwrap import fill
 from typing import Any
 
 from peers.tables import markdown
@@ -47,7 +48,7 @@ def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
 
     Results of one machine, commit and model are combined in one section.
     """
-    parts = [HEAD, *([f"{note}\n"] if note else []), METHOD]
+    parts = [HEAD, *([f"{_wrapped(note)}\n"] if note else []), METHOD]
     for _, group in groupby(runs, key=lambda run: run["machine"]):
         alike = list(group)
         parts += [_machine(alike), *map(markdown, _by_model(alike))]
@@ -102,4 +103,10 @@ def _machine(runs: Sequence[Mapping[str, Any]]) -> str:
                 versions |= engine["versions"]
     lines += [f"- {package}: {version}" for package, version in sorted(versions.items())]
     lines += [f"- not run: {name} ({reason})" for name, reason in absent.items()]
-    return "\n".join(["## Machine and versions", "", *lines, ""])
+    return "\n".join(["## Machine and versions", "", *map(_wrapped, lines), ""])
+
+
+def _wrapped(text: str) -> str:
+    """Return a paragraph or list item in lines of at most 116 columns."""
+    indent = "  " if text.startswith("- ") else ""
+    return fill(text, 116, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the plugin author's guide."""
+"""Fixtures for the tests of the plugin guide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def one_thread():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """A function that installs the package of a page, and forgets it afterwards."""
+    """Return a function that installs the package of a page; uninstall it after the test."""
     site = tmp_path / "site-packages"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

@@ -101,7 +101,7 @@ class Picture:
 
 
 def draw_step() -> Picture:
-    """One step: what crosses from the scheduler to the worker and back."""
+    """One step: the data exchanged between the scheduler and the worker."""
     p = Picture(980, 340, "One step of the engine")
     p.box((20, 30), (150, 70), ["Input processor", "validate, tokenize"])
     p.box((210, 30), (170, 70), ["Request", "tokens, some computed"])
@@ -147,7 +147,7 @@ def draw_step() -> Picture:
 
 
 def draw_processes() -> Picture:
-    """The processes of an engine and what each owns."""
+    """The processes of an engine and the objects that each owns."""
     p = Picture(980, 400, "The processes and what each owns")
     p.box(
         (20, 20),
@@ -203,7 +203,7 @@ def draw_processes() -> Picture:
 
 
 def draw_states() -> Picture:
-    """The states of a request and what moves it between them."""
+    """The states of a request and the transitions between them."""
     p = Picture(900, 340, "The states of a request")
     p.box((20, 120), (130, 50), ["new request"])
     p.box((210, 120), (130, 50), ["WAITING"], "owner")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "plugins"
 OTHER_PAGES = {"README", "commands", "layers", "sketches"}
-"""Pages that are about no single kind."""
+"""Pages that do not describe one plugin kind."""
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page of the guide. kind: its name, where it is about a kind."""
+    """One page of the guide. kind: its file name, the plugin kind for most pages."""
 
     path: Path
 
@@ -32,7 +32,7 @@ class Page:
         return self.path.read_text("utf-8")
 
     def blocks(self, language: str) -> list[str]:
-        """Return the fenced blocks of a language, in their order."""
+        """Return the fenced blocks of a language in page order."""
         return [body for found, body in _FENCE.findall(self.text) if found == language]
 
 

@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"^```console\n\$ ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.D
 
 
 def recorded() -> dict[str, str]:
-    """Return what the page says that each command prints."""
+    """Return the recorded output of each command on the page."""
     return dict(_BLOCK.findall(PAGE.read_text("utf-8")))
 
 
@@ -45,7 +45,7 @@ def printed(command: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the page again."""
+    """Run all commands and rewrite the page."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 

@@ -16,7 +16,7 @@ BEGIN, END = "<!-- recorded: dovetail demo -->", "<!-- end -->"
 
 
 def record() -> str:
-    """Return what the demo prints, as plain text."""
+    """Return the output of the demo as plain text."""
     command = [str(Path(sys.executable).with_name("dovetail")), "demo"]
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -24,7 +24,7 @@ def record() -> str:
 
 
 def main() -> None:
-    """Put the recording between its marks."""
+    """Write the recording between its marks."""
     text = README.read_text("utf-8")
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)

@@ -16,7 +16,7 @@ EXPECTED = {
     "own_loop.py": ["puzzle: p u z z l e", "fox: f o x"],
     "own_policy.py": ["fox: f o x", "cloud, farm, queen", "puzzle: p u z z l e"],
 }
-"""What each prints, in this order."""
+"""The expected output of each example, in order."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""The page about layers and weights: its model equals transformers, and it names every layer."""
+"""docs/plugins/layers.md: its model matches transformers, and it lists every layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = page("layers")
 
 @pytest.fixture
 def package(tmp_path, install):
-    """The package of the page, installed; the folder of its tests."""
+    """Install the package of the page and return the folder of its tests."""
     model, tests = PAGE.blocks("python")
     (project,) = PAGE.blocks("toml")
     install(

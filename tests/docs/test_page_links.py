@@ -1,4 +1,4 @@
-"""Pages lead somewhere, and what the CPU's page states is what the code has."""
+"""Links of documents have targets, and the facts of docs/cpu.md match the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     links = _LINK.findall(page.read_text("utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing
@@ -25,7 +25,7 @@ def test_links_are_found():
     assert _LINK.findall(text) == ["x.md", "../y.md"]
 
 
-def test_the_page_on_the_cpu_states_what_is_there():
+def test_the_facts_of_the_cpu_page_match_the_code():
     options = pytest.importorskip("dovetail_cpu.options")
     native_library = pytest.importorskip("dovetail_cpu.native_library")
     worker = pytest.importorskip("dovetail_cpu.worker")

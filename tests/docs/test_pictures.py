@@ -1,4 +1,4 @@
-"""The pictures in docs/pictures are what their script draws."""
+"""The pictures in docs/pictures are current."""
 
 from xml.etree import ElementTree
 
@@ -7,7 +7,7 @@ from docs.draw_pictures import CORE, FOLDER, measure_packages, pictures
 
 
 @pytest.mark.parametrize("name", sorted(pictures()))
-def test_picture_is_what_the_script_draws(name):
+def test_a_picture_equals_the_output_of_the_script(name):
     text = pictures()[name]
     ElementTree.fromstring(text)  # well-formed
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")

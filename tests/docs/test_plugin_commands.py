@@ -1,4 +1,4 @@
-"""What docs/plugins/commands.md records is still what the commands are about."""
+"""The recorded output in docs/plugins/commands.md is current."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.plugins.metadata.commands import DEVKIT_COMMANDS, find_commands
 RENEW = "renew it: python tests/docs/record_commands.py"
 
 
-def test_the_recorded_list_names_the_plugins_that_there_are():
+def test_the_recorded_list_names_every_plugin():
     lines = recorded()["dovetail plugins list"].splitlines()[1:]
     rows = [line.split()[:5] for line in lines]  # behind them stands what was verified where
     listed = {(kind, name, target) for kind, name, _, _, target in rows}
@@ -32,6 +32,6 @@ def test_every_plugins_command_is_recorded_and_none_failed():
     assert "Traceback" not in page("commands").text, RENEW
 
 
-def test_a_command_still_prints_what_is_recorded(tmp_path):
+def test_a_command_prints_the_recorded_output(tmp_path):
     command = "dovetail plugins show attention:torch"
     assert printed(command, tmp_path) == recorded()[command], RENEW

@@ -1,4 +1,4 @@
-"""docs/step.md names the functions through which a request passes, and counts the hops."""
+"""docs/step.md lists the functions that a request passes through and the number of hops."""
 
 import json
 import re
