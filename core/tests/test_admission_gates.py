@@ -14,91 +14,91 @@ class RefusingGate(FakeGate):
         raise RequestError("this text is not a grammar")
 
 
-def enter(house, name, now_ns=0):
+def enter(admission_gates, name, now_ns=0):
     asked = make_request(name)
-    request = Request(asked, max_model_len=16, sequence=len(house))
-    gates = house.ask(asked)
+    request = Request(asked, max_model_len=16, sequence=len(admission_gates))
+    gates = admission_gates.find_holding_gates(asked)
     if gates:
-        house.hold(request, gates, now_ns)
+        admission_gates.hold(request, gates, now_ns)
     return request
 
 
 def test_a_request_that_no_gate_holds_is_admitted_at_once():
     gate = FakeGate(wants=lambda request: request.request_id == "b")
-    house = AdmissionGates([gate], 60)
-    assert enter(house, "a").status is RequestStatus.WAITING
-    held = enter(house, "b")
-    assert list(house) == [held] and gate.held == ["b"]
+    admission_gates = AdmissionGates([gate], 60)
+    assert enter(admission_gates, "a").status is RequestStatus.WAITING
+    held = enter(admission_gates, "b")
+    assert list(admission_gates) == [held] and gate.held == ["b"]
     assert held.status is RequestStatus.WAITING_FOR_FSM
-    assert house.take_ready() == house.take_failed(0) == []
+    assert admission_gates.take_ready() == admission_gates.take_failed(0) == []
 
 
 def test_all_gates_must_open_in_any_order():
     first, second = FakeGate(), FakeGate(wants=lambda request: request.request_id != "c")
-    house = AdmissionGates([first, second], 60)
-    a, b, c = (enter(house, name) for name in "abc")
+    admission_gates = AdmissionGates([first, second], 60)
+    a, b, c = (enter(admission_gates, name) for name in "abc")
     second.open("a")
     first.open("c")
     first.open("b")
-    assert house.take_ready() == [c]
+    assert admission_gates.take_ready() == [c]
     first.open("a")
     second.open("b")
-    assert house.take_ready() == [a, b]  # in the order of arrival
-    assert len(house) == 0
+    assert admission_gates.take_ready() == [a, b]  # in the order of arrival
+    assert len(admission_gates) == 0
 
 
 def test_one_failed_gate_rejects_the_request_at_all_gates():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second], 60)
-    a, b = (enter(house, name) for name in "ab")
+    admission_gates = AdmissionGates([first, second], 60)
+    a, b = (enter(admission_gates, name) for name in "ab")
     second.fail("a", "no such grammar")
-    assert house.take_failed(0) == [(a, "no such grammar")]
-    assert first.held == ["b"] and list(house) == [b]
+    assert admission_gates.take_failed(0) == [(a, "no such grammar")]
+    assert first.held == ["b"] and list(admission_gates) == [b]
     first.open("b")
     second.fail("b", "too late")
-    assert house.take_ready() == []
-    assert house.take_failed(0) == [(b, "too late")]
+    assert admission_gates.take_ready() == []
+    assert admission_gates.take_failed(0) == [(b, "too late")]
 
 
 def test_two_gates_can_fail_at_once():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second], 60)
-    a = enter(house, "a")
+    admission_gates = AdmissionGates([first, second], 60)
+    a = enter(admission_gates, "a")
     first.fail("a", "one")
     second.fail("a", "two")
-    assert house.take_failed(0) == [(a, "one")]
-    assert house.take_failed(0) == []
+    assert admission_gates.take_failed(0) == [(a, "one")]
+    assert admission_gates.take_failed(0) == []
 
 
 def test_a_discarded_request_is_forgotten_even_if_its_gates_have_opened():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second], 60)
-    a, b = (enter(house, name) for name in "ab")
+    admission_gates = AdmissionGates([first, second], 60)
+    a, b = (enter(admission_gates, name) for name in "ab")
     first.open("a")
-    house.discard(a)
-    house.discard(a)  # no gate holds it any longer
-    assert house.take_ready() == [] and list(house) == [b]
-    again = enter(house, "a")
-    assert list(house) == [b, again]
+    admission_gates.discard(a)
+    admission_gates.discard(a)  # no gate holds it any longer
+    assert admission_gates.take_ready() == [] and list(admission_gates) == [b]
+    again = enter(admission_gates, "a")
+    assert list(admission_gates) == [b, again]
 
 
 def test_a_rejected_request_is_held_by_no_gate():
     gate = FakeGate()
-    house = AdmissionGates([gate, RefusingGate()], 60)
+    admission_gates = AdmissionGates([gate, RefusingGate()], 60)
     with pytest.raises(RequestError, match="not a grammar"):
-        enter(house, "a")
-    assert gate.held == [] and len(house) == 0
+        enter(admission_gates, "a")
+    assert gate.held == [] and len(admission_gates) == 0
 
 
 def test_a_request_that_is_held_too_long_fails_and_leaves_its_gates():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second], 2.5)
-    a, b = enter(house, "a"), enter(house, "b", now_ns=10**9)
+    admission_gates = AdmissionGates([first, second], 2.5)
+    a, b = enter(admission_gates, "a"), enter(admission_gates, "b", now_ns=10**9)
     first.open("a")
-    assert house.take_ready() == [] and house.take_failed(2_499_999_999) == []
-    ((late, message),) = house.take_failed(2_500_000_000)
+    assert admission_gates.take_ready() == [] and admission_gates.take_failed(2_499_999_999) == []
+    ((late, message),) = admission_gates.take_failed(2_500_000_000)
     assert late is a and "admission_timeout_s=2.5: FakeGate was not ready" in message
-    assert list(house) == [b] and second.held == ["b"]
+    assert list(admission_gates) == [b] and second.held == ["b"]
     first.open("b")
     second.open("b")
-    assert house.take_ready() == [b] and house.take_failed(10**12) == []
+    assert admission_gates.take_ready() == [b] and admission_gates.take_failed(10**12) == []

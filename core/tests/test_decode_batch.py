@@ -30,12 +30,12 @@ def decode_batch():
 def join(decode_batch, *requests):
     for request in requests:
         decode_batch.admit(request)
-    decode_batch.step_in(list(requests))
+    decode_batch.add_members(list(requests))
 
 
 def step(decode_batch):
     """Run a step; return the due members and their runs."""
-    due = [request.request_id for request in decode_batch.take_due()]
+    due = [request.request_id for request in decode_batch.take_full_members()]
     taken = decode_batch.take_step()
     decode_batch.check_integrity()
     return due, taken
@@ -58,7 +58,7 @@ def test_the_members_of_a_scheduled_step_do_not_change(decode_batch):
     requests = [decoding(row) for row in range(4)]
     join(decode_batch, *requests[:3])
     _, taken = step(decode_batch)
-    decode_batch.step_out(requests[1])
+    decode_batch.remove_member(requests[1])
     decode_batch.release(requests[0])
     join(decode_batch, requests[3])
     assert taken.members == requests[:3] and taken.rows == array("i", [0, 1, 2])
@@ -69,13 +69,13 @@ def test_members_are_in_admission_order(decode_batch):
     requests = [decoding(row) for row in range(5)]
     for request in requests:
         decode_batch.admit(request)
-    decode_batch.step_in(requests[3:4])
-    decode_batch.step_in([requests[0], requests[4]])
-    decode_batch.step_in([requests[1], requests[2]])
-    assert list(decode_batch) == requests == decode_batch.running and decode_batch.apart == []
-    decode_batch.step_out(requests[3])
-    decode_batch.step_out(requests[0])
-    assert decode_batch.apart == [requests[0], requests[3]]
+    decode_batch.add_members(requests[3:4])
+    decode_batch.add_members([requests[0], requests[4]])
+    decode_batch.add_members([requests[1], requests[2]])
+    assert list(decode_batch) == requests == decode_batch.running and decode_batch.outside == []
+    decode_batch.remove_member(requests[3])
+    decode_batch.remove_member(requests[0])
+    assert decode_batch.outside == [requests[0], requests[3]]
     decode_batch.check_integrity()
 
 
@@ -83,17 +83,17 @@ def test_a_request_that_leaves_the_batch_keeps_its_count_and_can_return(decode_b
     one, two = decoding(0), decoding(1)
     join(decode_batch, one, two)
     step(decode_batch)
-    decode_batch.step_out(one)
+    decode_batch.remove_member(one)
     step(decode_batch)
     assert (one.num_computed_tokens, two.num_computed_tokens) == (6, 7)
-    decode_batch.step_in([one])
+    decode_batch.add_members([one])
     step(decode_batch)
     assert (one.num_computed_tokens, two.num_computed_tokens) == (7, 8)
-    decode_batch.dissolve()
+    decode_batch.remove_all_members()
     decode_batch.check_integrity()
-    assert decode_batch.apart == [one, two] and len(decode_batch) == 0
+    assert decode_batch.outside == [one, two] and len(decode_batch) == 0
     assert (one.num_computed_tokens, two.num_computed_tokens) == (7, 8)
-    decode_batch.step_in([one, two])
+    decode_batch.add_members([one, two])
     assert step(decode_batch)[1].starts == array("i", [7, 8])
 
 
@@ -113,16 +113,16 @@ def test_members_leave_after_the_step_of_their_last_token(decode_batch, max_toke
         _, taken = step(decode_batch)
         assert taken.capped == ([one] if number == max_tokens - 1 else [])
         assert (one in decode_batch) is (number < max_tokens - 1)
-    assert one.num_tokens_with_pending == one.max_total_tokens and decode_batch.apart == [one]
+    assert one.num_tokens_with_pending == one.max_total_tokens and decode_batch.outside == [one]
 
 
 def test_events_of_a_request_that_left_and_returned_count_once(decode_batch):
     one = decoding(0, computed=6, max_tokens=4)  # due when its block is full, and then at its end
     join(decode_batch, one)
-    decode_batch.step_out(one)
-    decode_batch.step_in([one])
+    decode_batch.remove_member(one)
+    decode_batch.add_members([one])
     assert [step(decode_batch)[0] for _ in range(3)] == [[], [], ["r0"]]
-    assert decode_batch.apart == [one]
+    assert decode_batch.outside == [one]
 
 
 def test_stop_tokens_are_collected_from_all_members(decode_batch):

@@ -155,7 +155,7 @@ def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
 
 
 def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkeypatch):
-    limits = {"MAX_BLOCKS_HASHED": 40, "MIN_BLOCKS_HASHED": 4, "MAX_PASSED_OVER": 9}
+    limits = {"MAX_BLOCKS_HASHED": 40, "MIN_BLOCKS_HASHED": 4, "MAX_SKIPPED": 9}
     for name, most in limits.items():
         monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
     driver = drive(num_blocks=500, max_num_batched_tokens=64, max_num_seqs=4)

@@ -118,7 +118,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
     for _ in range(5):
         driver.step()
     decode_batch = driver.scheduler._state.decode_batch
-    assert [one.request_id for one in decode_batch] == ["a", "b", "c"] and not decode_batch.apart
+    assert [one.request_id for one in decode_batch] == ["a", "b", "c"] and not decode_batch.outside
     driver = drive(cls=OneByOne)
     driver.add("a", 6, max_tokens=20)
     for _ in range(5):

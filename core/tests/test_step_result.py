@@ -8,7 +8,7 @@ from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling.decode_batch import DecodeStepRecord
 from dovetail.scheduling.draft import StepRecord
-from dovetail.scheduling.step_result import settle
+from dovetail.scheduling.step_result import process_result
 
 
 def request(row=0, *, prompt=(1, 2, 3), max_tokens=8, stop=(), **params):
@@ -48,16 +48,16 @@ def give(requests, sampled, *, starts=None, **more):
         token_ids=array("i", [token for tokens in sampled for token in tokens]),
         **more,
     )
-    return settle(StepRecord(None, dict.fromkeys(requests, 3)), plan, output)
+    return process_result(StepRecord(None, dict.fromkeys(requests, 3)), plan, output)
 
 
 def test_tokens_go_to_their_requests_in_plan_order():
     one, chunk, two = request(0), request(1), request(2)
-    settled = give([one, chunk, two], [[7], [], [8]])
-    assert settled.advanced == [one, two]
-    assert list(settled.counts) == [1, 1] and list(settled.token_ids) == [7, 8]
+    result = give([one, chunk, two], [[7], [], [8]])
+    assert result.advanced == [one, two]
+    assert list(result.counts) == [1, 1] and list(result.token_ids) == [7, 8]
     assert list(one.token_ids) == [1, 2, 3, 7] and chunk.num_output_tokens == 0
-    assert settled.ended == []
+    assert result.ended == []
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_a_stop_token_ends_and_only_user_stop_tokens_are_reported(
     token, params, status, stop_reason
 ):
     one = request(stop=(9,), **params)
-    settled = give([one], [[token]])
-    assert [how for _, how in settled.ended] == ([] if status is None else [status])
+    result = give([one], [[token]])
+    assert [how for _, how in result.ended] == ([] if status is None else [status])
     assert one.stop_reason == stop_reason
     assert one.token_ids[-1] == token  # the stop token is part of the output
 
@@ -87,8 +87,8 @@ def test_stop_tokens_are_ignored_before_min_tokens():
 
 def test_the_length_limit_ends_a_request_and_a_stop_token_takes_precedence():
     one, two = request(0, max_tokens=1), request(1, max_tokens=1, stop=(9,))
-    settled = give([one, two], [[7], [9]])
-    assert settled.ended == [
+    result = give([one, two], [[7], [9]])
+    assert result.ended == [
         (one, RequestStatus.FINISHED_LENGTH_CAPPED),
         (two, RequestStatus.FINISHED_STOPPED),
     ]
@@ -96,18 +96,18 @@ def test_the_length_limit_ends_a_request_and_a_stop_token_takes_precedence():
 
 def test_tokens_after_the_end_are_dropped():
     one, two = request(0, stop=(9,)), request(1, max_tokens=2)
-    settled = give([one, two], [[5, 9, 6], [1, 2, 3]])
-    assert list(settled.counts) == [2, 2]
-    assert list(settled.token_ids) == [5, 9, 1, 2]
+    result = give([one, two], [[5, 9, 6], [1, 2, 3]])
+    assert list(result.counts) == [2, 2]
+    assert list(result.token_ids) == [5, 9, 1, 2]
     assert list(one.token_ids) == [1, 2, 3, 5, 9]
 
 
 def test_results_of_finished_requests_are_dropped():
     dead, alive = request(0, logprobs=1), request(1)
     dead.status = RequestStatus.FINISHED_ABORTED
-    settled = give([dead, alive], [[5], [6]], logprobs={0: columns(1)})
-    assert settled.advanced == [alive] and list(settled.token_ids) == [6]
-    assert settled.logprobs == {} and dead.num_output_tokens == 0
+    result = give([dead, alive], [[5], [6]], logprobs={0: columns(1)})
+    assert result.advanced == [alive] and list(result.token_ids) == [6]
+    assert result.logprobs == {} and dead.num_output_tokens == 0
 
 
 def test_cached_tokens_are_reported_once_with_the_first_token():
@@ -120,8 +120,8 @@ def test_cached_tokens_are_reported_once_with_the_first_token():
 def test_logprobs_are_grouped_by_request():
     one, two = request(0), request(1, logprobs=1)
     mine = columns(1)
-    settled = give([one, two], [[5], [6]], logprobs={1: mine})
-    assert settled.logprobs == {"r1": mine}
+    result = give([one, two], [[5], [6]], logprobs={1: mine})
+    assert result.logprobs == {"r1": mine}
 
 
 def test_prompt_logprobs_are_returned_once_across_chunks_and_a_preemption():
@@ -173,7 +173,7 @@ def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more
         token_ids=array("i", [*sampled, *(token for tokens in later for token in tokens)]),
         **more,
     )
-    return settle(StepRecord(decode_record, {one: 3 for one, _ in rest}), plan, output)
+    return process_result(StepRecord(decode_record, {one: 3 for one, _ in rest}), plan, output)
 
 
 def decoding(row, **asked):
@@ -185,18 +185,18 @@ def decoding(row, **asked):
 
 def test_the_decode_batch_receives_one_token_each_before_the_other_runs():
     one, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
-    settled = give_decode_record([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
-    assert settled.request_ids == ["r0", "r1", "r3"] and settled.advanced == [one, two, first]
-    assert list(settled.token_ids) == [7, 8, 9] and list(settled.counts) == [1, 1, 1]
+    result = give_decode_record([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
+    assert result.request_ids == ["r0", "r1", "r3"] and result.advanced == [one, two, first]
+    assert list(result.token_ids) == [7, 8, 9] and list(result.counts) == [1, 1, 1]
     assert list(one.token_ids) == [1, 2, 3, 50, 7] and two.token_ids[-1] == 8
-    assert settled.num_cached_tokens == {"r3": 0}
+    assert result.num_cached_tokens == {"r3": 0}
 
 
 def test_members_of_the_decode_batch_end_by_their_own_stop_tokens():
     one, two, three = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
     four, five = decoding(3, stop=(7,)), decoding(4, stop=(7,), min_tokens=3)
-    settled = give_decode_record([one, two, three, four, five], [7] * 5, capped=[three])
-    assert settled.ended == [
+    result = give_decode_record([one, two, three, four, five], [7] * 5, capped=[three])
+    assert result.ended == [
         (two, RequestStatus.FINISHED_STOPPED),
         (three, RequestStatus.FINISHED_LENGTH_CAPPED),
         (four, RequestStatus.FINISHED_STOPPED),
@@ -205,21 +205,21 @@ def test_members_of_the_decode_batch_end_by_their_own_stop_tokens():
 
 def test_in_the_decode_batch_a_stop_token_takes_precedence_over_the_length():
     one = decoding(0, max_tokens=2, stop=(9,))
-    settled = give_decode_record([one], [9], capped=[one])
-    assert settled.ended == [(one, RequestStatus.FINISHED_STOPPED)]
+    result = give_decode_record([one], [9], capped=[one])
+    assert result.ended == [(one, RequestStatus.FINISHED_STOPPED)]
 
 
 def test_in_the_decode_batch_finished_requests_get_no_tokens():
     requests = [decoding(row, stop=(7,), max_tokens=2) for row in range(3)]
     requests[1].status = RequestStatus.FINISHED_ABORTED
-    settled = give_decode_record(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
-    assert settled.request_ids == ["r0", "r2"] and list(settled.token_ids) == [5, 6]
+    result = give_decode_record(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
+    assert result.request_ids == ["r0", "r2"] and list(result.token_ids) == [5, 6]
     assert requests[1].num_output_tokens == 1
-    assert [one for one, _ in settled.ended] == [requests[0], requests[2]]
+    assert [one for one, _ in result.ended] == [requests[0], requests[2]]
 
 
 def test_logprobs_are_assigned_to_members_of_the_decode_batch():
     one, two = decoding(0), decoding(1, logprobs=1)
     mine = columns(1)
-    settled = give_decode_record([one, two], [5, 6], logprobs={1: mine})
-    assert settled.logprobs == {"r1": mine} and list(settled.token_ids) == [5, 6]
+    result = give_decode_record([one, two], [5, 6], logprobs={1: mine})
+    assert result.logprobs == {"r1": mine} and list(result.token_ids) == [5, 6]

@@ -163,7 +163,7 @@ class TellsTheWrongLoss(Mechanism):
     """Reports a loss of zero tokens to the policy."""
 
     def evict(self, request):
-        self._decode_batch.dissolve()
+        self._decode_batch.remove_all_members()
         request.num_computed_tokens = 0
         super().evict(request)
 

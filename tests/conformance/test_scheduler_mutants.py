@@ -113,7 +113,7 @@ class GrowsNobodyTogether(Mechanism):
     """Allocates no blocks for the decode batch."""
 
     def _continue_decode_batch(self):
-        self._decode_batch.take_due = lambda: []
+        self._decode_batch.take_full_members = lambda: []
         return super()._continue_decode_batch()
 
 
@@ -208,8 +208,8 @@ class Capricious(Scheduler):
 
     def schedule(self):
         if random.random() < 0.2:
-            self._state.decode_batch.dissolve()
-            self._state.decode_batch.apart.reverse()
+            self._state.decode_batch.remove_all_members()
+            self._state.decode_batch.outside.reverse()
         return super().schedule()
 
 

@@ -55,9 +55,9 @@ def test_a_large_result_does_not_use_the_ring(make):
 
 def test_a_value_that_cannot_be_sent_is_named_and_has_no_effect(make):
     executor = make()
-    with pytest.raises(MessageError, match=r"builtins\.object cannot cross a process"):
+    with pytest.raises(MessageError, match=r"builtins\.object cannot be sent"):
         executor.collective_rpc("echo", args=(object(),))
-    with pytest.raises(MessageError, match=r"multiproc_parts\.Hand cannot cross a process"):
+    with pytest.raises(MessageError, match=r"multiproc_parts\.Hand cannot be sent"):
         executor.collective_rpc("odd")
     with pytest.raises(DovetailError, match="ValueError: not today"):
         executor.collective_rpc("grumble")

@@ -309,7 +309,7 @@ def test_attaching_to_invalid_memory_is_rejected():
         RingMemory.attach(file)
     os.close(file)
     writer, (place,) = make_ring(shape)
-    with writer, pytest.raises(MessageError, match="there is no reader 1"):
+    with writer, pytest.raises(MessageError, match="reader 1 does not exist"):
         RingPlace(index=1, descriptors=place.descriptors).take()
     assert open_descriptors() == before
 

@@ -124,7 +124,7 @@ class RemoteCache:
         settled = [self._settle(transfer_id, failed) for transfer_id, failed in ended.items()]
         return [entry for entry in settled if entry is not None]
 
-    def give_up_late(self) -> list[tuple[Request, bool]]:
+    def cancel_late_loads(self) -> list[tuple[Request, bool]]:
         """Abandon transfers that timed out; return their loads like `update`.
 
         Requests do not wait for them any longer. Their blocks stay pinned until twice the timeout

@@ -1,4 +1,4 @@
-"""Scheduling: the mechanism, the step being planned, the waiting queue and what results mean."""
+"""Scheduling: the mechanism, step planning, the waiting queue and step results."""
 
 from dovetail.scheduling.scheduler import Scheduler
 

@@ -1,7 +1,7 @@
-"""New requests that gates hold back, until all of their gates have let them pass.
+"""New requests that admission gates hold until every gate admits them.
 
-The one place that talks to `AdmissionGate`s. Depends on neither policy nor queue: it says who may
-pass and who can never pass; what becomes of them is the scheduler's.
+Only this module calls `AdmissionGate`s. It depends on neither policy nor queue: it reports the
+requests that passed or failed, and the scheduler acts on that.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dovetail.scheduling.life_cycle import change_status
 
 
 class AdmissionGates:
-    """Holds requests, by id, with the gates that each still waits for."""
+    """Holds requests, by id, with the gates that have not admitted them yet."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
-        """timeout_s: after which a request that is still held has failed."""
+        """timeout_s: a request that is held for longer has failed."""
         self._gates = tuple(gates)
         self._timeout_s = timeout_s
         self._held: dict[str, tuple[Request, list[AdmissionGate]]] = {}
@@ -33,37 +33,37 @@ class AdmissionGates:
     def __contains__(self, request: Request) -> bool:
         return self._held.get(request.request_id, (None,))[0] is request
 
-    def ask(self, asked: EngineCoreRequest) -> list[AdmissionGate]:
-        """Return the gates that hold `asked`, in their order; let a gate's RequestError through.
+    def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
+        """Return the gates that hold `new`, in their order. A RequestError of a gate is passed on.
 
-        Then no gate holds it.
+        If a gate raises, no gate holds the request.
         """
         holding: list[AdmissionGate] = []
         try:
             for gate in self._gates:
-                if gate.holds(asked):
+                if gate.holds(new):
                     holding.append(gate)
         except RequestError:
             for gate in holding:
-                gate.forget(asked.request_id)
+                gate.forget(new.request_id)
             raise
         return holding
 
     def hold(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> None:
-        """Hold `request`, which is WAITING, for `gates`; its status is the first one's."""
+        """Hold `request`, which is WAITING, for `gates`. Its status is that of the first gate."""
         self._held[request.request_id] = (request, gates)
         self._since_ns[request.request_id] = now_ns
         change_status(request, gates[0].status)
 
     def discard(self, request: Request) -> None:
-        """Hold `request` no longer, and let its gates forget it; do nothing if it is not held."""
+        """Stop holding `request` and remove it from its gates; do nothing if it is not held."""
         _, gates = self._held.pop(request.request_id, (request, []))
         self._since_ns.pop(request.request_id, None)
         for gate in gates:
             gate.forget(request.request_id)
 
     def take_ready(self) -> list[Request]:
-        """Return, and hold no longer, those whose last gate has let them pass; order of arrival."""
+        """Remove and return the requests that all of their gates admitted, in order of arrival."""
         ready = []
         for gate in self._gates:
             for request_id in gate.take_ready():
@@ -76,9 +76,9 @@ class AdmissionGates:
         return sorted(ready, key=lambda request: request.sequence)
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Return, and hold no longer, those that a gate has failed or holds for too long.
+        """Remove and return the requests that a gate failed or held for too long.
 
-        Each with a message for the user.
+        Each comes with a message for the user.
         """
         failed = []
         for gate in self._gates:
@@ -92,15 +92,15 @@ class AdmissionGates:
             request, gates = self._held[request_id]
             whose = ", ".join(type(gate).__name__ for gate in gates)
             self.discard(request)
-            failed.append((request, self._late_message(whose)))
+            failed.append((request, self._timeout_message(whose)))
         return failed
 
     def shutdown(self) -> None:
-        """End the gates."""
+        """Shut the gates down."""
         for gate in self._gates:
             gate.shutdown()
 
-    def _late_message(self, whose: str) -> str:
+    def _timeout_message(self, whose: str) -> str:
         return (
             f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: {whose} "
             "was not ready for it. Send a request that needs less, or raise admission_timeout_s."

@@ -1,11 +1,11 @@
-"""The requests that hold a row; those of them that decode side by side take their steps together.
+"""The requests that hold a row; those that decode are batched.
 
-A request that decodes does the same in every step, but for events: a block is full, its last token
-is due. So those that decode are members of one decode batch, which keeps the columns of their next
-step; a step moves all of them by adding one to a counter and to a column. A member is touched when
-something happens to it. The others that hold a row stand apart.
+A decoding request does the same in every step, except for events: a block is full, or the last
+token is sampled. Decoding requests are therefore members of one decode batch, which keeps the
+columns of their next step. A step advances all members by adding one to a counter and to a column;
+a member is accessed only at an event. Other requests that hold a row are outside of the batch.
 
-Depends on neither policy nor blocks: what a full block means is the mechanism's.
+Depends on neither policy nor blocks: the mechanism handles full blocks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ADMISSION = attrgetter("admission")
 
 
 MAX_STOP_IDS = 32
-"""Stop tokens of a member: their union is made again whenever a member comes or goes."""
+"""Stop tokens per member: every change of the membership computes their union again."""
 
 
 def decodes(request: Request) -> bool:
-    """Return whether `request` may be a member: one token, not of its prompt, is to be computed."""
+    """Return whether `request` may be a member: one output token remains to be computed."""
     return (
         request.num_uncomputed_tokens == 1
         and request.num_computed_tokens >= request.num_prompt_tokens
@@ -38,11 +38,11 @@ def decodes(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStepRecord:
-    """Members that have taken one step together: columns in order of admission, never changed.
+    """Members that took one step together: columns in order of admission, never changed.
 
-    order: their admissions. token_ids: their own, to append to. stop_ids: every token that may end
-    one of them. capped: those whose last token comes with this step. gone: by their place, those
-    that had ended, or had to leave their row, before its result was in.
+    order: their admission numbers. token_ids: the requests' own lists, to append to. stop_ids:
+    every token that may end a member. capped: members that reach their length limit in this step.
+    gone: by index, members that ended or lost their row before the result arrived.
     """
 
     members: list[Request]
@@ -56,22 +56,22 @@ class DecodeStepRecord:
     gone: dict[int, Request] = field(default_factory=dict)
 
     def place(self, request: Request) -> int:
-        """Return the place of `request` among them, or -1."""
+        """Return the index of `request` among the members, or -1."""
         place = bisect_left(self.order, request.admission)
         found = place < len(self.members) and self.members[place] is request
         return place if found else -1
 
 
 class DecodeBatch:
-    """All that hold a row.
+    """All requests that hold a row.
 
-    running: in the order of their admission. apart: those that are not members, likewise. Read
-    these two; only the decode batch writes to them.
+    running: in order of admission. outside: those that are not members, in the same order. Both are
+    read-only for other classes.
     """
 
     def __init__(self, block_size: int) -> None:
         self.running: list[Request] = []
-        self.apart: list[Request] = []
+        self.outside: list[Request] = []
         self._block_size = block_size
         self._num_admissions = 0
         self._step_counter = SharedStepCounter()
@@ -99,46 +99,46 @@ class DecodeBatch:
 
     @property
     def last_admission(self) -> int:
-        """That of the member that was admitted last; -1 if there is none."""
+        """The admission number of the member that was admitted last; -1 if there is none."""
         return self._order[-1] if self._order else -1
 
     # --- rows -----------------------------------------------------------------------------------
 
     def admit(self, request: Request) -> None:
-        """Take in a request that has got its row."""
+        """Add a request that got its row."""
         request.admission = self._num_admissions
         self._num_admissions += 1
         self.running.append(request)
-        self.apart.append(request)
+        self.outside.append(request)
 
     def release(self, request: Request) -> None:
-        """Let go of a request that gives up its row."""
+        """Remove a request that gives up its row."""
         del self.running[bisect_left(self.running, request.admission, key=ADMISSION)]
         if request in self:
             self._remove(request)
         else:
-            del self.apart[bisect_left(self.apart, request.admission, key=ADMISSION)]
+            del self.outside[bisect_left(self.outside, request.admission, key=ADMISSION)]
 
     # --- members --------------------------------------------------------------------------------
 
-    def step_in(self, requests: list[Request]) -> None:
-        """Let some that stand apart, of which one token is to be computed, become members."""
-        self._own()
+    def add_members(self, requests: list[Request]) -> None:
+        """Make requests outside of the batch members; each has one token to compute."""
+        self._copy_shared_columns()
         for request in requests:
             self._insert(request)
-        self.apart = [request for request in self.apart if request not in self]
+        self.outside = [request for request in self.outside if request not in self]
 
-    def step_out(self, request: Request) -> None:
-        """Let a member stand apart."""
+    def remove_member(self, request: Request) -> None:
+        """Move a member out of the batch. It keeps its row."""
         self._remove(request)
-        place = bisect_left(self.apart, request.admission, key=ADMISSION)
-        self.apart.insert(place, request)
+        place = bisect_left(self.outside, request.admission, key=ADMISSION)
+        self.outside.insert(place, request)
 
-    def dissolve(self) -> None:
-        """Let all members stand apart."""
+    def remove_all_members(self) -> None:
+        """Move all members out of the batch. They keep their rows."""
         for request in self._members:
             request.use_counter(STATIC_COUNTER)
-        self.apart[:] = self.running
+        self.outside[:] = self.running
         self._members, self._order, self._ids, self._tokens = [], [], [], []
         self._rows, self._starts = array("i"), array("i")
         self._stops.clear()
@@ -149,22 +149,22 @@ class DecodeBatch:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def take_due(self) -> list[Request]:
-        """Return the members whose last block is full, in order of admission; once in a step.
+    def take_full_members(self) -> list[Request]:
+        """Return the members whose last block is full, in order of admission. Call once per step.
 
-        Those whose last token comes with the next step are noted and step out after it.
+        Members that reach their length limit in the next step leave the batch after it.
         """
         step = self._step_counter.num_steps
         for request in self._by_last_step.pop(step, ()):
             if (
                 request.event_step == step and request in self
-            ):  # else it was one when this was noted
-                request.event_step = -1  # it may have been noted twice
+            ):  # otherwise it has left the batch since it was registered
+                request.event_step = -1  # it may be registered twice
                 self._capped.append(request)
         return sorted(self._by_phase.get(step % self._block_size, ()), key=ADMISSION)
 
     def take_step(self) -> DecodeStepRecord:
-        """Move all members by one token; return what they did."""
+        """Advance all members by one token; return the record of the step."""
         taken = DecodeStepRecord(
             members=self._members,
             order=self._order,
@@ -180,15 +180,15 @@ class DecodeBatch:
         self._step_counter.num_steps += 1
         self._capped.clear()
         for request in taken.capped:
-            self.step_out(request)
+            self.remove_member(request)
         return taken
 
     def check_integrity(self) -> None:
         """Raise AssertionError if columns and requests differ. For tests."""
         members = self._members
         assert [one.admission for one in members] == self._order == sorted(set(self._order))
-        assert self.running == sorted([*members, *self.apart], key=ADMISSION)
-        assert all(one in self for one in members) and not any(one in self for one in self.apart)
+        assert self.running == sorted([*members, *self.outside], key=ADMISSION)
+        assert all(one in self for one in members) and not any(one in self for one in self.outside)
         assert list(self._rows) == [one.row for one in members], "a member has another row"
         assert list(self._starts) == [one.num_computed_tokens for one in members]
         assert [one.request_id for one in members] == self._ids
@@ -196,14 +196,16 @@ class DecodeBatch:
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
             assert one in self._by_phase[self._phase(one.num_computed_tokens)], (
-                "a member never gets a new block"
+                "a member is not registered for its next block"
             )
-            assert one in self._by_last_step[one.event_step], "a member never ends"
+            assert one in self._by_last_step[one.event_step], (
+                "a member is not registered for its last step"
+            )
             assert one.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)
 
     def _insert(self, request: Request) -> None:
-        """Make a member; the lists are the decode batch's own."""
+        """Insert a member. The lists must not be shared with a step record."""
         place = bisect_left(self._order, request.admission)
         self._members.insert(place, request)
         self._order.insert(place, request.admission)
@@ -220,7 +222,7 @@ class DecodeBatch:
         self._by_last_step[request.event_step].append(request)
 
     def _remove(self, request: Request) -> None:
-        self._own()
+        self._copy_shared_columns()
         place = bisect_left(self._order, request.admission)
         del self._by_phase[self._phase(self._starts[place])][request]
         for column in (self._members, self._order, self._ids, self._tokens):
@@ -232,8 +234,8 @@ class DecodeBatch:
             self._stop_ids = None
         request.use_counter(STATIC_COUNTER)
 
-    def _own(self) -> None:
-        """Before a change: copy what a step has been given."""
+    def _copy_shared_columns(self) -> None:
+        """Copy lists that a step record shares, before a change."""
         if self._lent:
             self._members, self._order = self._members[:], self._order[:]
             self._ids, self._tokens = self._ids[:], self._tokens[:]
@@ -241,7 +243,7 @@ class DecodeBatch:
             self._lent = False
 
     def _phase(self, num_computed_tokens: int) -> int:
-        """Return at which steps, counted by block size, the last block of a member is full."""
+        """Return the step, modulo the block size, at which a member's last block is full."""
         return (self._step_counter.num_steps - num_computed_tokens) % self._block_size
 
     def _all_stop_ids(self) -> frozenset[int]:
@@ -251,7 +253,7 @@ class DecodeBatch:
 
 
 def _advanced(starts: array[int]) -> array[int]:
-    """Return the column plus one in every place; positions are below 2**31 - 1."""
+    """Return the column plus one at every index; positions are below 2**31 - 1."""
     moved = starts[:]
     increment(memoryview(moved), len(moved))
     return moved

@@ -1,7 +1,7 @@
-"""A step being planned: what has been granted so far, and the one way to take a grant back.
+"""The plan of a step while it is made: its grants, and the one way to revoke a grant.
 
-Nothing of a request changes while a step is drafted but its blocks; requests advance when the
-draft is emitted. So evicting a request that was already granted is one deletion.
+Planning changes nothing of a request except its blocks; requests advance when the draft is
+emitted. Evicting a request that has a grant is therefore one deletion.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from dovetail.scheduling.encoder_budget import EncoderBudget
 from dovetail.scheduling.life_cycle import change_status
 
 
-def _nobody() -> Request:
-    """Return a request that has ended: results in its name count for nothing."""
-    asked = EngineCoreRequest(
+def _ended_request() -> Request:
+    """Return a placeholder that has ended: its results are dropped."""
+    dropped = EngineCoreRequest(
         request_id="", prompt_token_ids=(), sampling_params=SamplingParams(), max_tokens=1
     )
-    request = Request(asked, max_model_len=1)
+    request = Request(dropped, max_model_len=1)
     change_status(request, RequestStatus.FINISHED_ABORTED)
     return request
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """Who runs in a step that was handed out.
+    """The requests of a plan that was emitted.
 
-    together: those that decode side by side; they come first in the plan. counts: the others, to
-    how many tokens of each, in plan order. schedule_ns: how long planning it took.
+    together: members of the decode batch, which come first in the plan. counts: the other requests
+    and their numbers of tokens, in plan order. schedule_ns: the time that planning took.
     """
 
     decode_record: DecodeStepRecord | None
@@ -43,29 +43,31 @@ class StepRecord:
 
     @property
     def requests(self) -> list[Request]:
-        """All of them, in plan order; in place of those that count for nothing, ended ones."""
+        """All requests, in plan order; an ended placeholder stands for each dropped one."""
         members = self.decode_record.members if self.decode_record else []
         gone = self.decode_record.gone if self.decode_record else ()
         for place in gone:
-            members = [*members[:place], _nobody(), *members[place + 1 :]]
+            members = [*members[:place], _ended_request(), *members[place + 1 :]]
         return [*members, *self.counts]
 
     def void(self, request: Request) -> None:
-        """Note that what the step gives to `request`, which lives on, counts for nothing."""
+        """Drop the step's result for `request`, which has not ended."""
         self.drop(request)
         if request in self.counts:
-            grants = [(_nobody() if one is request else one, n) for one, n in self.counts.items()]
+            grants = [
+                (_ended_request() if one is request else one, n) for one, n in self.counts.items()
+            ]
             self.counts.clear()
             self.counts.update(grants)
 
     def drop(self, request: Request) -> None:
-        """Note that `request` has ended: the step's result for it is dropped."""
+        """Drop the step's result for `request`, which has ended."""
         if self.decode_record is not None and (place := self.decode_record.place(request)) >= 0:
             self.decode_record.gone[place] = request
 
     @property
     def grants(self) -> Iterator[tuple[Request, int]]:
-        """All of them, in plan order, with how many tokens of each."""
+        """All requests with their numbers of tokens, in plan order."""
         members = self.decode_record.members if self.decode_record else ()
         return chain(((request, 1) for request in members), self.counts.items())
 
@@ -73,13 +75,12 @@ class StepRecord:
 class StepDraft:
     """Grants of one step, in plan order.
 
-    decode batch: its members run one token each, before all others; None if they do not run
-    together.
-    counts: the others that run, to how many tokens of each. held: those that a policy lets pause.
-    computing: keys of the blocks that runs of known tokens begin with, and whose runs they are.
+    decode_batch: its members run one token each, before all others; None if the batch does not run.
+    counts: the other requests that run and their numbers of tokens. held: requests that the policy
+    pauses. computing: keys of the first blocks of runs over known tokens, with their requests.
     num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
-    joined: those that take a row. evicted: those that lost theirs in this step. tokens_left: of the
-    step's budget.
+    joined: requests that get a row. evicted: requests that lost their row in this step.
+    tokens_left: of the step's budget.
     """
 
     def __init__(self, max_num_batched_tokens: int, encoder: EncoderBudget) -> None:
@@ -104,19 +105,19 @@ class StepDraft:
             self._encoder.want(request, start, start + num_tokens)
 
     def continue_decode_batch(self, decode_batch: DecodeBatch) -> None:
-        """Let each member of `decode_batch` run one token, before all others."""
+        """Let each member of `decode_batch` run one token, before all other runs."""
         self.decode_batch = decode_batch
         self.tokens_left -= len(decode_batch)
 
     def move_back(self, requests: Iterable[Request]) -> None:
-        """Let those of `requests` that have grants run after all others that have some."""
+        """Move the grants of `requests` behind all other grants."""
         for request in requests:
             if request in self.counts:
                 self.counts[request] = self.counts.pop(request)
 
     @property
     def empty(self) -> bool:
-        """Whether nobody runs in this step."""
+        """Whether no request runs in this step."""
         return not self.counts and not self.decode_batch
 
     def has_grant(self, request: Request) -> bool:
@@ -126,20 +127,20 @@ class StepDraft:
         )
 
     def join(self, request: Request) -> None:
-        """Note that `request` takes its row, and its blocks, with this step."""
+        """Record that `request` gets its row and its blocks with this step."""
         self.joined[request] = None
 
     def grow(self, request: Request, blocks: list[list[int]]) -> None:
-        """Note that a running request got `blocks`, one list a group."""
-        if request not in self.joined:  # who joins brings all its blocks
+        """Record new `blocks` of a running request, one list per group."""
+        if request not in self.joined:  # a joining request brings all its blocks
             self._grown.setdefault(request, []).append(blocks)
 
     def grow_each(self, requests: Iterable[Request], blocks: Iterable[int]) -> None:
-        """Note that running requests got one block each, of the only group."""
+        """Record one new block for each request. There is only one group."""
         self._next_blocks.update(zip(requests, blocks, strict=True))
 
     def revoke(self, request: Request) -> bool:
-        """Take back whatever the step has given to `request`; return whether it joined in it."""
+        """Revoke everything granted to `request` in this step; return whether it joined in it."""
         if self.decode_batch is not None and request in self.decode_batch:
             self.tokens_left += 1
         self.tokens_left += self.counts.pop(request, 0)
@@ -151,7 +152,7 @@ class StepDraft:
         return request in self.joined and self.joined.pop(request) is None
 
     def emit(self, builder: StepBuilder) -> tuple[SchedulerOutput, StepRecord]:
-        """Build the plan and advance the granted requests to what it will have computed."""
+        """Build the plan and advance the granted requests to their state after the step."""
         self._emit_rows(builder)
         self._encoder.emit(builder)
         decode_record = None

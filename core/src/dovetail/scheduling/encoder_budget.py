@@ -1,9 +1,9 @@
-"""Content that has to be encoded before a run can read it: what a step may encode, and for whom.
+"""Content that must be encoded before a run can read it: the limits of a step, and its inputs.
 
-A run may cover placeholder tokens only if the encoder output of their content is kept, or is made
-in the same step. Both are limited, in placeholder tokens. A step being planned notes who wants
-what; the encoder cache is notified of it when the step is emitted, so that taking a grant back is
-one deletion. Depends on no policy, no row's owner and no KV block.
+A run may cover placeholder tokens only if the encoder output of their content is cached, or is
+computed in the same step. Both are limited, in placeholder tokens. Planning records the needs; the
+encoder cache is changed only when the step is emitted, so revoking a grant is one deletion.
+Depends on no policy, row or KV block.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dovetail.plan import StepBuilder
 from dovetail.request import EncoderInput, EngineCoreRequest, Request
 
 Need = tuple[Request, int]
-"""A request, and the index of one of its contents."""
+"""A request, and the index of one of its content items."""
 
 
 class EncoderBudget:
-    """The encoder's share of each step."""
+    """The encoder inputs of each step, within the limits."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._wanted: dict[Request, tuple[list[int], int]] = {}
@@ -30,7 +30,7 @@ class EncoderBudget:
         self._chunks = limits.enable_chunked_prefill
 
     def check(self, request: EngineCoreRequest) -> None:
-        """Raise RequestError for content that no step could ever encode."""
+        """Raise RequestError for content that exceeds the limits of every step."""
         sizes = [item.num_tokens for item in request.encoder_inputs]
         most = min(self._max_tokens, self._cache.capacity)
         needed = max(sizes) if self._chunks else sum(sizes)
@@ -42,9 +42,9 @@ class EncoderBudget:
             )
 
     def reach(self, request: Request, start: int, end: int) -> int:
-        """Return how far a run over [start, end) can go in this step. Changes nothing.
+        """Return how far a run over [start, end) can extend in this step. Changes nothing.
 
-        It ends at the latest before the first placeholder whose content cannot be there.
+        It ends before the first placeholder whose encoder output cannot be available.
         """
         items = [_item(need) for need in self._needs()]
         for index in _overlapping(request, start, end):
@@ -55,21 +55,21 @@ class EncoderBudget:
         return end
 
     def want(self, request: Request, start: int, end: int) -> None:
-        """Note that `request` has been granted a run over [start, end), which `reach` allows."""
+        """Record that `request` was granted a run over [start, end), which `reach` allows."""
         indices = list(_overlapping(request, start, end))
         if indices:
             self._wanted[request] = (indices, end)
 
     def revoke(self, request: Request) -> None:
-        """Take back what the step being planned has noted for `request`."""
+        """Remove what this step has recorded for `request`."""
         self._wanted.pop(request, None)
 
     def emit(self, builder: StepBuilder) -> None:
-        """Have the plan encode what is wanted and not kept, and free what had to make room."""
+        """Add the missing encoder inputs to the plan; free the outputs evicted for them."""
         if not self._wanted:
             return
         cache = self._cache
-        # What is kept already comes first, so that no other request takes its place.
+        # Cached outputs are acquired first, so that no other request evicts them.
         needs = sorted(self._needs(), key=lambda need: not cache.has(_item(need)))
         for request, index in needs:
             if cache.allocate(request, index):
@@ -77,17 +77,17 @@ class EncoderBudget:
         for need in needs:
             item = _item(need)
             if item.position + item.num_tokens <= self._wanted[need[0]][1]:
-                cache.free_input(*need)  # read to its end; later plans may let it go
+                cache.free_input(*need)  # fully read; later plans may evict it
         for content_hash in cache.take_evicted():
             builder.free_encoded(content_hash)
         self._wanted.clear()
 
     def free(self, request: Request) -> None:
-        """Give up all that a request refers to, which leaves its row."""
+        """Release all encoder outputs of `request`, which leaves its row."""
         self._cache.free(request)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raise AssertionError unless only `running` ones refer to content."""
+        """Raise AssertionError unless only `running` requests refer to content."""
         self._cache.check_integrity(running)
 
     def _needs(self) -> Iterator[Need]:
@@ -104,7 +104,7 @@ def _item(need: Need) -> EncoderInput:
 
 
 def _overlapping(request: Request, start: int, end: int) -> Iterator[int]:
-    """Yield the indices of the contents whose placeholders stand in [start, end), by position."""
+    """Yield the indices of the content items with placeholders in [start, end), by position."""
     for index, item in enumerate(request.encoder_inputs):
         if item.position < end and item.position + item.num_tokens > start:
             yield index

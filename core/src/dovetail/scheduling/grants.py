@@ -1,4 +1,4 @@
-"""Answers to a policy's actions. As few objects as there are reasons and budgets."""
+"""Answers to a policy's actions. The objects are shared where possible."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DONE = Grant()
 
 @cache
 def granted(num_tokens: int) -> Grant:
-    """Return the grant of so many tokens."""
+    """Return the grant of `num_tokens` tokens."""
     return Grant(num_tokens=num_tokens)
 
 
 def admitted(request: Request, hit: Hit, num_tokens: int) -> Grant:
-    """Return the grant of an admission; no tokens where blocks have to be loaded first."""
+    """Return the grant of an admission; 0 tokens if blocks have to be loaded first."""
     return Grant(num_tokens=num_tokens if request.row >= 0 else 0, num_cached=hit.num_tokens)

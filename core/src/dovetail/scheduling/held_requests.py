@@ -1,6 +1,6 @@
-"""Requests that nobody may admit yet, whatever their rank: held by gates, or by a pause.
+"""Requests that cannot be admitted yet, whatever their rank: held by gates or by a pause.
 
-They stand neither in the policy's queue nor in anybody's way. Depends on no policy, no row and no
+They are not in the policy's queue and do not delay other requests. Depends on no policy, row or
 block.
 """
 
@@ -14,7 +14,7 @@ from dovetail.scheduling.admission_gates import AdmissionGates
 
 
 class HeldRequests:
-    """Holds requests until they are let in. closed: whether a pause holds whoever comes."""
+    """Holds requests until they may be queued. closed: whether a pause holds new requests."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
         """timeout_s: how long a gate may hold a request."""
@@ -28,12 +28,12 @@ class HeldRequests:
     def __contains__(self, request: Request) -> bool:
         return request in self._aside or request in self._admission_gates
 
-    def ask(self, asked: EngineCoreRequest) -> list[AdmissionGate]:
-        """Return the gates that hold a new request; let a gate's RequestError through."""
-        return self._admission_gates.ask(asked)
+    def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
+        """Return the gates that hold a new request; a RequestError of a gate is passed on."""
+        return self._admission_gates.find_holding_gates(new)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
-        """Take a new request in; return False if it may continue to the queue at once."""
+        """Add a new request; return False if it may be queued at once."""
         if gates:
             self._admission_gates.hold(request, gates, now_ns)
         elif self.closed:
@@ -41,25 +41,25 @@ class HeldRequests:
         return bool(gates) or self.closed
 
     def discard(self, request: Request) -> bool:
-        """Hold `request` no longer; return whether it was held."""
+        """Stop holding `request`; return whether it was held."""
         held = request in self
         if self._aside.pop(request, self) is self:
             self._admission_gates.discard(request)
         return held
 
     def close(self, requests: Iterable[Request]) -> None:
-        """Hold `requests`, and whoever comes from now on."""
+        """Hold `requests` and every request that arrives from now on."""
         self.closed = True
         self._aside |= dict.fromkeys(requests)
 
     def reopen(self) -> list[Request]:
-        """Hold only those at gates; return the others in the order of their arrival."""
+        """Hold only requests at gates; return the others in order of arrival."""
         self.closed = False
         let_go, self._aside = self._aside, {}
         return sorted(let_go, key=lambda request: request.sequence)
 
     def take_ready(self) -> list[Request]:
-        """Return those whose gates have let them pass, and hold them no longer."""
+        """Remove and return the requests that their gates admitted."""
         if not len(self._admission_gates):
             return []
         ready = self._admission_gates.take_ready()
@@ -69,10 +69,10 @@ class HeldRequests:
         return []
 
     def shutdown(self) -> None:
-        """End the gates. May be called twice."""
+        """Shut the gates down. May be called twice."""
         self._admission_gates.shutdown()
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Return those that can never pass, with a message, and hold them no longer."""
+        """Remove and return the requests that failed at a gate, each with a message."""
         gates = self._admission_gates
         return gates.take_failed(now_ns) if len(gates) else []

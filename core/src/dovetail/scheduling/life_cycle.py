@@ -1,20 +1,20 @@
-"""The life cycle of a request: which status may follow which, and the one way to change it.
+"""The life cycle of a request: the allowed transitions, and the one way to change a status.
 
-                     a gate lets it pass                  its blocks are on their way
+                      all gates admit it                    blocks are being loaded
     WAITING_FOR_FSM ────────────────────► WAITING ───────────────────► WAITING_FOR_REMOTE_KVS
           ▲                               │  │  ▲                            │   ▲
-          └─────── a gate holds it ───────┘  │  └─── loaded, or not ─────────┘   │
+          └────── a gate holds it ────────┘  │  └── loaded, or failed ───────┘   │
                                              ▼                                   │
-                                          RUNNING ─ loses row and blocks ─► PREEMPTED
+                                          RUNNING ── loses row, blocks ─► PREEMPTED
                                              ▲                                   │
-                                             └─────────── comes back ────────────┘
+                                             └──────────── resumes ──────────────┘
 
 A new request is WAITING; one that a gate holds becomes WAITING_FOR_FSM at once. A preempted
-request never passes a gate again. From every status above an abort or an error may end a request;
-a stop token or the full length ends one that runs, or one that was preempted while its last token
-was on the way. What is FINISHED stays so.
+request never passes a gate again. An abort or an error may end a request in every status above;
+a stop token or the length limit ends a running request, or a preempted one whose last token was
+in flight. A FINISHED request does not change.
 
-Knows statuses only: rows, blocks and queues are moved by who calls.
+This module knows statuses only: the caller moves rows, blocks and queue entries.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ TRANSITIONS: Mapping[RequestStatus, frozenset[RequestStatus]] = {
     _S.PREEMPTED: frozenset({_S.WAITING_FOR_REMOTE_KVS, _S.RUNNING, *_FINISHED}),
     **{status: frozenset() for status in _FINISHED},
 }
-"""Every status to those that may follow it."""
+"""Maps every status to those that may follow it."""
 
 _MASKS = tuple(sum(1 << after for after in TRANSITIONS[status]) for status in _S)
 
 
 def change_status(request: Request, status: RequestStatus) -> None:
-    """Let `request` be in `status` from now on.
+    """Set the status of `request`.
 
-    Raises AssertionError, naming the request and the transition, for one that `TRANSITIONS` does
-    not know: then the scheduler is wrong, and nothing that it holds can be trusted.
+    Raises AssertionError, naming the request and the transition, if `TRANSITIONS` does not allow
+    it: the scheduler's state is then inconsistent.
     """
     if not _MASKS[request.status] >> status & 1:
         raise AssertionError(
             f"request {request.request_id!r} goes from {request.status.name} to {status.name}, "
-            "which its life cycle does not know"
+            "which its life cycle does not allow"
         )
     request.status = status

@@ -1,10 +1,10 @@
-"""What can be done in a step: continue, admit, preempt, evict. The only place that grants.
+"""Grants the actions of a step: continue, admit, preempt, evict. Nothing else grants.
 
-Rows, blocks, the budget and the lengths of pieces are kept here, whatever a policy actions. A
-running request that needs a block takes it from a victim of the policy's choice, who loses its row
-and its work and waits again; a step that does so is under pressure and admits nobody. What a
-request gives up that a step which is out still names comes free when that has been executed; until
-then those who need it wait and nobody else gives way for them.
+The mechanism enforces the limits of rows, blocks, budget and chunk size, whatever a policy yields.
+If a running request needs a block and none is free, the policy chooses a victim, which loses its
+row and blocks and waits again. Such a step is under pressure and admits no request. Rows and
+blocks that a plan in flight still uses become free when that plan has been executed; until then
+requests that need them wait, and no further request is preempted for them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dovetail.scheduling.scheduler_state import SchedulerState
 
 
 class Mechanism:
-    """Grants and takes back, one step after the other.
+    """Grants and revokes, one step at a time.
 
-    max_piece: tokens of a prompt in one step. in_decode_batch: whether those that decode may take
-    their steps together; the plans are the same, and cost less. under_pressure: whether this step
+    max_piece: the most prompt tokens of one request in a step. in_decode_batch: whether decoding
+    requests may be batched; the plans are the same, but cheaper. under_pressure: whether this step
     has preempted for lack of blocks.
     """
 
@@ -54,38 +54,38 @@ class Mechanism:
         self._sharing.begin_step()
         self._host.begin_step()
 
-    # --- what runs ------------------------------------------------------------------------------
+    # --- running requests -----------------------------------------------------------------------
 
     def continue_running(self) -> Grant:
-        """Let all that run, and have neither grant nor pause, compute; those that decode first."""
+        """Continue all running requests that have neither grant nor hold; decodes come first."""
         draft = self._state.draft
         before = draft.tokens_left
         if draft.decode_batch is None and not self._continue_decode_batch():
-            self._decode_batch.dissolve()
+            self._decode_batch.remove_all_members()
         self._continue_outside_batch()
         return granted(before - draft.tokens_left)
 
     def _continue_decode_batch(self) -> bool:
-        """Let all that decode run side by side, if the budget lasts for all of them."""
+        """Run the decode batch as a whole, if the budget suffices for all members."""
         draft, decode_batch = self._state.draft, self._decode_batch
         if not self.in_decode_batch:
             return False
         decoding = [
             request
-            for request in decode_batch.apart
+            for request in decode_batch.outside
             if decodes(request) and request not in draft.counts and request not in draft.held
         ]
         if len(decode_batch) + len(decoding) > draft.tokens_left:
             return False
         if decoding:
-            decode_batch.step_in(decoding)
-        if due := decode_batch.take_due():
+            decode_batch.add_members(decoding)
+        if due := decode_batch.take_full_members():
             self._continue_full(due)
         draft.continue_decode_batch(decode_batch)
         return True
 
     def _continue_full(self, requests: Sequence[Request]) -> None:
-        """Give members of the decode batch whose last block is full another one."""
+        """Give one more block to each member of the decode batch whose last block is full."""
         given = self._state.kv_cache.next_blocks(requests)
         if given is not None:
             self._state.draft.grow_each(*given)
@@ -93,20 +93,20 @@ class Mechanism:
         for request in requests:
             end = request.num_computed_tokens + 1
             if request in self._decode_batch and not self._hold_blocks(request, end):
-                self._stand_apart(request)
+                self._leave_decode_batch(request)
 
     def _continue_outside_batch(self) -> None:
-        """Let those that are not members of the decode batch run one by one."""
-        apart = tuple(self._decode_batch.apart)
+        """Continue the requests outside of the decode batch one by one."""
+        apart = tuple(self._decode_batch.outside)
         decoding: list[Request] = []
-        if not self._lookahead:  # with drafts nothing tells those that decode from the others
+        if not self._lookahead:  # with drafts, decoding requests cannot be distinguished
             decoding = [request for request in apart if decodes(request)]
         if decoding:
             earlier = tuple(self._state.draft.counts)
             self._continue_each(decoding)
             self._state.draft.move_back(earlier)
         if len(decoding) < len(apart):
-            self._continue_each(apart)  # those that decode have their grants, or cannot have one
+            self._continue_each(apart)  # decoding requests have their grants, or were denied
 
     def _continue_each(self, requests: Sequence[Request]) -> None:
         draft = self._state.draft
@@ -118,7 +118,7 @@ class Mechanism:
                 continue
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
-            # Nobody is admitted past one that runs and gets nothing.
+            # No request is admitted while a running one gets no tokens.
             self._is_short |= not num_tokens and self._denial is Denied.BUDGET
             if num_tokens and self._hold_blocks(request, start + num_tokens):
                 draft.grant(request, num_tokens)
@@ -126,16 +126,16 @@ class Mechanism:
                     self._sharing.note_run(request)
 
     def hold(self, request: Request) -> None:
-        """Let one that runs, and has no grant yet, pause in this step."""
-        self._stand_apart(request)
+        """Pause a running request, which has no grant yet, in this step."""
+        self._leave_decode_batch(request)
         self._state.draft.held.add(request)
 
-    def _stand_apart(self, request: Request) -> None:
+    def _leave_decode_batch(self, request: Request) -> None:
         if request in self._decode_batch:
-            self._decode_batch.step_out(request)
+            self._decode_batch.remove_member(request)
 
     def _hold_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Return whether a running request has blocks for `num_tokens`, now or as before."""
+        """Ensure that a running request has blocks for `num_tokens`; return False if it cannot."""
         if num_tokens + self._lookahead > request.capacity:
             return self._grow(request, num_tokens)
         if not request.num_computed_tokens % self._state.kv_cache.block_size:
@@ -143,7 +143,7 @@ class Mechanism:
         return True
 
     def run(self, request: Request, max_tokens: int, reserve: int, whole: bool) -> Grant:
-        """Let one that runs compute, and hold blocks for `reserve` tokens."""
+        """Continue one running request, with blocks for `reserve` more tokens."""
         if not request.num_uncomputed_tokens:
             return DENIALS[Denied.NOTHING]
         num_tokens = self._piece(request, request.num_computed_tokens, max_tokens, whole)
@@ -151,7 +151,7 @@ class Mechanism:
             return DENIALS[self._denial]
         end = request.num_computed_tokens + num_tokens
         hold = max(end, min(reserve, request.max_total_tokens))
-        self._stand_apart(request)
+        self._leave_decode_batch(request)
         if not self._hold_blocks(request, hold):
             return DENIALS[Denied.BLOCKS]
         self._grant(request, num_tokens)
@@ -162,7 +162,7 @@ class Mechanism:
         self._sharing.note_run(request)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Give a running request blocks for `num_tokens`; victims give way where they are short."""
+        """Give a running request blocks for `num_tokens`; preempt victims if blocks are short."""
         state = self._state
         num_tokens = self._with_lookahead(request, num_tokens)
         if num_tokens <= request.capacity:
@@ -170,7 +170,7 @@ class Mechanism:
         kv_cache = state.kv_cache
         kv_cache.commit(request)
         while (blocks := kv_cache.grow(request, num_tokens)) is None:
-            if state.comes_free:
+            if state.has_pending_releases:
                 return False
             victim = self._host.victim(tuple(state.running))
             self.under_pressure = True
@@ -181,13 +181,13 @@ class Mechanism:
         return True
 
     def _with_lookahead(self, request: Request, num_tokens: int) -> int:
-        """Return how many tokens to hold blocks for, so that drafts have some too."""
+        """Return the tokens to reserve blocks for, including drafts."""
         return min(num_tokens + self._lookahead, request.max_total_tokens)
 
-    # --- who waits ------------------------------------------------------------------------------
+    # --- waiting requests -----------------------------------------------------------------------
 
     def admit_waiting(self) -> None:
-        """Admit in the policy's order until somebody is denied."""
+        """Admit in the policy's order until a request is denied."""
         host, state = self._host, self._state
         while state.draft.tokens_left and (request := host.peek()) is not None:
             admit = self.preempt_and_admit if host.policy.preempts else self.admit
@@ -197,8 +197,8 @@ class Mechanism:
     def admit(
         self, request: Request, max_tokens: int = 0, reserve: int = 0, whole: bool = False
     ) -> Grant:
-        """Give one that waits a row and blocks, if there are some, and let it compute."""
-        if denied := self._not_now(request):
+        """Give a waiting request a row and blocks, if available, and let it compute."""
+        if denied := self._admission_denial(request):
             return DENIALS[denied]
         if not self._state.rows.num_free:
             return DENIALS[Denied.SEATS]
@@ -212,14 +212,14 @@ class Mechanism:
         return admitted(request, hit, num_tokens)
 
     def preempt_and_admit(self, request: Request, max_tokens: int = 0) -> Grant:
-        """Admit one that waits; those of a worse rank give way for it, if that is enough.
+        """Admit a waiting request; preempt requests of a worse rank if that makes enough room.
 
-        What they give up may come free only when the step that is out has been executed; then it is
-        not ready, and first in line for the next.
+        Their blocks may become free only when a plan in flight has been executed. The request is
+        then not ready, and is the first to be admitted in a later step.
         """
         state = self._state
         grant = self.admit(request, max_tokens)
-        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or state.comes_free:
+        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or state.has_pending_releases:
             return grant
         if (hit := self._sharing.find(request)) is None:
             return DONE
@@ -236,9 +236,9 @@ class Mechanism:
         return admitted(request, hit, num_tokens)
 
     def can_grant(self) -> bool:
-        """Return whether one that runs, or the first that waits, could be granted something now."""
+        """Return whether a running request, or the first waiting one, could get tokens now."""
         state = self._state
-        if self.under_pressure or state.comes_free or not state.draft.tokens_left:
+        if self.under_pressure or state.has_pending_releases or not state.draft.tokens_left:
             return False
         can_grow = state.kv_cache.num_free_blocks >= state.num_groups
         for request in state.running:
@@ -247,28 +247,28 @@ class Mechanism:
             if has_room and request.num_uncomputed_tokens and self._piece(request, start, 0, False):
                 return True
         first = self._host.peek()
-        if first is None or not state.rows.num_free or self._not_now(first):
+        if first is None or not state.rows.num_free or self._admission_denial(first):
             return False
         hit = state.kv_cache.lookup(first)
         num_tokens = self._first_piece(first, hit, 0, whole=False)
         span = self._with_lookahead(first, hit.num_tokens + num_tokens)
         return num_tokens > 0 and state.kv_cache.fits(first, hit, span)
 
-    def _not_now(self, request: Request) -> Denied | None:
-        """Return why a waiting request cannot be admitted in this step whatever there is."""
+    def _admission_denial(self, request: Request) -> Denied | None:
+        """Return why `request` cannot be admitted in this step whatever is free; else None."""
         draft = self._state.draft
         if self.under_pressure:
             return Denied.PRESSURE
-        if not draft.tokens_left or self._is_short or self._sharing.is_enough:
+        if not draft.tokens_left or self._is_short or self._sharing.is_exhausted:
             return Denied.BUDGET
-        # Plans in flight may still sample for one that was evicted.
+        # Plans in flight may still sample for an evicted request.
         not_ready = request.num_in_flight or request in draft.evicted
         return Denied.NOT_READY if not_ready else None
 
     def _first_piece(self, request: Request, hit: Hit, max_tokens: int, whole: bool) -> int:
-        """Return how much an admission would compute at once."""
+        """Return the number of tokens that an admission would compute at once."""
         wanted = request.num_tokens - hit.num_tokens
-        # Work lost to a preemption may have outgrown a step: it comes back in pieces, or never.
+        # A preempted request may be longer than one step: it is computed in pieces, or never.
         keep_whole = not self._chunks and wanted <= self.max_piece
         if keep_whole and 0 < max_tokens < wanted:
             self._denial = Denied.BUDGET
@@ -276,18 +276,18 @@ class Mechanism:
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
 
     def _piece(self, request: Request, start: int, max_tokens: int, whole: bool) -> int:
-        """Return how many tokens from `start` on this step takes; 0, noting the shortage, for none.
+        """Return the tokens from `start` that this step takes; for 0 `_denial` is the reason.
 
-        whole: all that is asked for or nothing.
+        whole: all of `max_tokens` or nothing.
         """
         wanted = request.num_uncomputed_tokens + request.num_computed_tokens - start
-        asked = min(wanted, max_tokens) if max_tokens else wanted
-        most = min(self._state.draft.tokens_left, self.max_piece)
-        num_tokens = 0 if whole and asked > most else min(asked, most)
+        requested = min(wanted, max_tokens) if max_tokens else wanted
+        limit = min(self._state.draft.tokens_left, self.max_piece)
+        num_tokens = 0 if whole and requested > limit else min(requested, limit)
         self._denial = Denied.BUDGET
         in_pieces = self._chunks or request.num_tokens > self.max_piece
         if not in_pieces and start + num_tokens < request.num_tokens:
-            return 0  # the rest of a prompt of which some was loaded
+            return 0  # the rest of a prompt that was partly loaded
         if not num_tokens or start >= request.encoder_end:
             return num_tokens
         self._denial = Denied.ENCODER
@@ -295,11 +295,11 @@ class Mechanism:
         return 0 if encodable < num_tokens and (whole or not in_pieces) else encodable
 
     def _find_victims(self, request: Request, hit: Hit, num_tokens: int) -> list[Request]:
-        """Return who has to leave for `request` to fit; nobody if it would not fit even so."""
+        """Return the requests to preempt so that `request` fits; [] if it cannot fit."""
         fits = self._state.kv_cache.fits
         num_tokens = self._with_lookahead(request, num_tokens)
         candidates = self._host.worse_than(request, self._state.running)
-        # All of them first: one that is hopeless asks again at every step, and is to cost little.
+        # Test all candidates first: a request that cannot fit retries at every step.
         if not candidates or not fits(request, hit, num_tokens, leaving=candidates):
             return []
         leaving: list[Request] = []
@@ -310,9 +310,9 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` row and blocks and let it run; False, changing nothing, if it cannot.
+        """Give `request` a row and blocks and let it run; False, changing nothing, if it cannot.
 
-        If keys and values have to be loaded first, and that takes, it gets blocks alone.
+        If keys and values have to be loaded asynchronously first, it gets only blocks.
         """
         state = self._state
         start = hit.num_tokens
@@ -328,9 +328,9 @@ class Mechanism:
         return True
 
     def seat_loaded(self) -> None:
-        """Give rows to those whose keys and values have come; the longest waiting first."""
+        """Give rows to requests whose keys and values were loaded; the longest waiting first."""
         state = self._state
-        while state.rows.num_free and (arrived := state.loads.take_arrived()):
+        while state.rows.num_free and (arrived := state.loads.take_loaded()):
             self._seat(*arrived)
 
     def _seat(self, request: Request, num_computed_tokens: int) -> None:
@@ -344,16 +344,16 @@ class Mechanism:
         self._decode_batch.admit(request)
         state.draft.join(request)
 
-    def count_returns(self) -> None:
-        """Count what those that come back with this step have to compute again."""
+    def count_recomputed_tokens(self) -> None:
+        """Count the tokens that resumed requests of this step have to compute again."""
         for request in self._state.draft.joined:
             lost, request.num_lost_tokens = request.num_lost_tokens, 0
             self.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
 
-    # --- who leaves -----------------------------------------------------------------------------
+    # --- requests that lose their row -----------------------------------------------------------
 
     def evict(self, request: Request) -> None:
-        """Take row, blocks and this step's grant from a running request; it waits again."""
+        """Preempt a running request: take its row, blocks and grant; it waits again."""
         joined = self._state.draft.revoke(request)
         lost = 0 if joined else request.num_computed_tokens
         self.release(request, known_to_worker=not joined)
@@ -361,9 +361,9 @@ class Mechanism:
         self._send_back(request, lost)
 
     def withdraw(self, request: Request) -> None:
-        """Take row and blocks, between steps, from one that runs on what could not be loaded.
+        """Preempt, between steps, a request that used blocks which could not be loaded.
 
-        No result of a plan that is out counts for it any more; also if it was evicted since.
+        Results of plans in flight are dropped for it, even if it was evicted before.
         """
         lost, request.num_computed_tokens = request.num_computed_tokens, 0
         runs = request.row >= 0
@@ -386,7 +386,7 @@ class Mechanism:
     def release(
         self, request: Request, *, known_to_worker: bool = True, finished: bool = False
     ) -> None:
-        """Take row and blocks from a running request; finished: it will not come back."""
+        """Take row and blocks from a running request; finished: whether it has ended."""
         state = self._state
         last_step = state.last_step if known_to_worker else -1
         state.kv_cache.commit(request)

@@ -1,8 +1,8 @@
-"""A policy's actions for one step, heard one by one and answered by the mechanism.
+"""Runs a policy's generator for one step and passes each legal action to the mechanism.
 
-Here it is decided whether an action is legal: about a request of this scheduler, in a state in
-which it can be wished for, once. What a legal action gets is the mechanism's. A policy that breaks
-off is replaced (`policy_host`), and the rest of the step is first come, first served.
+An action is legal if it concerns a live request of this scheduler, in a state that allows it, once
+per step. The mechanism decides what a legal action gets. If the policy raises, it is replaced
+(`policy_host`), and the rest of the step is first come, first served.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.scheduling.scheduler_state import SchedulerState
 
 _RUN, _PREEMPT_AND_ADMIT, _EVICT, _HOLD, _CONTINUE = ActionKind
 _ACTIONS_PER_REQUEST = 8
-"""More actions than this for each request, and some: a policy that never ends its plan."""
+"""A policy that yields more actions than this, plus some per request, never ends its plan."""
 
 
 class PolicyDriver:
@@ -41,7 +41,7 @@ class PolicyDriver:
             host.warn_idle()
 
     def _follow(self) -> None:
-        """Answer actions until the policy has no more, or is no longer in charge."""
+        """Answer actions until the policy ends its plan or is replaced."""
         host = self._host
         policy = host.policy
         most = 64 + _ACTIONS_PER_REQUEST * len(self._state.requests)
@@ -62,7 +62,7 @@ class PolicyDriver:
             answer = self._answer(action)
             if host.policy is not policy:
                 return
-        endless = PolicyError(f"the policy {host.name} wished {most} times in one step")
+        endless = PolicyError(f"the policy {host.name} yielded {most} actions in one step")
         host.fail("it planned a step", endless)
 
     def _answer(self, action: object) -> Grant:
@@ -76,14 +76,14 @@ class PolicyDriver:
         if not isinstance(request, Request) or (
             self._state.requests.get(request.request_id) is not request
         ):
-            return self._refuse(action, "no such request is alive in this scheduler")
+            return self._refuse(action, "this scheduler has no such request")
         draft = self._state.draft
         if request in draft.held:
             return self._refuse(action, "it is held in this step")
         if kind is _EVICT:
             return self._evict(request, action)
         if draft.has_grant(request):
-            return self._refuse(action, "it has its grant of this step")
+            return self._refuse(action, "it already has a grant in this step")
         if kind is _RUN:
             return self._run(request, max_tokens, reserve, whole)
         if kind is _HOLD:
@@ -95,7 +95,7 @@ class PolicyDriver:
     def _run(self, request: Request, max_tokens: object, reserve: object, whole: object) -> Grant:
         if not (_is_count(max_tokens) and _is_count(reserve)):
             action = (_RUN, request, max_tokens, reserve, whole)
-            return self._refuse(action, "max_tokens and reserve must be integers from 0 on")
+            return self._refuse(action, "max_tokens and reserve must be integers of at least 0")
         if self._is_held(request):
             return DENIALS[Denied.NOT_READY]
         do = self._mechanism.run if request.row >= 0 else self._mechanism.admit
@@ -104,27 +104,27 @@ class PolicyDriver:
     def _preempt_and_admit(self, request: Request, max_tokens: object) -> Grant:
         action = (_PREEMPT_AND_ADMIT, request, max_tokens)
         if request.row >= 0:
-            return self._refuse(action, "it runs already")
+            return self._refuse(action, "it is already running")
         if not _is_count(max_tokens):
-            return self._refuse(action, "max_tokens must be an integer from 0 on")
+            return self._refuse(action, "max_tokens must be an integer of at least 0")
         if self._is_held(request):
             return DENIALS[Denied.NOT_READY]
         return self._mechanism.preempt_and_admit(request, max_tokens)  # type: ignore[arg-type]
 
     def _is_held(self, request: Request) -> bool:
-        """Return whether `request` waits for a gate, the end of a pause, or its blocks."""
+        """Return whether `request` waits for a gate, the end of a pause, or loads."""
         state = self._state
         return request.row < 0 and (request in state.held_requests or request in state.loads)
 
     def _evict(self, request: Request, action: object) -> Grant:
         if request.row < 0:
-            return self._refuse(action, "it does not run")
+            return self._refuse(action, "it is not running")
         self._mechanism.evict(request)
         return DONE
 
     def _hold(self, request: Request, action: object) -> Grant:
         if request.row < 0:
-            return self._refuse(action, "it does not run")
+            return self._refuse(action, "it is not running")
         self._mechanism.hold(request)
         return DONE
 

@@ -1,8 +1,8 @@
-"""The policy in charge: asked in one place, watched there, and replaced when it fails.
+"""The active policy: the only place that calls it, checks it, and replaces it when it fails.
 
-A policy is somebody's experiment. Strict, whatever it does wrong raises. Otherwise an exception out
-of it puts `Policy` itself, first come, first served, in charge for the rest of the scheduler's
-life: one line in the log, no request lost. Depends on neither rows nor blocks.
+In strict mode every fault of a policy raises. Otherwise an exception of the policy is logged once,
+and `Policy` itself (first come, first served) replaces it for the rest of the scheduler's
+lifetime; no request is lost. Depends on neither rows nor blocks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyHost:
-    """Asks a policy, and keeps the queue that it orders.
+    """Calls a policy, and keeps the queue that it orders.
 
-    policy, view: who is asked, and what it sees. waiting: the queue. plans, wants_granted,
-    wants_output: whether the policy brings a method of its own.
+    policy, view: the active policy, and its view of the scheduler. waiting: the queue. plans,
+    wants_granted, wants_output: whether the policy overrides the method.
     """
 
     def __init__(self, context: SchedulerContext, policy: Policy, state: SchedulerState) -> None:
@@ -39,11 +39,11 @@ class PolicyHost:
 
     @property
     def name(self) -> str:
-        """The class of the policy in charge."""
+        """The class name of the active policy."""
         return type(self.policy).__qualname__
 
     def push(self, request: Request) -> None:
-        """Let a request that has not run yet wait in the queue."""
+        """Queue a request that has not run yet."""
         try:
             self.waiting.push(request)
         except Exception as error:
@@ -57,7 +57,7 @@ class PolicyHost:
             self.fail("a request arrived", error)
 
     def defer(self, request: Request, num_tokens_lost: int) -> None:
-        """Let a request wait that has lost its row, and tell the policy."""
+        """Queue a request that has lost its row, and notify the policy."""
         self.waiting.defer(request)
         try:
             self.policy.on_evict(request, num_tokens_lost, self.view)
@@ -65,14 +65,14 @@ class PolicyHost:
             self.fail("a request lost its row", error)
 
     def begin_step(self) -> None:
-        """Bring the queue up to date."""
+        """Update the queue."""
         try:
             self.waiting.begin_step()
         except Exception as error:
             self.fail("it ranked", error)
 
     def peek(self) -> Request | None:
-        """Return who is to be admitted next, or None if nobody has a place in this step."""
+        """Return the request to be admitted next, or None if no request is ready in this step."""
         try:
             return self.waiting.peek()
         except Exception as error:
@@ -80,9 +80,9 @@ class PolicyHost:
             return self.waiting.peek()
 
     def victim(self, candidates: Sequence[Request]) -> Request:
-        """Return which of `candidates`, in order of admission, gives way.
+        """Return the policy's choice among `candidates`, which are in order of admission.
 
-        A policy that names somebody else has failed.
+        A policy that returns another request has failed.
         """
         try:
             chosen = self.policy.victim(candidates, self.view)
@@ -91,15 +91,15 @@ class PolicyHost:
                     return request
             names = [request.request_id for request in candidates]
             raise PolicyError(
-                f"the policy {self.name} was asked which of {names} gives way, and returned "
-                f"{chosen!r}; victim has to return one of those it is given"
+                f"the policy {self.name} had to choose a victim of {names} and returned "
+                f"{chosen!r}; victim must return one of its candidates"
             )
         except Exception as error:
-            self.fail("it was asked for a victim", error)
+            self.fail("it chose a victim", error)
             return candidates[-1]
 
     def worse_than(self, request: Request, running: Iterable[Request]) -> list[Request]:
-        """Return those of `running` whose rank is worse than `request`'s."""
+        """Return the requests in `running` whose rank is worse than that of `request`."""
         rank, view = self.policy.rank, self.view
         try:
             mine = rank(request, view)
@@ -109,43 +109,43 @@ class PolicyHost:
             return []
 
     def notify_granted(self, grants: Iterable[tuple[Request, int]]) -> None:
-        """Tell the policy of the tokens that a step brings each request forward."""
+        """Notify the policy of the tokens that a step computes for each request."""
         hear, view = self.policy.on_granted, self.view
         try:
             for request, num_tokens in grants:
                 hear(request, num_tokens, view)
         except Exception as error:
-            self.fail("it heard of a grant", error)
+            self.fail("it was notified of a grant", error)
 
     def notify_output(self, news: Iterable[tuple[Request, int]]) -> None:
-        """Tell the policy of the tokens that each request got."""
+        """Notify the policy of the tokens that each request got."""
         hear, view = self.policy.on_output, self.view
         try:
             for request, num_tokens in news:
                 hear(request, num_tokens, view)
         except Exception as error:
-            self.fail("it heard of output", error)
+            self.fail("it was notified of output", error)
 
     def notify_finished(self, request: Request) -> None:
-        """Tell the policy that a request has ended."""
+        """Notify the policy that a request has ended."""
         try:
             self.policy.on_finish(request, self.view)
         except Exception as error:
-            self.fail("it heard of an end", error)
+            self.fail("it was notified of an end", error)
 
     def refuse(self, mistake: str) -> None:
-        """Count an illegal action; strict: raise PolicyError that names policy and `mistake`."""
+        """Count an illegal action; strict: raise PolicyError with the policy and `mistake`."""
         self.num_illegal_actions += 1
         if self.strict:
             raise PolicyError(f"the policy {self.name}, at step {self.view.step_id}: {mistake}")
 
     def warn_idle(self) -> None:
-        """Count a step in which nothing runs though something could; warn of the first one."""
+        """Count a step without grants although a request could run; warn of the first one."""
         self.num_idle_steps += 1
         if self.num_idle_steps == 1:
             logger.warning(
-                "The policy %s let nothing run at step %d, though something could; if it means to, "
-                "let it say work_conserving = False.",
+                "The policy %s granted nothing at step %d, although a request could run. If this "
+                "is intended, set work_conserving = False in the policy.",
                 self.name,
                 self.view.step_id,
             )

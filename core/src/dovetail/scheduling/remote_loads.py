@@ -1,8 +1,8 @@
-"""Requests whose keys and values come from elsewhere, and what the KV connector is told.
+"""Requests whose keys and values are loaded by a KV connector, and the connector's notifications.
 
-An admitted request whose load takes has blocks, but no row: the seats are for those that can run.
-When its load has ended it is next in line for one, before anybody is admitted. Without a connector
-there is nothing here, and look-ups are the KV cache's own. Depends on no policy and no row.
+An admitted request whose load is asynchronous has blocks, but no row: rows are for requests that
+can run. After its load it gets the next free row, before any admission. Without a connector this
+module does nothing, and look-ups only use the KV cache. Depends on no policy and no row.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dovetail.request import Request
 
 
 class RemoteLoads:
-    """Those that hold blocks and no row: their loads are under way, or have ended well."""
+    """Requests with blocks and no row: their loads are in progress or have succeeded."""
 
     def __init__(self, context: SchedulerContext, kv_cache: KVCacheManager) -> None:
-        """As many requests as there are seats may wait for loads at a time; others compute."""
+        """At most as many requests as there are rows may wait for loads; the others compute."""
         self._kv_cache = kv_cache
         self._remote: RemoteCache | None = None
         if context.kv_connector is not None:
@@ -46,19 +46,19 @@ class RemoteLoads:
 
     @property
     def num_transfers(self) -> int:
-        """Loads and stores that have not ended; plans must go out until then."""
+        """Loads and stores that have not ended; plans must be sent until then."""
         return 0 if self._remote is None else self._remote.num_transfers
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest prefix that is cached here or can be loaded; changes nothing."""
+        """Return the longest prefix that is cached or can be loaded; changes nothing."""
         if self._remote is None or len(self) >= self._max_loads:
             return self._kv_cache.lookup(request)
         return self._remote.lookup(request)
 
     def begin(self, request: Request, hit: Hit) -> bool:
-        """Load what is missing from `hit`, with which `request` has just got its blocks.
+        """Load the blocks of `request` that `hit` lacks. The request has just got its blocks.
 
-        Returns whether it has to wait for that; it is one of those held here then.
+        Returns whether the request has to wait for the load; it is then one of those held here.
         """
         waits = self._remote is not None and self._remote.load(request, hit)
         if waits:
@@ -66,48 +66,48 @@ class RemoteLoads:
         return waits
 
     def add(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Take in what a worker answered; return whose loads have ended, and whether well."""
+        """Process a worker's report; return the requests whose loads ended, and their success."""
         return [] if self._remote is None else self._remote.update(answer)
 
-    def give_up_late(self) -> list[tuple[Request, bool]]:
-        """Give up loads that have not ended in time; return whose they are, as `add` does."""
+    def cancel_late_loads(self) -> list[tuple[Request, bool]]:
+        """Cancel loads that exceed their timeout; return the requests as `add` does."""
         if self._remote is None or not self._remote.num_transfers:
             return []
-        return self._remote.give_up_late()
+        return self._remote.cancel_late_loads()
 
     def arrive(self, request: Request) -> None:
-        """Let a request whose load has ended well wait for a seat."""
+        """Let a request whose load has succeeded wait for a row."""
         self._arrived[request] = self._under_way.pop(request)
 
-    def take_arrived(self) -> tuple[Request, int] | None:
-        """Return, and hold no longer, who waits longest for a seat, and its computed tokens."""
+    def take_loaded(self) -> tuple[Request, int] | None:
+        """Remove and return the request that waits longest for a row, with its computed tokens."""
         if not self._arrived:
             return None
         request = next(iter(self._arrived))
         return request, self._arrived.pop(request)
 
     def discard(self, request: Request) -> bool:
-        """Hold `request` no longer; return whether it was held. Its blocks are the caller's."""
+        """Stop holding `request`; return whether it was held. The caller frees its blocks."""
         held = request in self
         self._under_way.pop(request, None)
         self._arrived.pop(request, None)
         return held
 
     def offer(self, request: Request) -> None:
-        """Offer for storing what `request` has committed since it did so last."""
+        """Offer the blocks that `request` has committed since its last offer for storing."""
         if self._remote is not None:
             self._remote.offer(request)
 
     def release(self, request: Request, *, finished: bool) -> None:
-        """Note that `request` is about to give up its blocks; finished: and will not come back."""
+        """Record that `request` is about to give up its blocks; finished: whether it has ended."""
         if self._remote is not None:
             self._remote.release(request, finished=finished)
 
     def take_instructions(self) -> bytes:
-        """Return what travels with the plan that is about to go out."""
+        """Return the connector's instructions for the next plan."""
         return b"" if self._remote is None else self._remote.take_instructions()
 
     def shutdown(self) -> None:
-        """Let go of the connector. May be called twice."""
+        """Shut the connector down. May be called twice."""
         if self._remote is not None:
             self._remote.shutdown()

@@ -1,9 +1,9 @@
 """Continuous batching over rows and KV blocks, ordered by a policy: the core's scheduler.
 
-No phases: a request has tokens, some of them computed, and a step brings some forward. By default
-running requests are served first, those that decode before the others; then waiting ones in the
-policy's order, while budget, rows and blocks last. A policy with a plan of its own actions, one
-request after the other (`policy_driver`); either way the same mechanism grants.
+There are no phases: a request has tokens, some of them computed, and a step computes more. By
+default running requests are served first, decodes before the others; then waiting requests in the
+policy's order, while budget, rows and blocks last. A policy may also plan by yielding one action
+per request (`policy_driver`); the same mechanism grants both.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.policy_driver import PolicyDriver
 from dovetail.scheduling.policy_host import PolicyHost
 from dovetail.scheduling.scheduler_state import SchedulerState
-from dovetail.scheduling.step_result import settle
+from dovetail.scheduling.step_result import process_result
 from dovetail.scheduling.view import View
 
 
 class Scheduler(SchedulerInterface):
-    """The core's scheduler. Subclasses name their policy; an instance may be given another one."""
+    """The core's scheduler. A subclass names its policy; an instance may be given another one."""
 
     policy_cls: ClassVar[type[Policy]] = Policy
     provides: ClassVar[frozenset[str]] = frozenset({"encoder", "gates", "kv_connector"})
@@ -60,7 +60,7 @@ class Scheduler(SchedulerInterface):
 
     @property
     def policy(self) -> Policy:
-        """The policy in charge."""
+        """The active policy."""
         return self._host.policy
 
     @property
@@ -69,7 +69,7 @@ class Scheduler(SchedulerInterface):
         return self._host.view
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request in. Raise RequestError if it can never run or its id is in use."""
+        """Add a request. Raise RequestError if it can never run or its id is in use."""
         state = self._state
         if request.request_id in state.requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another.")
@@ -88,7 +88,7 @@ class Scheduler(SchedulerInterface):
             )
         if request.encoder_inputs:
             state.encoder.check(request)
-        gates = state.held_requests.ask(request)
+        gates = state.held_requests.find_holding_gates(request)
         state.now_ns = self._clock.now_ns()
         taken = Request(
             request,
@@ -103,7 +103,7 @@ class Scheduler(SchedulerInterface):
         self._host.notify_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once, in any state; return the ids that were alive. Unknown: ignored."""
+        """End requests at once, in any state; return the ids that existed. Ignore unknown ids."""
         self._state.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:
@@ -121,12 +121,12 @@ class Scheduler(SchedulerInterface):
         if state.held_requests:
             for request in state.held_requests.take_ready():
                 host.push(request)
-        if late := state.loads.give_up_late():
-            self._settle_loads(late)
+        if late := state.loads.cancel_late_loads():
+            self._process_loads(late)
         mechanism.begin_step()
         if self._pause is not PauseScope.ALL:
             self._plan_step()
-        mechanism.count_returns()
+        mechanism.count_recomputed_tokens()
         draft = state.draft
         state.builder.transfer(state.loads.take_instructions())
         plan, record = draft.emit(state.builder)
@@ -155,16 +155,16 @@ class Scheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Take in the result of the oldest plan that is out; return what it gave to whom."""
+        """Process the result of the oldest plan in flight; return the outputs of its requests."""
         state, host = self._state, self._host
         state.now_ns = self._clock.now_ns()
         state.rows.executed(plan.step_id)
         state.kv_cache.executed(plan.step_id)
         if output.kv_transfer:
-            self._settle_loads(state.loads.add(output.kv_transfer))
+            self._process_loads(state.loads.add(output.kv_transfer))
         failed = self._end_failed_runs(output.errors) if output.errors else []
         record = self._in_flight.popleft()
-        step_result = settle(record, plan, output)
+        step_result = process_result(record, plan, output)
         self._num_drafts += step_result.num_drafts
         self._num_accepted += step_result.num_accepted
         if host.wants_output:
@@ -175,7 +175,7 @@ class Scheduler(SchedulerInterface):
         return step_result.outputs(self._stats(plan, record.schedule_ns), failed)
 
     def depth(self) -> Depth:
-        """Return how many requests wait and run. None active: there is nothing to do now."""
+        """Return how many requests wait and run. None active: nothing to do now."""
         held_requests, num_running = self._state.held_requests, len(self._state.running)
         num_waiting = self.view.num_waiting
         paused = {
@@ -191,7 +191,7 @@ class Scheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Keep requests from running until `resume`; another pause's scope takes its place."""
+        """Keep requests from running until `resume`; a later pause replaces the scope."""
         self.resume()
         self._pause = scope
         if scope is PauseScope.NEW:
@@ -211,23 +211,23 @@ class Scheduler(SchedulerInterface):
             held_requests.close(new)
 
     def resume(self) -> None:
-        """Lift a pause; do nothing if there is none."""
+        """End a pause; do nothing if there is none."""
         self._pause = None
         for request in self._state.held_requests.reopen():
             self._host.push(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
+        """Drop all cached prefixes; return False, changing nothing, if blocks are in use."""
         return self._state.kv_cache.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Let go of everything; nothing is called after it. May be called twice."""
+        """Release all resources. The last call; may be called twice."""
         self.abort_requests(list(self._state.requests))
         self._state.held_requests.shutdown()
         self._state.loads.shutdown()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if requests, rows and blocks do not fit together. For tests."""
+        """Raise AssertionError if requests, rows and blocks are inconsistent. For tests."""
         state, waiting = self._state, self._host.waiting
         running, rows = state.running, state.rows
         loads = list(state.loads)
@@ -239,14 +239,14 @@ class Scheduler(SchedulerInterface):
         assert all(row >= 0 for row in taken), "a request runs without a row"
         idle = [one for one in state.requests.values() if one.row < 0]
         assert all(one.blocks for one in loads), "a request that is loaded has no blocks"
-        assert sum(bool(one.blocks) for one in idle) == len(loads), "blocks and no row"
+        assert sum(bool(one.blocks) for one in idle) == len(loads), "an idle request has blocks"
         num_waiting = len(waiting) + len(state.held_requests) + len(loads)
         assert len(idle) == num_waiting, "a queue has lost a request, or has too many"
         assert len(idle) + len(running) == len(state.requests), "a request is not registered"
         assert rows.num_free + rows.num_retiring + len(taken) == rows.num_rows, "a row is lost"
 
     def _end_failed(self) -> list[Finished]:
-        """End those that gates have failed; return what their owners are told."""
+        """End the requests that failed at a gate; return the messages for their owners."""
         news, ended = [], RequestStatus.FINISHED_ERROR
         for request, message in self._state.held_requests.take_failed(self._state.now_ns):
             self._end(request, ended)
@@ -266,8 +266,8 @@ class Scheduler(SchedulerInterface):
                 news.append(Finished(request_id=name, reason=reason, message=message))
         return news
 
-    def _settle_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
-        """Let those run whose keys and values have come; the others are to compute them."""
+    def _process_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
+        """Queue requests whose loads succeeded for a row; the others compute their tokens."""
         loads = self._state.loads
         for request, is_well in ended:
             if request in loads:
@@ -283,7 +283,7 @@ class Scheduler(SchedulerInterface):
                 self._mechanism.withdraw(request)
 
     def _drop_load(self, request: Request, *, finished: bool) -> None:
-        """Take the blocks from a request that has no row."""
+        """Take the blocks from a request without a row."""
         state = self._state
         state.loads.discard(request)
         state.loads.release(request, finished=finished)
@@ -299,11 +299,11 @@ class Scheduler(SchedulerInterface):
         else:
             if not self._state.held_requests.discard(request):
                 self._host.waiting.discard(request)
-            self._state.loads.release(request, finished=True)  # it may have run before
+            self._state.loads.release(request, finished=True)  # stores may be pending
         self._end(request, status)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
-        """Note that a request is done, which has neither row nor place in a queue."""
+        """Record the end of a request that has neither row nor queue entry."""
         del self._state.requests[request.request_id]
         change_status(request, status)
         self._host.notify_finished(request)

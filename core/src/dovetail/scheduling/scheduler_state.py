@@ -1,6 +1,6 @@
-"""What a scheduler has to give, and to whom it has given it: rows, blocks, a step's budget.
+"""The state of a scheduler: rows, blocks, a step's budget, and the requests that hold them.
 
-State only. Who gets what is `mechanism`'s, who sees it `view`'s.
+State only. `mechanism` grants from it, and `view` shows it to the policy.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from dovetail.scheduling.held_requests import HeldRequests
 from dovetail.scheduling.remote_loads import RemoteLoads
 
 MAX_BLOCKS_HASHED = 8_192
-"""Blocks of waiting prompts that one step computes the hashes of, some 10 ms."""
+"""Blocks of waiting prompts that one step hashes; this takes about 10 ms."""
 
 
 class SchedulerState:
     """Rows, blocks, requests and the step being planned.
 
     requests: all that have not ended, by id. held_requests: those that cannot be admitted yet.
-    running: those that hold a row, in the order of their admission. loads: those that hold blocks
-    and no row yet. encoder: what a step may encode.
-    num_groups: of layers, each with blocks of its own. draft: the step that is being
-    planned, or the last one. last_step: the last plan that was handed out. now_ns: when the
-    scheduler was last called.
+    running: requests with a row, in order of admission. loads: requests with blocks but no row yet.
+    encoder: the encoder budget. num_groups: KV-cache groups, each with its own blocks. draft: the
+    step that is being planned, or the last one. last_step: the last plan that was emitted. now_ns:
+    when the scheduler was last called.
     """
 
     def __init__(self, context: SchedulerContext) -> None:
@@ -53,14 +52,14 @@ class SchedulerState:
         self.now_ns = 0
 
     @property
-    def comes_free(self) -> bool:
-        """Whether rows or blocks come free with the next steps; nobody gives way until then."""
+    def has_pending_releases(self) -> bool:
+        """Whether rows or blocks become free with the next steps; no request is preempted then."""
         return bool(self.rows.num_retiring or self.kv_cache.num_due)
 
     def num_cached_tokens(self, request: Request) -> int:
         """Return how many of its tokens the prefix cache holds, as far as hashes are known.
 
-        Each step computes `MAX_BLOCKS_HASHED` hashes at most, whoever asks; changes nothing else.
+        Each step computes at most `MAX_BLOCKS_HASHED` hashes for such calls; nothing else changes.
         """
         most = MAX_BLOCKS_HASHED - self.draft.num_blocks_hashed
         num_tokens, num_hashed = self.kv_cache.find_cached(request, most)

@@ -1,7 +1,7 @@
-"""What a step's result means for the requests that ran: tokens, ends, log-probabilities.
+"""Processes a step's result for the requests that ran: tokens, ends, log-probabilities.
 
-Appends tokens to requests and finds out who has ended; gives up nothing itself: rows and blocks
-are the scheduler's.
+Appends tokens to requests and finds the requests that have ended. The scheduler then frees their
+rows and blocks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ _FINISHED = RequestStatus.FINISHED_STOPPED
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of one step, sorted by what it means.
+    """The result of one step.
 
-    advanced, request_ids, counts, token_ids: who got tokens, how many, and all of them one after
-    the other.
-    ended: requests that are done, and why, in plan order. num_kept: run to how many of its tokens
-    count, where that is not all of them. num_drafts, num_accepted: drafts that were verified, and
-    those that were right.
+    advanced, request_ids, counts, token_ids: requests that got tokens, how many each, and all
+    tokens concatenated. ended: requests that have ended and why, in plan order. num_kept: maps a
+    run to the number of its tokens that are kept, if not all are. num_drafts, num_accepted: drafts
+    that were verified and accepted.
     """
 
     advanced: list[Request] = field(default_factory=list)
@@ -46,9 +45,9 @@ class StepResult:
     num_accepted: int = 0
 
     def outputs(self, stats: SchedulerStats, failed: Iterable[Finished] = ()) -> EngineCoreOutputs:
-        """Return it in the form in which the requests' owners get it.
+        """Return the result in the form that the front ends receive.
 
-        failed: requests that have ended without a token of this step.
+        failed: requests that ended without a token in this step.
         """
         finished = tuple(
             Finished(
@@ -70,12 +69,14 @@ class StepResult:
         )
 
 
-def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput) -> StepResult:
-    """Append the sampled tokens to their requests and find out which have ended, in plan order.
+def process_result(
+    record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput
+) -> StepResult:
+    """Append the sampled tokens to their requests and find the ended requests, in plan order.
 
-    record: which requests run in the plan. Results of requests that have ended since the plan was
-    made are dropped, and so is what was sampled past an end. Every result comes through here: those
-    that decode side by side as columns, the others run by run; both end by the same rules.
+    record: the requests of the plan. Results of requests that ended since the plan was made are
+    dropped, as are tokens sampled past an end. The decode batch is processed as columns, other
+    requests run by run; both end by the same rules.
     """
     step_result = StepResult()
     num_members = 0
@@ -91,7 +92,7 @@ def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput)
             if plan.num_drafts:
                 _count_drafts(step_result, request, plan.num_drafts[run], count)
             if request.status < _FINISHED:
-                _settle_run(step_result, run, request, tokens)
+                _process_run(step_result, run, request, tokens)
             if output.num_drafts:
                 request.num_drafts = output.num_drafts[run] if request.row >= 0 else 0
     if output.logprobs:
@@ -104,7 +105,7 @@ def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput)
 def _process_decode_batch(
     step_result: StepResult, decode_record: DecodeStepRecord, token_ids: array[int]
 ) -> None:
-    """Settle a token each for those that decode side by side."""
+    """Process one token for each member of the decode batch."""
     members, request_ids, own_ids = (
         decode_record.members,
         decode_record.request_ids,
@@ -132,14 +133,14 @@ def _process_decode_batch(
             if token in stop_ids and token in request.stop_token_ids
         )
     for request in sorted(ending, key=ADMISSION) if ending else ():
-        if request.status < _FINISHED and (status := _end_of(request)) is not None:
+        if request.status < _FINISHED and (status := _final_status(request)) is not None:
             step_result.ended.append((request, status))
 
 
-def _settle_run(
+def _process_run(
     step_result: StepResult, run: int, request: Request, token_ids: Sequence[int]
 ) -> None:
-    """Settle one run that has sampled any number of tokens."""
+    """Process one run that sampled any number of tokens."""
     known = request.token_ids
     if len(known) == request.num_prompt_tokens:
         step_result.num_cached_tokens[request.request_id] = request.num_cached_tokens
@@ -147,7 +148,7 @@ def _settle_run(
     for token in token_ids:
         num_kept += 1
         known.append(token)
-        if (status := _end_of(request)) is not None:
+        if (status := _final_status(request)) is not None:
             step_result.ended.append((request, status))
             break
     if num_kept < len(token_ids):
@@ -161,14 +162,14 @@ def _settle_run(
 def _count_drafts(
     step_result: StepResult, request: Request, num_planned: int, num_sampled: int
 ) -> None:
-    """Count what became of a run's drafts, of which there were at most `num_planned`."""
+    """Count the verified and accepted drafts of a run, of at most `num_planned`."""
     step_result.num_drafts += min(num_planned, request.num_drafts)
     step_result.num_accepted += num_sampled - 1
     request.take_back(1 + num_planned - num_sampled)
 
 
-def _end_of(request: Request) -> RequestStatus | None:
-    """Return how the last token of `request` ends it, or None if it continues."""
+def _final_status(request: Request) -> RequestStatus | None:
+    """Return the final status that the last token of `request` causes, or None."""
     token = request.token_ids[-1]
     if token in request.stop_token_ids:
         params = request.sampling_params
@@ -207,11 +208,11 @@ def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: S
 def _sort_prompt_logprobs(
     record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput, step_result: StepResult
 ) -> None:
-    """Keep the log-probabilities of prompt tokens that have not been handed out before."""
+    """Keep the log-probabilities of prompt tokens that were not returned before."""
     requests = record.requests
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]
-        known = request.num_prompt_logprobs - plan.starts[run]  # again, after a preemption
+        known = request.num_prompt_logprobs - plan.starts[run]  # computed again after a preemption
         fresh = columns.after(known) if known > 0 else columns
         if request.status < _FINISHED and fresh.counts:
             request.num_prompt_logprobs += len(fresh.counts)

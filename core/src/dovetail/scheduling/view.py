@@ -1,4 +1,4 @@
-"""A scheduler as its policy sees it: the read-only side, and nothing that could be written to."""
+"""The read-only view of a scheduler that its policy gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail.scheduling.waiting_queue import WaitingQueue
 
 
 class WaitingView(Sequence[RequestView]):
-    """The requests that could be admitted now: a window on the queue, ordered as far as asked."""
+    """The requests that could be admitted now: a view of the queue, sorted only as far as read."""
 
     __slots__ = ("_queue",)
 
@@ -37,15 +37,15 @@ class WaitingView(Sequence[RequestView]):
         if isinstance(place, int) and place >= 0:
             for request in islice(self._queue, place, None):
                 return request
-            raise IndexError(f"place {place} of {len(self)} that wait")
+            raise IndexError(f"index {place} is out of range: {len(self)} requests wait")
         return tuple(self._queue)[place]
 
 
 class View:
-    """Implements `dovetail.interfaces.policy.SchedulerView`; one for a scheduler's life."""
+    """Implements `dovetail.interfaces.policy.SchedulerView`. A scheduler has one view."""
 
     def __init__(self, state: SchedulerState, queue: Callable[[], WaitingQueue], seed: int) -> None:
-        """queue: returns those that wait; another one after a policy has failed."""
+        """queue: returns the waiting queue, which changes when a policy has failed."""
         self._state = state
         self._queue = queue
         self._rng = Random(f"policy {seed}")
@@ -62,7 +62,7 @@ class View:
 
     @property
     def rng(self) -> Random:
-        """Random numbers of the policy's own."""
+        """Random numbers for the policy only."""
         return self._rng
 
     @property
@@ -77,7 +77,7 @@ class View:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a row, ready or not."""
+        """Requests without a row, whether ready or not."""
         state = self._state
         return len(self._queue()) + len(state.held_requests) + len(state.loads)
 
@@ -88,17 +88,17 @@ class View:
 
     @property
     def seats_left(self) -> int:
-        """Rows that could be handed out now."""
+        """Rows that could be granted now."""
         return self._state.rows.num_free
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that could be handed out now."""
+        """KV blocks that could be granted now."""
         return self._state.kv_cache.num_free_blocks
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._state.kv_cache.block_size
 
     def num_cached_tokens(self, request: RequestView) -> int:
@@ -106,5 +106,5 @@ class View:
         return self._state.num_cached_tokens(cast("Request", request))
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
-        """Return the tokens known or on their way that are still to be computed."""
+        """Return the number of known or pending tokens that are still to be computed."""
         return cast("Request", request).num_uncomputed_tokens

@@ -1,8 +1,8 @@
 """The requests without a row, in their policy's order.
 
-Two kinds behind one face: a heap where ranks never change, a sort at every step where they may.
-Ties go by arrival, so that every policy is deterministic. Whoever loses its row in a step has a
-place from the next step on: nobody comes and goes within one.
+Two implementations: a heap if ranks never change, and a sort in every step if they may. Ties are
+broken by arrival, so that every policy is deterministic. A request that loses its row in a step can
+be admitted again from the next step on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Rank = Callable[[Request], Any]
 
 
 class WaitingQueue(Protocol):
-    """Requests that wait, the next to be served first.
+    """Waiting requests, the next to be served first.
 
-    Iterating gives those that have a place in this step, in order; who is taken out meanwhile is
-    left out. `len` counts all.
+    Iteration yields those that are ready in this step, in order, without requests removed
+    meanwhile. `len` counts all.
     """
 
     def __len__(self) -> int: ...
@@ -29,26 +29,26 @@ class WaitingQueue(Protocol):
 
     @property
     def num_ready(self) -> int:
-        """How many have a place in this step."""
+        """How many are ready in this step."""
 
     def push(self, request: Request) -> None:
-        """Take a new request in."""
+        """Add a new request."""
 
     def defer(self, request: Request) -> None:
-        """Take a preempted request in; it has a place from the next `begin_step` on."""
+        """Add a preempted request; it is ready from the next `begin_step` on."""
 
     def discard(self, request: Request) -> None:
-        """Take out a request that is in."""
+        """Remove a request of the queue."""
 
     def begin_step(self) -> None:
-        """Bring the order up to date; called once before each step."""
+        """Update the order; called once before each step."""
 
     def peek(self) -> Request | None:
-        """Return the request to be served next, or None if nobody has a place in this step."""
+        """Return the request to be served next, or None if none is ready in this step."""
 
 
 class HeapQueue:
-    """For ranks that never change: a heap with holes where requests were taken out."""
+    """For ranks that never change: a heap that keeps removed entries for a while."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -61,7 +61,7 @@ class HeapQueue:
         return len(self._tickets) + len(self._late)
 
     def __iter__(self) -> Iterator[Request]:
-        """Walk the heap best first: the first k take O(k log k), and nothing is moved."""
+        """Iterate over the heap, best first: the first k take O(k log k); nothing is moved."""
         heap, tickets = self._heap, self._tickets
         edge = [(heap[0][:3], 0)] if heap else []
         while edge:
@@ -74,27 +74,27 @@ class HeapQueue:
 
     @property
     def num_ready(self) -> int:
-        """How many have a place in this step."""
+        """How many are ready in this step."""
         return len(self._tickets)
 
     def push(self, request: Request) -> None:
-        """Take a new request in."""
+        """Add a new request."""
         self._num_pushed += 1
         entry = (self._rank(request), request.sequence, self._num_pushed, request)
         heapq.heappush(self._heap, entry)
         self._tickets[request.sequence] = self._num_pushed
 
     def defer(self, request: Request) -> None:
-        """Take a preempted request in; it has a place from the next `begin_step` on."""
+        """Add a preempted request; it is ready from the next `begin_step` on."""
         self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
-        """Take out a request that is in; its entry is dropped when a step begins."""
+        """Remove a request of the queue; its entry is dropped when a step begins."""
         if self._late.pop(request.sequence, None) is None:
             del self._tickets[request.sequence]
 
     def begin_step(self) -> None:
-        """Drop the entries of those that were taken out where that is cheap; let the late in."""
+        """Drop removed entries where that is cheap; add the deferred requests."""
         heap = self._heap
         if len(heap) > 2 * len(self._tickets) + 16:
             heap[:] = [entry for entry in heap if self._tickets.get(entry[1]) == entry[2]]
@@ -112,7 +112,7 @@ class HeapQueue:
 
 
 class SortedQueue:
-    """For ranks that may change: sorted once a step, when the order is first asked for."""
+    """For ranks that may change: sorted once per step, when the order is first read."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -130,31 +130,31 @@ class SortedQueue:
 
     @property
     def num_ready(self) -> int:
-        """How many have a place in this step."""
+        """How many are ready in this step."""
         return len(self._requests)
 
     def push(self, request: Request) -> None:
-        """Take a new request in."""
+        """Add a new request."""
         self._requests[request.sequence] = request
         self._order = None
 
     def defer(self, request: Request) -> None:
-        """Take a preempted request in; it has a place from the next `begin_step` on."""
+        """Add a preempted request; it is ready from the next `begin_step` on."""
         self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
-        """Take out a request that is in."""
+        """Remove a request of the queue."""
         if self._late.pop(request.sequence, None) is None:
             del self._requests[request.sequence]
 
     def begin_step(self) -> None:
-        """Let the late in, and forget the order: every rank is asked for again."""
+        """Add the deferred requests, and discard the order: every rank is computed again."""
         self._requests |= self._late
         self._late.clear()
         self._order = None
 
     def peek(self) -> Request | None:
-        """Return the request of the lowest rank, or None if nobody is left of this step's order."""
+        """Return the request of the lowest rank, or None if none of this step's order is left."""
         order = self._sorted()
         while self._next < len(order) and order[self._next].sequence not in self._requests:
             self._next += 1

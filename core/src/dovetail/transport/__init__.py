@@ -1,4 +1,4 @@
-"""How messages get from one process to another: frames, a shared-memory ring, typed messages.
+"""Communication between processes: frames, a shared-memory ring, typed messages.
 
-Bytes that arrive are data: they are checked and refused with a typed error, never executed.
+Received bytes are data: they are checked, refused with a typed error if invalid, never executed.
 """

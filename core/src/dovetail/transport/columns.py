@@ -1,11 +1,11 @@
-"""Columns as one frame of bytes, and back: what a ring carries.
+"""Encodes columns as one frame of bytes, and decodes them. Rings carry such frames.
 
-    head        magic, version, kind, number of columns, two 64-bit numbers of the kind's own
+    head        magic, version, kind, number of columns, two 64-bit numbers defined by the kind
     lengths     bytes of each column
-    columns     one after the other, in the machine's byte order
+    columns     concatenated, in the machine's byte order
 
-Every length is checked before anything is read; whatever does not fit is refused with MessageError
-and makes nothing. A machine of another byte order reads another magic. Depends on no plan and no
+Every length is checked before anything is read; an invalid frame is refused with MessageError and
+creates nothing. A machine of another byte order reads another magic. Depends on no plan and no
 result.
 """
 
@@ -29,7 +29,7 @@ _TOP_BYTE = 3 if sys.byteorder == "little" else 0
 
 @dataclass(frozen=True, slots=True)
 class ColumnFrame:
-    """A frame taken apart. columns: views of it; numbers: the kind's own two."""
+    """A decoded frame. columns: views of it; numbers: the two numbers of the kind."""
 
     columns: list[memoryview]
     numbers: tuple[int, int]
@@ -48,29 +48,31 @@ def pack_columns(
 
 
 def frame_kind(frame: bytes) -> int:
-    """Return the kind that a frame says it is of; raise MessageError if it is too short for one."""
+    """Return the kind that a frame names; raise MessageError if it is too short for a head."""
     if len(frame) < _HEAD.size:
-        raise MessageError(f"a frame of {len(frame)} bytes; its head alone has {_HEAD.size}.")
+        raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     kind: int = _HEAD.unpack_from(frame)[2]
     return kind
 
 
 def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
-    """Return a frame of `kind` with at least so many columns; raise MessageError for any other."""
+    """Decode a frame of `kind` with at least `least` columns; raise MessageError for any other."""
     if len(frame) < _HEAD.size:
-        raise MessageError(f"a frame of {len(frame)} bytes; its head alone has {_HEAD.size}.")
+        raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     magic, version, found, count, reserved, *numbers = _HEAD.unpack_from(frame)
     if (magic, version, found, reserved) != (_MAGIC, VERSION, kind, 0):
         raise MessageError(
-            f"a frame with magic {magic:#x}, version {version} and kind {found}; wanted are "
+            f"a frame has magic {magic:#x}, version {version} and kind {found}; expected are "
             f"{_MAGIC:#x}, {VERSION} and {kind}."
         )
     at = _HEAD.size + 4 * count
     if not least <= count <= MAX_COLUMNS or len(frame) < at:
-        raise MessageError(f"a frame of {len(frame)} bytes with {count} columns, or {least} more.")
+        raise MessageError(
+            f"a frame of {len(frame)} bytes has {count} columns, not {least} or more."
+        )
     lengths = _LENGTHS[count].unpack_from(frame, _HEAD.size)
     if at + sum(lengths) != len(frame):
-        raise MessageError(f"a frame of {len(frame)} bytes; its columns have {sum(lengths)}.")
+        raise MessageError(f"a frame has {len(frame)} bytes; its columns need {sum(lengths)}.")
     view, columns = memoryview(frame), []
     for length in lengths:
         columns.append(view[at : at + length])
@@ -79,10 +81,10 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
 
 
 def int32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a column of int32, a copy; raise MessageError if its length is not a multiple of 4."""
+    """Return a copy of a column of int32; raise MessageError if its size is not a multiple of 4."""
     values = array("i")
     if len(column) % 4:
-        raise MessageError(f"{name} has {len(column)} bytes: that is not a column of int32.")
+        raise MessageError(f"{name} has {len(column)} bytes, which is not a multiple of 4 (int32).")
     values.frombytes(column)
     return values
 
@@ -93,7 +95,7 @@ def counts32(column: memoryview | bytes, name: str) -> array[int]:
     if not column:
         return values
     content = bytes(column)
-    # The sign is in the top byte: looking at those bytes costs a tenth of `min`.
+    # The sign is in the top byte: reading those bytes costs a tenth of `min`.
     if len(content) % 4 or not content[_TOP_BYTE::4].isascii():
         raise MessageError(f"{name} is not a column of int32 ≥ 0.")
     values.frombytes(content)
@@ -101,15 +103,15 @@ def counts32(column: memoryview | bytes, name: str) -> array[int]:
 
 
 def uint8(column: memoryview) -> array[int]:
-    """Return a column of uint8, a copy."""
+    """Return a copy of a column of uint8."""
     return array("B", bytes(column))
 
 
 def flags8(column: memoryview, name: str) -> array[int]:
-    """Return a column of uint8 that are 0 or 1; raise MessageError for any other."""
+    """Return a column of uint8 with values 0 and 1; raise MessageError for any other."""
     content = bytes(column)
     if content.translate(None, b"\0\1"):
-        raise MessageError(f"{name} holds {max(content)}; it may hold 0 and 1.")
+        raise MessageError(f"{name} contains {max(content)}; allowed are 0 and 1.")
     return array("B", content)
 
 

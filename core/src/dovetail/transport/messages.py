@@ -1,9 +1,9 @@
-"""The messages between a front end and the engine core in its own process.
+"""The messages between a front end and an engine core in another process.
 
-Every message is a struct of its own, in msgpack, behind two bytes that mark it and one that names
-the version. A reader knows which messages may come its way, how long they may be, and counts what
-it refuses. Operations travel as names, values as plain data; nothing that arrives is executed.
-Depends on no socket and no engine.
+Every message is a msgpack struct, after two marker bytes and a version byte. A reader accepts only
+the message types of its direction, limits their length, and counts the messages that it refuses.
+Operations are sent as names, values as plain data; received data is never executed. Depends on no
+socket and no engine.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ M = TypeVar("M")
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """What all messages are: immutable, their name first, then their fields in order."""
+    """Base class of all messages: immutable, encoded as the tag and the fields in order."""
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A front end is here; the engine answers with `Ready`. Repeated until that has come."""
+    """Sent by a new front end until the engine answers with `Ready`."""
 
 
 class Call(Message, frozen=True, tag="call"):
     """Call an operation of the engine port.
 
-    number: of the answer; 0 for a call that is not answered. arguments: msgpack, as the operation's
-    declaration says; they are read, and refused, by themselves.
+    number: repeated in the answer; 0 for a call without an answer. arguments: msgpack, by the
+    operation's declaration; they are decoded and checked separately.
     """
 
     number: int
@@ -54,23 +54,23 @@ class Call(Message, frozen=True, tag="call"):
 
 
 class Taken(Message, frozen=True, tag="taken"):
-    """The front end has taken so many more messages with outputs since its last `Taken`."""
+    """The front end has received so many more `Outputs` messages since its last `Taken`."""
 
     num_messages: int
 
 
 class Detach(Message, frozen=True, tag="detach"):
-    """The front end leaves: its requests are aborted, all others continue."""
+    """The front end disconnects: its requests are aborted, all others continue."""
 
 
 class Stop(Message, frozen=True, tag="stop"):
-    """End the engine; requests under way end with it. Only the owner may send this."""
+    """Shut the engine down; unfinished requests end. Only the owner may send this."""
 
 
 class Ready(Message, frozen=True, tag="ready"):
     """The engine has started. config: the resolved configuration, as JSON.
 
-    front_end: the number of the front end that this is sent to; 0 is the owner.
+    front_end: the number of the receiving front end; 0 is the owner.
     """
 
     pid: int
@@ -81,7 +81,7 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """The answer to a call. result: msgpack, as the operation's declaration says; or an error."""
+    """The answer to a call. result: msgpack, by the operation's declaration; or an error."""
 
     number: int
     result: bytes = b""
@@ -89,9 +89,9 @@ class Answer(Message, frozen=True, tag="answer"):
 
 
 class Outputs(Message, frozen=True, tag="outputs"):
-    """What one step gave: `EngineCoreOutputs` as columns of bytes.
+    """The outputs of one step: `EngineCoreOutputs` as columns of bytes.
 
-    answers: to calls that handed requests over, some of which ran in this step.
+    answers: to calls that added requests, some of which ran in this step.
     """
 
     request_ids: list[str]
@@ -120,7 +120,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
         )
 
     def columns(self) -> EngineCoreOutputs:
-        """Return the outputs; raise MessageError if their columns do not fit each other."""
+        """Return the outputs; raise MessageError if the columns are inconsistent."""
         num_new_tokens: array[int] = counts32(self.num_new_tokens, "num_new_tokens")
         token_ids = counts32(self.token_ids, "token_ids")
         check_lengths(len(self.request_ids), num_new_tokens=num_new_tokens)
@@ -138,15 +138,15 @@ class Outputs(Message, frozen=True, tag="outputs"):
 
 
 class Died(Message, frozen=True, tag="died"):
-    """The engine cannot go on, or no longer serves this front end."""
+    """The engine has failed, or no longer serves this front end."""
 
     error: RemoteError
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The engine's loop turns. Sent every second, and when a pause begins or ends.
+    """The engine's loop is running. Sent every second, and when a pause begins or ends.
 
-    num_steps, num_refused: steps done and messages refused so far. paused: how far, or None.
+    num_steps, num_refused: executed steps and refused messages so far. paused: the scope, or None.
     """
 
     num_steps: int
@@ -159,17 +159,17 @@ FromEngine = Ready | Outputs | Answer | Died | Heartbeat
 
 
 def pack(message: Message) -> bytes:
-    """Return a message as bytes; raise MessageError if it holds what is not plain data, or much."""
+    """Encode a message; raise MessageError if it is too long or contains other than plain data."""
     content = _MARK + encode(message)
     if len(content) > MAX_MESSAGE_BYTES:
         raise MessageError(
-            f"a {type(message).__name__} of {len(content)} bytes; at most {MAX_MESSAGE_BYTES} go."
+            f"a {type(message).__name__} has {len(content)} bytes, more than {MAX_MESSAGE_BYTES}."
         )
     return content
 
 
 class MessageReader(Generic[M]):
-    """Reads the messages that may come one way. num_refused: how many it has refused."""
+    """Reads the messages of one direction. num_refused: how many it has refused."""
 
     def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """kinds: the union of the messages, `ToEngine` or `FromEngine`."""
@@ -178,7 +178,7 @@ class MessageReader(Generic[M]):
         self._max_bytes = max_bytes
 
     def read(self, content: bytes) -> M:
-        """Return the message; raise MessageError, and count it, for anything else."""
+        """Return the decoded message; raise MessageError, and count it, for anything else."""
         try:
             return self._read(content)
         except MessageError:
@@ -186,27 +186,29 @@ class MessageReader(Generic[M]):
             raise
 
     def refuse(self, reason: str) -> MessageError:
-        """Count a message that was read, and cannot be used; return the error for it."""
+        """Count a decoded message that is not valid now; return the error for it."""
         self.num_refused += 1
         return MessageError(reason)
 
     def _read(self, content: bytes) -> M:
         if len(content) > self._max_bytes:
-            raise MessageError(f"a message of {len(content)} bytes; {self._max_bytes} are allowed.")
+            raise MessageError(
+                f"a message has {len(content)} bytes; the limit is {self._max_bytes}."
+            )
         if content[: len(_MARK)] != _MARK:
             raise MessageError(
-                f"a message that begins with {content[:3].hex()} instead of {_MARK.hex()}: it is "
-                f"none of Dovetail's, or not of version {WIRE_VERSION}."
+                f"a message begins with {content[:3].hex()} instead of {_MARK.hex()}: it is not a "
+                f"message of Dovetail, or not of version {WIRE_VERSION}."
             )
         message: M = decode(memoryview(content)[len(_MARK) :], self._kinds)
         return message
 
 
 def engine_reader() -> MessageReader[ToEngine]:
-    """Return a reader of what front ends send."""
+    """Return a reader of the front ends' messages."""
     return MessageReader(ToEngine)
 
 
 def front_end_reader() -> MessageReader[FromEngine]:
-    """Return a reader of what the engine sends."""
+    """Return a reader of the engine's messages."""
     return MessageReader(FromEngine)

@@ -1,8 +1,8 @@
-"""Arrays on the wire: element type, shape and bytes, of whatever library they come from.
+"""Arrays as element type, shape and bytes, for any tensor library.
 
-An object that exposes its memory (a numpy array, an `array.array`) is sent as it is. Any other
-tensor is converted to an `NDArray` by its sender, and back by its receiver: this module knows no
-library of tensors, and element types only by name and size.
+An object that exposes its memory (a numpy array, an `array.array`) can be sent directly. The sender
+converts any other tensor to an `NDArray`, and the receiver converts it back. This module imports no
+tensor library and knows element types only by name and size.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _DTYPES = {form: name for name, form in _FORMATS.items()} | {"e": "float16", "l"
 
 @dataclass(frozen=True, slots=True)
 class NDArray:
-    """An array. dtype: of ELEMENT_BYTES. data: row by row, in the machine's byte order.
+    """An array. dtype: a key of ELEMENT_BYTES. data: in row-major order and native byte order.
 
-    Raises MessageError if the three do not fit each other.
+    Raises MessageError if the three are inconsistent.
     """
 
     dtype: str
@@ -56,10 +56,10 @@ class NDArray:
         size = ELEMENT_BYTES.get(self.dtype)
         if size is None:
             raise MessageError(
-                f"an array of {self.dtype!r} cannot cross a process; {', '.join(ELEMENT_BYTES)} do."
+                f"an array of {self.dtype!r} cannot be sent; use {', '.join(ELEMENT_BYTES)}."
             )
         if len(self.shape) > MAX_DIMENSIONS or any(extent < 0 for extent in self.shape):
-            raise MessageError(f"the shape {self.shape} is that of no array.")
+            raise MessageError(f"the shape {self.shape} is not valid for an array.")
         if math.prod(self.shape) * size != len(self.data):
             raise MessageError(
                 f"an array of {self.dtype} and shape {self.shape} has "
@@ -68,20 +68,21 @@ class NDArray:
 
     @classmethod
     def of(cls, exposing: object) -> NDArray:
-        """Return a copy of what exposes its memory; raise TypeError if it does not.
+        """Return a copy of an object that exposes its memory; raise TypeError if it does not.
 
-        Raises MessageError for elements of another type.
+        Raises MessageError for other element types.
         """
         memory = memoryview(exposing)  # type: ignore[arg-type]  # raises TypeError
         dtype = _DTYPES.get(memory.format)
         if dtype is None or ELEMENT_BYTES[dtype] != memory.itemsize:
-            raise MessageError(f"elements of format {memory.format!r} cannot cross a process.")
+            raise MessageError(f"elements of format {memory.format!r} cannot be sent.")
         return cls(dtype, tuple(memory.shape or ()), memory.tobytes())
 
     def memory(self) -> memoryview:
-        """Return the elements in their shape, read-only: what numpy, say, makes an array of.
+        """Return the elements in their shape, read-only, for example for `numpy.asarray`.
 
-        Those that Python cannot show (16-bit floats, fp8) come as bytes, in one dimension.
+        Types that Python does not support (16-bit floats, fp8) are returned as bytes, in one
+        dimension.
         """
         form = _FORMATS.get(self.dtype)
         flat = memoryview(self.data)

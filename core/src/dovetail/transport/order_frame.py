@@ -1,7 +1,7 @@
-"""What goes between an executor and a worker's process beside plans and results, as frames.
+"""Frames between an executor and a worker process, other than plans and results.
 
-To the worker: the half of a step that samples, and calls of operations; from it: answers. Calls are
-numbered by their sender. Knows no worker and calls nothing.
+To the worker: requests to sample, and calls of operations; from it: answers. The sender numbers its
+calls. Depends on no worker and calls nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVERY_RANK = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
-    """An operation to be called. reply_rank: whose answer is wanted; None for every rank's."""
+    """A call of an operation. reply_rank: the rank that answers with a value; None for all."""
 
     number: int
     operation: str
@@ -37,7 +37,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnswer:
-    """What became of a call: `value`, or `error`."""
+    """The result of a call: `value`, or `error`."""
 
     number: int
     value: Any = None
@@ -45,14 +45,14 @@ class CallAnswer:
 
 
 def encode_sample(grammar: GrammarOutput | None) -> bytes:
-    """Return the frame that asks for the tokens of the plan before it."""
+    """Return the frame that requests the tokens of the previous plan."""
     if grammar is None:
         return pack_columns(SAMPLE, (b"", b""), (0, 0))
     return pack_columns(SAMPLE, (array("i", grammar.runs), grammar.bitmask), (1, 0))
 
 
 def decode_sample(frame: bytes) -> GrammarOutput | None:
-    """Return what tokens are allowed, None for any; raise MessageError for any other frame."""
+    """Return the allowed tokens, None for any; raise MessageError for any other frame."""
     found = unpack_columns(frame, SAMPLE, least=2)
     if not found.numbers[0]:
         return None
@@ -62,7 +62,7 @@ def decode_sample(frame: bytes) -> GrammarOutput | None:
 
 
 def encode_call(call: WorkerCall) -> bytes:
-    """Return the frame of a call; raise MessageError for an argument that cannot travel."""
+    """Return the frame of a call; raise MessageError for an argument that cannot be sent."""
     content = pack_value((call.operation, list(call.args), dict(call.kwargs)))
     rank = _EVERY_RANK if call.reply_rank is None else call.reply_rank
     return pack_columns(CALL, (content,), (call.number, rank))
@@ -73,7 +73,7 @@ def decode_call(frame: bytes) -> WorkerCall:
     found = unpack_columns(frame, CALL, least=1)
     parts = unpack_value(found.columns[0])
     if not isinstance(parts, list) or [type(one) for one in parts] != [str, list, dict]:
-        raise MessageError("a call has an operation, its arguments and its keywords.")
+        raise MessageError("expected an operation, its arguments and its keywords.")
     number, rank = found.numbers
     return WorkerCall(
         number=number,
@@ -85,7 +85,7 @@ def decode_call(frame: bytes) -> WorkerCall:
 
 
 def encode_answer(answer: CallAnswer) -> bytes:
-    """Return the frame of an answer; raise MessageError for a value that cannot travel."""
+    """Return the frame of an answer; raise MessageError for a value that cannot be sent."""
     if answer.error is not None:
         return pack_columns(ANSWER, (encode(astuple(answer.error)),), (answer.number, 1))
     return pack_columns(ANSWER, (pack_value(answer.value),), (answer.number, 0))

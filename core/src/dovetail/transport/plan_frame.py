@@ -1,9 +1,9 @@
-"""Plans as frames, and back.
+"""Encodes plans as frames, and decodes them.
 
-The columns of a `SchedulerOutput` travel as they are; what is an object (joins, above all) is
-msgpack in one more column, which is empty in most steps. A frame is held against all that a worker
-relies on in order not to read or write outside its own: lengths, signs, counts that add up. Knows
-no worker; whether a row or a block exists is for those who know how many there are.
+The columns of a `SchedulerOutput` are sent unchanged; objects (mainly joins) are msgpack in one
+more column, which is empty in most steps. Decoding checks everything that a worker relies on for
+memory safety: lengths, signs, and consistent counts. Depends on no worker; the worker checks
+whether a row or a block exists.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def encode_plan(plan: SchedulerOutput) -> bytes:
 
 
 def decode_plan(frame: bytes) -> SchedulerOutput:
-    """Return the plan of a frame, its columns copied; raise MessageError for others."""
+    """Return the plan of a frame with its columns copied; raise MessageError for other bytes."""
     found = unpack_columns(frame, PLAN, least=_NUM_FIXED)
     step_id, total = found.numbers
     rows, starts, num_tokens, samples, leaves, num_drafts, content_rows, indexes, tail = (
@@ -84,14 +84,14 @@ def _check_runs(plan: SchedulerOutput) -> None:
         check_lengths(num_runs, num_drafts=plan.num_drafts)
     if plan.step_id < 0 or sum(plan.num_tokens) != plan.total_num_tokens or 0 in plan.num_tokens:
         raise MessageError(
-            f"plan {plan.step_id} says that it has {plan.total_num_tokens} tokens; its runs have "
+            f"plan {plan.step_id} declares {plan.total_num_tokens} tokens; its runs have "
             f"{sum(plan.num_tokens)}, and each needs at least one."
         )
 
 
 def _blocks(columns: list[memoryview]) -> tuple[BlockColumns, ...]:
     if len(columns) % 3:
-        raise MessageError(f"{len(columns)} columns of blocks; each group has three.")
+        raise MessageError(f"received {len(columns)} block columns; each group has three.")
     groups = []
     for place in range(0, len(columns), 3):
         rows, counts, ids = (counts32(column, "blocks") for column in columns[place : place + 3])

@@ -1,6 +1,6 @@
-"""A folder for the sockets and files of an engine's processes: this user's alone, and not too deep.
+"""A private folder for the sockets and files of an engine's processes.
 
-Knows only that sockets will lie in it, whose paths the system allows few characters.
+Its path is short enough for the sockets in it, whose length the system limits.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from dovetail.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 107
 MAX_NAME_BYTES = 16
-"""Of a file in such a folder."""
+"""The longest file name in such a folder."""
 
 
 def make_private_folder() -> Path:
-    """Return a new folder (0700) under TMPDIR or the system's own; the caller removes it.
+    """Create a folder (0700) under TMPDIR or the system's default; the caller removes it.
 
-    Raises ConfigError, naming TMPDIR, where none can be made or sockets in it cannot be opened.
+    Raises ConfigError, naming TMPDIR, if it cannot be created or its path is too long for sockets.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="dovetail-"))
     except OSError as error:
         raise ConfigError(
-            f"No folder for an engine's sockets can be made ({error}): let TMPDIR name a directory "
-            "that exists, is yours to write to and has room."
+            f"The folder for the engine's sockets cannot be created ({error}). Set TMPDIR to an "
+            "existing, writable directory with free space."
         ) from None
     length = len(os.fsencode(folder)) + 1 + MAX_NAME_BYTES
     if length > MAX_SOCKET_PATH_BYTES:
         folder.rmdir()
         raise ConfigError(
-            f"TMPDIR={str(folder.parent)!r} is too long: sockets in it would have paths of "
-            f"{length} bytes, and {MAX_SOCKET_PATH_BYTES} are allowed. Let it name a shorter one, "
+            f"TMPDIR={str(folder.parent)!r} is too long: its sockets would have paths of "
+            f"{length} bytes, and the limit is {MAX_SOCKET_PATH_BYTES}. Set it to a shorter path, "
             "such as /tmp."
         )
     return folder

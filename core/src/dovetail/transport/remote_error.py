@@ -1,6 +1,6 @@
-"""Errors of another process: the class, by name, and the text.
+"""Errors of another process: the name of the class, and the text.
 
-A DovetailError keeps its class; any other error arrives as a DovetailError whose text names its
+A DovetailError keeps its class; any other error becomes a DovetailError whose text names its
 class. Only the classes of `dovetail.errors` are looked up.
 """
 
@@ -16,7 +16,7 @@ MAX_TEXT_CHARS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class RemoteError:
-    """kind: the name of its class, "" for one that is not ours. detail: its parameter or digest."""
+    """kind: the class name, "" for other errors. detail: the error's parameter or digest."""
 
     kind: str
     text: str
@@ -24,7 +24,7 @@ class RemoteError:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Return what is sent of `error`, without its phase, which the receiver knows."""
+        """Return the error to send, without its phase, which the receiver knows."""
         if not isinstance(error, DovetailError):
             return cls("", describe_failure(error))
         kind = next(
@@ -37,7 +37,7 @@ class RemoteError:
         return cls(kind, _text(error))
 
     def error(self, whose: str = "") -> DovetailError:
-        """Return the error. whose: what its text begins with."""
+        """Return the error. whose: a prefix of its text."""
         text = f"{whose}: {self.text}" if whose else self.text
         if self.kind == EngineDeadError.__name__:
             return EngineDeadError(text, digest=self.detail)

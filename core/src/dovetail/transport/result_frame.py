@@ -1,7 +1,7 @@
-"""Results as frames, and back: what a worker's process answers to a plan.
+"""Encodes a worker's step results as frames, and decodes them.
 
-Columns as they are; log-probabilities and what a KV connector says are msgpack in one more column,
-which is empty in most steps. Whether a result fits its plan is for the scheduler's side to say.
+Columns are sent unchanged; log-probabilities and KV-connector reports are msgpack in one more
+column, which is empty in most steps. The scheduler checks whether a result matches its plan.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def encode_result(output: ModelRunnerOutput) -> bytes:
 
 
 def decode_result(frame: bytes) -> ModelRunnerOutput:
-    """Return the result of a frame, its columns copied; raise MessageError for others."""
+    """Return the result of a frame with its columns copied; raise MessageError for other bytes."""
     found = unpack_columns(frame, RESULT, least=_NUM_COLUMNS)
     if len(found.columns) != _NUM_COLUMNS or found.numbers[1]:
-        raise MessageError(f"a result with {len(found.columns)} columns; it has {_NUM_COLUMNS}.")
+        raise MessageError(f"a result has {len(found.columns)} columns, not {_NUM_COLUMNS}.")
     num_sampled = uint8(found.columns[0])
     token_ids = counts32(found.columns[1], "token_ids")
     num_drafts = uint8(found.columns[2])
@@ -74,7 +74,7 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
     tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {})
     for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs):
         if any(not 0 <= run < len(num_sampled) for run in runs):
-            raise MessageError(f"entries of the runs {sorted(runs)}; there are {len(num_sampled)}.")
+            raise MessageError(f"entries of the runs {sorted(runs)}, of {len(num_sampled)} runs.")
     return ModelRunnerOutput(
         step_id=found.numbers[0],
         num_sampled=num_sampled,

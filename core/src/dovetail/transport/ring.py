@@ -1,12 +1,12 @@
-"""A broadcast ring: one writer, several readers in other processes, each of whom gets every frame.
+"""A broadcast ring: one writer, several readers in other processes; each reader gets every frame.
 
-Frames are bytes; what they mean is the business of `columns`. They go through shared memory; one
-that is longer than a slot goes around it, as a memory file whose descriptor is handed over. Nobody
-waits without an end: a send has a deadline, and who dies is noticed by its closed wakeup socket.
-Waiting is a short spin, then sleep until the wakeup socket rings.
+Frames are bytes, whose format `columns` defines. They are sent through shared memory; a frame
+longer than a slot is sent as a memory file instead, by its descriptor. No wait is unlimited: a send
+has a timeout, and a dead peer is detected by its closed wakeup socket. Waiting spins briefly, then
+sleeps until the wakeup socket has a packet.
 
-Give a reader's place to a process that is started with exec (`pass_fds`), and close it here: a
-wakeup socket sounds the end only when no other process holds its descriptor. One thread at a time.
+Pass a reader's place to a process that is started with exec (`pass_fds`), and close it here: the
+socket reports the peer's end only if no other process holds its descriptor. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ MAX_FRAME_BYTES = 1 << 30
 SEND_TIMEOUT_S = 10.0
 NUM_SPINS = 100
 _NAP_MS = 20
-"""Longest sleep without a look at the counters: the cost of a wakeup that was missed."""
+"""Longest sleep between looks at the counters, which limits the delay after a missed wakeup."""
 _NUM_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A place at a ring that is not taken yet: what its process needs to take it.
+    """A reader's or writer's place in a ring: the descriptors that a process needs to take it.
 
-    descriptors: of the memory and of the wakeup sockets, owned by the place; their numbers stay the
+    descriptors: of the memory and of the wakeup sockets, owned by the place. The numbers are the
     same in a process that they are passed to.
     """
 
     descriptors: tuple[int, ...]
 
     def close(self) -> None:
-        """Give the place up in this process; call it once another process has it."""
+        """Close the descriptors in this process; call it once another process has them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def _attach(self) -> tuple[RingMemory, list[WakeupSocket]]:
-        """Return memory and wakeup sockets, which own the descriptors from now on."""
+        """Return memory and wakeup sockets, which now own the descriptors."""
         memory_file, *wakeup_files = self.descriptors
         try:
             memory = RingMemory.attach(memory_file)
@@ -67,18 +67,18 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class RingPlace(_Place):
-    """A reader's place. index: which reader."""
+    """A reader's place. index: of the reader."""
 
     index: int
 
     def take(self, *, clock: Clock | None = None, num_spins: int = NUM_SPINS) -> RingReader:
-        """Become this reader; the place's descriptors are the reader's from now on, or closed."""
+        """Return this reader, which now owns the descriptors; an error closes them."""
         memory, (wakeup,) = self._attach()
         if not 0 <= self.index < memory.shape.num_readers:
             memory.close()
             wakeup.close()
             raise MessageError(
-                f"there is no reader {self.index}; the ring has {memory.shape.num_readers} readers."
+                f"reader {self.index} does not exist; there are {memory.shape.num_readers}."
             )
         return RingReader(memory, wakeup, self.index, clock=clock, num_spins=num_spins)
 
@@ -88,7 +88,7 @@ class RingWriterPlace(_Place):
     """The writer's place; it has a wakeup socket for each reader."""
 
     def take(self, *, clock: Clock | None = None) -> RingWriter:
-        """Become the writer; the place's descriptors are the writer's from now on, or closed."""
+        """Return the writer, which now owns the descriptors; an error closes them."""
         memory, wakeups = self._attach()
         return RingWriter(memory, wakeups, clock=clock)
 
@@ -126,7 +126,7 @@ class RingWriter:
     def __init__(
         self, memory: RingMemory, wakeups: Sequence[WakeupSocket], *, clock: Clock | None = None
     ) -> None:
-        """Own memory and wakeup sockets; `make_ring` makes both."""
+        """Own memory and wakeup sockets; created by `make_ring`."""
         self._memory = memory
         self._wakeups = wakeups
         self._poller = WakeupPoller(wakeups)
@@ -138,11 +138,11 @@ class RingWriter:
         self._broken = ""
 
     def send(self, frame: bytes, *, timeout_s: float = SEND_TIMEOUT_S) -> None:
-        """Give `frame` to every reader; wait for room, `timeout_s` seconds at most.
+        """Send `frame` to every reader; wait for a free slot, at most `timeout_s` seconds.
 
-        Raises TimeoutError, naming the readers that are behind, with nothing sent; PeerLostError
-        if a reader is gone; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
-        PeerLostError, and where a long frame reached only some readers, every send raises.
+        Raises TimeoutError with the number of unread frames if nothing was sent; PeerLostError if a
+        reader has exited; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
+        PeerLostError, or if a long frame reached only some readers, every send raises.
         """
         if self._broken:
             raise TransportError(f"the ring is broken: {self._broken}")
@@ -166,17 +166,17 @@ class RingWriter:
                     raise self._reader_lost()
 
     def check_readers(self) -> None:
-        """Raise PeerLostError if a reader is gone; does not wait."""
+        """Raise PeerLostError if a reader has exited; does not wait."""
         self._poller.wait(0)
         if any(wakeup.lost for wakeup in self._wakeups):
             raise self._reader_lost()
 
     def num_unread(self) -> tuple[int, ...]:
-        """Return how many frames each reader has not taken yet."""
+        """Return how many frames each reader has not read yet."""
         return tuple(self._written - count for count in self._counts())
 
     def close(self) -> None:
-        """Close this end; readers get what was sent, then PeerLostError. May be called twice."""
+        """Close this end; readers get the sent frames, then PeerLostError. May be called twice."""
         if self._broken != "it is closed.":
             self._broken = "it is closed."
             self._memory.close()
@@ -193,12 +193,12 @@ class RingWriter:
         counts = [self._memory.count(1 + index) for index in range(len(self._wakeups))]
         for index, count in enumerate(counts):
             if not self._written - self._num_slots <= count <= self._written:
-                self._broken = f"reader {index} says it has read {count} of {self._written}."
+                self._broken = f"reader {index} reports {count} read frames of {self._written}."
                 raise MessageError(self._broken)
         return counts
 
     def _wait_for_room(self, deadline_ns: int) -> None:
-        # Woken when half of the slots are free, not at the first: fewer wakings a frame.
+        # Wake at half of the slots, not at the first free one: fewer wakeups per frame.
         target = self._written - self._num_slots // 2
         self._slowest = min(self._counts())
         while self._written - self._slowest >= self._num_slots:
@@ -213,7 +213,7 @@ class RingWriter:
         left_ms = (deadline_ns - self._clock.now_ns()) // 1_000_000
         if left_ms <= 0:
             raise TimeoutError(
-                f"the ring's readers have {self.num_unread()} unread frames, in this order; it has "
+                f"readers have {self.num_unread()} unread frames; the ring has "
                 f"{self._num_slots} slots."
             )
         self._poller.wait(min(left_ms, _NAP_MS))
@@ -222,7 +222,7 @@ class RingWriter:
 
     def _send_around(self, number: int, frame: bytes, deadline_ns: int) -> None:
         if len(frame) > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} may go.")
+            raise ValueError(f"a frame has {len(frame)} bytes; the limit is {MAX_FRAME_BYTES}.")
         descriptor = memory_of(frame)
         try:
             self._broken = f"frame {number} reached some readers and not others."
@@ -236,7 +236,7 @@ class RingWriter:
 
     def _reader_lost(self) -> PeerLostError:
         gone = [index for index, wakeup in enumerate(self._wakeups) if wakeup.lost]
-        self._broken = f"reader {gone} is gone; start its process again, with a new ring."
+        self._broken = f"reader {gone} has exited; start its process again, with a new ring."
         return PeerLostError(self._broken)
 
 
@@ -252,9 +252,9 @@ class RingReader:
         clock: Clock | None = None,
         num_spins: int = NUM_SPINS,
     ) -> None:
-        """Own memory and wakeup socket; `RingPlace.take` makes both.
+        """Own memory and wakeup socket; created by `RingPlace.take`.
 
-        num_spins: looks at the counter (0.1 µs each) before going to sleep.
+        num_spins: reads of the counter (0.1 µs each) before sleeping.
         """
         self._memory = memory
         self._wakeup = wakeup
@@ -267,11 +267,11 @@ class RingReader:
         self._closed = False
 
     def receive(self, *, timeout_s: float | None = None) -> bytes:
-        """Return the next frame, a copy; wait for it, `timeout_s` seconds at most.
+        """Return a copy of the next frame; wait for it, at most `timeout_s` seconds.
 
-        None waits as long as the writer lives. Raises TimeoutError; PeerLostError when the writer
-        is gone and all that it sent has been read; MessageError if the memory holds no whole frame
-        where one should be: the ring is of no use then.
+        None waits until the writer exits. Raises TimeoutError; PeerLostError when the writer has
+        exited and all its frames were read; MessageError if the memory holds no complete frame
+        where one is expected: the ring is then unusable.
         """
         if self._closed:
             raise TransportError("this reader is closed.")
@@ -297,7 +297,7 @@ class RingReader:
         self.close()
 
     def _sleep(self, timeout_s: float | None) -> None:
-        """Return when there is a frame."""
+        """Wait until a frame is available."""
         start_ns = self._clock.now_ns()
         memory, read = self._memory, self._read
         memory.set_wanted(self._who, read + 1)
@@ -306,27 +306,27 @@ class RingReader:
             if timeout_s is not None:
                 left_s = timeout_s - (self._clock.now_ns() - start_ns) / 1e9
                 if left_s <= 0:
-                    raise TimeoutError(f"no frame came within {timeout_s} s.")
+                    raise TimeoutError(f"no frame arrived within {timeout_s} s.")
                 nap_ms = min(nap_ms, 1 + int(left_s * 1000))
             self._poller.wait(nap_ms)
             if self._wakeup.lost and memory.count(0) == read:
-                raise PeerLostError("the ring's writer is gone, and all that it sent is read.")
+                raise PeerLostError("the ring's writer has exited, and all its frames were read.")
         memory.set_wanted(self._who, 0)
 
     def _take(self) -> bytes:
         number, written = self._read + 1, self._memory.count(0)
         if not number <= written < number + self._memory.shape.num_slots:
             raise MessageError(
-                f"the ring's writer says that it has written {written}; the next frame is {number}."
+                f"the ring's writer reports {written} written frames; frame {number} is next."
             )
         frame = self._memory.read(number)
         for _ in range(_NUM_LOOKS):
             if frame is not None:
                 break
-            self._poller.wait(1)  # stores of another processor may come in late
+            self._poller.wait(1)  # stores of another processor may arrive late
             frame = self._memory.read(number)
         if frame is None:
-            raise MessageError(f"frame {number} is not in its slot, or not whole.")
+            raise MessageError(f"frame {number} is not in its slot, or incomplete.")
         content = frame.content
         if content is None:
             content = self._take_descriptor(number, frame.size, frame.checksum)
@@ -339,11 +339,11 @@ class RingReader:
         return content
 
     def _take_descriptor(self, number: int, size: int, checksum: int) -> bytes:
-        """Return a frame that went around the memory; it was sent before its slot was written."""
+        """Return a frame that was sent by descriptor, before its slot was written."""
         self._wakeup.receive()
         descriptor = self._wakeup.descriptors.pop(number, None)
         if descriptor is None:
-            raise MessageError(f"frame {number} goes around the ring, but has not come.")
+            raise MessageError(f"frame {number} was to be sent by descriptor, but has not arrived.")
         try:
             found = os.fstat(descriptor).st_size
             if found != size or size > MAX_FRAME_BYTES:
@@ -352,5 +352,5 @@ class RingReader:
         finally:
             os.close(descriptor)
         if crc32(content) != checksum:
-            raise MessageError(f"frame {number} is not what was sent: its checksum differs.")
+            raise MessageError(f"frame {number} is corrupt: its checksum differs.")
         return content

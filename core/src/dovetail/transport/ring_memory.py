@@ -1,13 +1,13 @@
 """The shared memory of a ring: its layout, its counters, and frames in its slots.
 
-    page 0            magic, layout version, number of slots, bytes a slot, number of readers
-    one line each     the writer's counter and what it waits for; then the same for each reader
+    page 0            magic, layout version, number of slots, bytes per slot, number of readers
+    one line each     the writer's counter and the count it waits for; the same for each reader
     slots             number, size, flags, checksum, then the frame
 
 The memory has no name, so a dead process leaves nothing behind. A counter has one writer and
-fills a cache line. Does not depend on waiting, sockets or what a frame means; trusts no number that
-another process wrote. A slot carries its frame's number and a checksum, so that a frame which is
-not whole yet (processors that reorder stores) or was overwritten is recognised.
+fills a cache line. Does not depend on waiting, sockets or the meaning of a frame; every number that
+another process wrote is checked. A slot contains its frame's number and a checksum, so that an
+incomplete frame (processors that reorder stores) or an overwritten one is recognized.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail.errors import CapacityError, MessageError
 MAX_READERS = 256
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
-_MAGIC = 0x44565247  # written in the machine's own byte order: another order reads otherwise
+_MAGIC = 0x44565247  # in native byte order: another byte order reads another value
 _LAYOUT = 1
 _HEAD = Struct("=IIIII")
 _SLOT = Struct("=QIIII")
@@ -38,8 +38,8 @@ _OVERFLOW = 1
 class RingShape:
     """How large a ring is.
 
-    num_slots: frames that may be under way at a time. slot_bytes: the longest frame that goes
-    through memory; a longer one goes around it. Raises ValueError for what cannot be.
+    num_slots: frames that may be unread at a time. slot_bytes: the longest frame that is sent
+    through memory; a longer one is sent by descriptor. Raises ValueError for invalid values.
     """
 
     num_readers: int
@@ -74,7 +74,7 @@ class RingShape:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a slot holds. content: a copy; None if the frame of `size` bytes goes around it."""
+    """Content of a slot. content: a copy; None for a frame that is sent by descriptor."""
 
     size: int
     checksum: int
@@ -84,7 +84,7 @@ class Frame:
 def anonymous_file(num_bytes: int) -> int:
     """Return the descriptor of shared memory without a name; the caller closes it.
 
-    Raises CapacityError where the system's limits do not allow it.
+    Raises CapacityError if the system's limits do not allow it.
     """
     try:
         descriptor = _unnamed_file()
@@ -95,14 +95,14 @@ def anonymous_file(num_bytes: int) -> int:
             raise
     except OSError as error:
         raise CapacityError(
-            f"{num_bytes} bytes of shared memory cannot be had ({error}): free memory, or raise "
-            "the limits on file size and open files (ulimit -f, ulimit -n)."
+            f"{num_bytes} bytes of shared memory cannot be allocated ({error}). Free memory, or "
+            "raise the limits on file size and open files (ulimit -f, ulimit -n)."
         ) from error
     return descriptor
 
 
 def memory_of(content: bytes) -> int:
-    """Return the descriptor of shared memory that holds `content`, at its start; as above."""
+    """Return the descriptor of shared memory that contains `content`; as `anonymous_file`."""
     descriptor = anonymous_file(len(content))
     try:
         left = memoryview(content)
@@ -116,7 +116,7 @@ def memory_of(content: bytes) -> int:
 
 
 def read_memory(descriptor: int, size: int) -> bytes:
-    """Return the first `size` bytes of shared memory, or what there is of them."""
+    """Return the first `size` bytes of shared memory, or fewer if it is shorter."""
     parts, at = [], 0
     while at < size and (part := os.pread(descriptor, size - at, at)):
         parts.append(part)
@@ -127,16 +127,16 @@ def read_memory(descriptor: int, size: int) -> bytes:
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("dovetail")
-    import tempfile  # takes several milliseconds, which children with limits save
+    import tempfile  # takes several milliseconds, which sandboxed children save
 
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
 class RingMemory:
-    """One process's view of a ring's memory. Who is 0 for the writer, 1 + i for reader i.
+    """One process's view of a ring's memory. `who` is 0 for the writer, 1 + i for reader i.
 
-    Does not own the descriptor. `close` gives the mapping back and may be called twice.
+    Does not own the descriptor. `close` unmaps the memory and may be called twice.
     """
 
     def __init__(self, shape: RingShape, mapping: mmap.mmap) -> None:
@@ -149,7 +149,7 @@ class RingMemory:
 
     @classmethod
     def format(cls, descriptor: int, shape: RingShape) -> RingMemory:
-        """Write the head of a new ring into `descriptor`, which is large enough and all zero."""
+        """Write the head of a new ring into `descriptor`, which must be large enough and zeroed."""
         mapping = mmap.mmap(descriptor, shape.num_bytes)
         counts = shape.num_slots, shape.slot_bytes, shape.num_readers
         _HEAD.pack_into(mapping, 0, _MAGIC, _LAYOUT, *counts)
@@ -157,7 +157,7 @@ class RingMemory:
 
     @classmethod
     def attach(cls, descriptor: int) -> RingMemory:
-        """Map a ring that another process has made; raise MessageError for other memory."""
+        """Map a ring that another process has created; raise MessageError for other memory."""
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size:
@@ -177,11 +177,11 @@ class RingMemory:
         return cls(shape, mmap.mmap(descriptor, shape.num_bytes))
 
     def count(self, who: int) -> int:
-        """Return how many frames were written, or read by a reader."""
+        """Return how many frames the writer has written, or a reader has read."""
         return self._words[who * _LINE_WORDS]
 
     def set_count(self, who: int, count: int) -> None:
-        """Publish one's own count; a reader of it also sees what was stored before."""
+        """Publish this process's count; a reader of it also sees all earlier stores."""
         self._words[who * _LINE_WORDS] = count
 
     def wanted(self, who: int) -> int:
@@ -189,23 +189,23 @@ class RingMemory:
         return self._words[who * _LINE_WORDS + 1]
 
     def set_wanted(self, who: int, count: int) -> None:
-        """Say at which count of the other side one wants to be woken; 0 for not at all."""
+        """Set the peer's count at which this process wants to be woken; 0 for never."""
         self._words[who * _LINE_WORDS + 1] = count
 
     def write(self, number: int, content: bytes) -> None:
-        """Put frame number `number` into its slot; `content` fits."""
+        """Write frame `number` into its slot; `content` must fit."""
         at = self._slots[number % self.shape.num_slots]
         begin = at + _SLOT_HEAD_BYTES
         self._bytes[begin : begin + len(content)] = content
         _SLOT.pack_into(self._mapping, at, number, len(content), 0, crc32(content), 0)
 
     def write_overflow(self, number: int, size: int, checksum: int) -> None:
-        """Say in the slot of frame `number` that it goes around the memory."""
+        """Record in the slot of frame `number` that it is sent by descriptor."""
         at = self._slots[number % self.shape.num_slots]
         _SLOT.pack_into(self._mapping, at, number, size, _OVERFLOW, checksum, 0)
 
     def read(self, number: int) -> Frame | None:
-        """Return frame number `number`, or None if what its slot holds is not that, whole."""
+        """Return frame `number`, or None if its slot does not contain it completely."""
         at = self._slots[number % self.shape.num_slots]
         found, size, flags, checksum, _ = _SLOT.unpack_from(self._mapping, at)
         if found != number:
@@ -219,7 +219,7 @@ class RingMemory:
         return Frame(size, checksum, content) if crc32(content) == checksum else None
 
     def close(self) -> None:
-        """Give the mapping back."""
+        """Unmap the memory."""
         self._words.release()
         self._bytes.release()
         self._mapping.close()

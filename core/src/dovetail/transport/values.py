@@ -1,8 +1,8 @@
-"""Values on the wire between an executor and its workers: arguments of operations and answers.
+"""Encodes values between an executor and its workers: arguments of operations and answers.
 
-Plain data, arrays (`NDArray`, and whatever exposes its memory) and the dataclasses of the worker's
-contract; a tuple or a set comes as a list. The dataclasses are a closed list, checked field by
-field: no name that arrives is looked up anywhere else. Depends on no operation.
+Supported are plain data, arrays (`NDArray`, and objects that expose their memory) and the
+dataclasses of the worker's contract; a tuple or a set is received as a list. The dataclasses are a
+closed list, checked field by field: a received name is looked up only in it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _HINTS = {name: get_type_hints(cls) for name, cls in _RECORDS.items()}
 
 
 def pack_value(value: Any) -> bytes:
-    """Return `value` as bytes; raise MessageError naming the type that cannot travel."""
+    """Encode `value`; raise MessageError naming a type that cannot be sent."""
     return encode(_plain(value, 0))
 
 
 def unpack_value(content: bytes | memoryview) -> Any:
-    """Return the value that `pack_value` was given; raise MessageError for other bytes."""
+    """Decode the bytes of `pack_value`; raise MessageError for other bytes."""
     try:
         return msgspec.msgpack.decode(content, ext_hook=_read_extension)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
@@ -57,11 +57,11 @@ def unpack_value(content: bytes | memoryview) -> Any:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Return `value` with all that msgpack does not know made into extensions."""
+    """Return `value` with all types that msgpack does not support as extensions."""
     if type(value) in _PLAIN:
         return value
     if depth > MAX_DEPTH:
-        raise MessageError(f"a value of more than {MAX_DEPTH} levels cannot cross a process.")
+        raise MessageError(f"a value of more than {MAX_DEPTH} levels cannot be sent.")
     if isinstance(value, Mapping):
         return {_key(key): _plain(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple, Set)):
@@ -74,14 +74,14 @@ def _plain(value: Any, depth: int) -> Any:
         return _array(NDArray.of(value))
     except TypeError:
         raise MessageError(
-            f"a {type(value).__module__}.{type(value).__qualname__} cannot cross a process: give "
+            f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent: use "
             "plain data, or an NDArray for a tensor."
         ) from None
 
 
 def _key(key: Any) -> Any:
     if type(key) not in _PLAIN:
-        raise MessageError(f"a key that is a {type(key).__qualname__} cannot cross a process.")
+        raise MessageError(f"a key of type {type(key).__qualname__} cannot be sent.")
     return key
 
 
@@ -112,11 +112,11 @@ def _read_extension(code: int, data: memoryview) -> Any:
 
 
 def _fitting(value: Any, hint: Any) -> Any:
-    """Return a field's value, a list made the tuple it was; raise ValueError if it does not fit."""
+    """Return a field's value, with tuples restored; raise ValueError for a wrong type."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"a {type(value).__name__} stands where a list is due")
+            raise ValueError(f"expected a list, got {type(value).__name__}")
         return tuple(_fitting(one, get_args(hint)[0]) for one in value)
     if not isinstance(value, hint) or isinstance(value, bool) is not (hint is bool):
-        raise ValueError(f"a {type(value).__name__} stands where {hint.__name__} is due")
+        raise ValueError(f"expected {hint.__name__}, got {type(value).__name__}")
     return value

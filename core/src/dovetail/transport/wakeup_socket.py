@@ -25,10 +25,10 @@ _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class WakeupSocket:
-    """One end. `descriptors`: those received, by number; whoever takes one out closes it."""
+    """One end. `descriptors`: those received, by number; the caller that takes one closes it."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Own `end`, which is one of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
+        """Own `end`, an end of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
         end.setblocking(False)
         self._socket = end
         self.lost = False
@@ -39,7 +39,7 @@ class WakeupSocket:
         return self._socket.fileno()
 
     def notify(self) -> None:
-        """Wake the peer; do nothing if it is gone or was already notified."""
+        """Wake the peer; do nothing if it has exited or was already notified."""
         try:
             self._socket.send(_NOTIFICATION)
         except BlockingIOError:
@@ -50,7 +50,7 @@ class WakeupSocket:
     def send_descriptor(self, number: int, descriptor: int) -> bool:
         """Send a descriptor to the peer; return False if it must receive others first.
 
-        Raises PeerLostError if it is gone.
+        Raises PeerLostError if it has exited.
         """
         try:
             socket.send_fds(
@@ -64,7 +64,7 @@ class WakeupSocket:
         return True
 
     def receive(self) -> None:
-        """Receive everything that has arrived, without waiting; set `lost` if the peer is gone.
+        """Receive everything that has arrived, without waiting; set `lost` if the peer has exited.
 
         Raises MessageError for a packet of another form.
         """
@@ -109,7 +109,7 @@ class WakeupSocket:
 
 
 class WakeupPoller:
-    """Several ends that one process listens to at once."""
+    """Polls several ends of one process at once."""
 
     def __init__(self, wakeups: Sequence[WakeupSocket]) -> None:
         self._wakeups = wakeups

@@ -1,8 +1,9 @@
 """Parts of messages that are objects, not columns: requests, parameters, log-probabilities.
 
-Each class of the engine has a twin whose fields msgspec can check as it decodes; twins are made
-from the fields of the original, so that a new field travels without a change here. Decoding checks
-types, and makes the original, which checks bounds. Nothing here can be made to call anything.
+Each class of the engine has a msgspec struct, whose fields msgspec checks as it decodes. The
+structs are derived from the fields of the class, so a new field needs no change here. Decoding
+checks types and creates the original object, which checks ranges. Decoding cannot call any other
+code.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 def _twin(original: type, replaced: Mapping[str, Any]) -> type[msgspec.Struct]:
     """Return a struct with the fields of a dataclass, some of them with other types."""
-    # `array[int]` cannot be evaluated before Python 3.12; those fields have other types here.
+    # `array[int]` cannot be evaluated before Python 3.12; those fields are replaced here.
     hints = get_type_hints(original, localns={"array": list})
     made: list[Any] = []
     for one in fields(original):
@@ -85,11 +86,11 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         )
 
     def columns(self) -> LogprobColumns:
-        """Return the columns; raise MessageError if they do not fit each other."""
+        """Return the columns; raise MessageError if their lengths are inconsistent."""
         counts, token_ids = counts32(self.counts, "counts"), counts32(self.token_ids, "token_ids")
         logprobs = array("f")
         if len(self.logprobs) != len(self.token_ids):
-            raise MessageError("log-probabilities need one float32 a token.")
+            raise MessageError("log-probabilities need one float32 per token.")
         logprobs.frombytes(self.logprobs)
         ranks = int32(self.ranks, "ranks")
         check_lengths(len(counts), ranks=ranks)
@@ -103,12 +104,12 @@ def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
 
 
 def read_logprobs(wire: Mapping[K, WireLogprobs]) -> dict[K, LogprobColumns]:
-    """Return what `wire_logprobs` was given; raise as `WireLogprobs.columns`."""
+    """Return the argument of `wire_logprobs`; raise as `WireLogprobs.columns`."""
     return {key: one.columns() for key, one in wire.items()}
 
 
 def wire_request(request: EngineCoreRequest) -> bytes:
-    """Return a request as bytes; raise RequestError, naming what it can, if it cannot travel."""
+    """Encode a request; raise RequestError, with the parameter if known, if it cannot be sent."""
     packed = {one.name: getattr(request, one.name) for one in fields(request)}
     try:
         packed["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
@@ -120,13 +121,13 @@ def wire_request(request: EngineCoreRequest) -> bytes:
     try:
         return encode(_WireRequest(**packed))
     except MessageError as error:
-        raise RequestError(f"the request cannot go to the engine's process: {error}") from None
+        raise RequestError(f"the request cannot be sent to the engine's process: {error}") from None
 
 
 def read_request(content: bytes) -> EngineCoreRequest:
-    """Return the request that `wire_request` was given, its prompt as int32.
+    """Decode the bytes of `wire_request`; the prompt is int32.
 
-    Raises MessageError for other bytes, RequestError for parameters out of their bounds.
+    Raises MessageError for other bytes, RequestError for parameters out of range.
     """
     packed = decode(content, _WireRequest)
     given = {name: getattr(packed, name) for name in packed.__struct_fields__}
@@ -136,7 +137,7 @@ def read_request(content: bytes) -> EngineCoreRequest:
 
 
 def wire_join(join: NewRequest) -> msgspec.Struct:
-    """Return the twin of a request that joins a row."""
+    """Return the struct of a request that gets a row."""
     packed = {one.name: getattr(join, one.name) for one in fields(join)}
     packed["token_ids"] = join.token_ids.tobytes()
     packed["sampling_params"] = _params(join.sampling_params)
@@ -144,7 +145,7 @@ def wire_join(join: NewRequest) -> msgspec.Struct:
 
 
 class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What of a plan is not columns."""
+    """The parts of a plan that are not columns."""
 
     joins: tuple[_WireJoin, ...]  # type: ignore[valid-type]  # made above
     encoder_frees: tuple[bytes, ...]
@@ -152,42 +153,42 @@ class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def read_join(packed: Any) -> NewRequest:
-    """Return a decoded join as the plan holds it; raise MessageError if it cannot be one."""
+    """Return a decoded join as an object of the plan; raise MessageError if it is not valid."""
     given = {name: getattr(packed, name) for name in packed.__struct_fields__}
     given["token_ids"] = counts32(given["token_ids"], "token_ids")
     if given["row"] < 0 or not 0 < given["num_prompt_tokens"] <= len(given["token_ids"]):
-        raise MessageError(f"a join of row {given['row']} does not fit its tokens.")
+        raise MessageError(f"a join of row {given['row']} does not match its tokens.")
     try:
         given["sampling_params"] = _read_params(given["sampling_params"])
     except RequestError as error:
-        raise MessageError(f"a join's parameters are out of bounds: {error}") from None
+        raise MessageError(f"a join's parameters are out of range: {error}") from None
     return NewRequest(**given)
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
-    """Return `value` as msgpack; raise MessageError for what is not a plain value.
+    """Encode `value` as msgpack; raise MessageError if it is not a plain value.
 
-    other: makes a plain value of what msgpack does not know, or raises TypeError.
+    other: converts a type that msgpack does not support to a plain value, or raises TypeError.
     """
     try:
         return msgspec.msgpack.encode(value, enc_hook=other)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"a value cannot cross a process: {error}") from None
+        raise MessageError(f"a value cannot be sent: {error}") from None
 
 
 def decode(
     content: bytes | memoryview, kind: type[T], other: Callable[[type, Any], Any] | None = None
 ) -> T:
-    """Return `content` as a value of type `kind`, a union perhaps; raise MessageError if not.
+    """Decode `content` as type `kind`, which may be a union; raise MessageError if not possible.
 
-    other: makes a value of a type that msgpack does not know.
+    other: creates a value of a type that msgpack does not support.
     """
     try:
         return msgspec.msgpack.decode(
             content, type=kind, ext_hook=_refuse_extension, dec_hook=other
         )
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise MessageError(f"{len(content)} bytes are not what they should be: {error}") from None
+        raise MessageError(f"{len(content)} bytes cannot be decoded: {error}") from None
 
 
 def _params(params: SamplingParams) -> Any:
