@@ -354,6 +354,6 @@ def test_a_rejected_prompt_can_be_returned_as_an_error_output(llm):
 @pytest.mark.parametrize("name", ["sampling_params", "priority"])
 def test_the_numbers_of_parameters_and_prompts_must_be_equal(llm, name):
     given = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
-    with pytest.raises(RequestError, match=f"2 {name} are given for 1 prompts") as refusal:
+    with pytest.raises(RequestError, match=f"2 {name} were given for 1 prompts") as refusal:
         llm.generate(["a"], **{name: given})
     assert refusal.value.parameter == name

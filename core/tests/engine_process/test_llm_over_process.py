@@ -180,7 +180,7 @@ def test_workers_are_called_by_name(make):
     else:
         assert engine.collective_rpc(lambda worker: worker.echo(2)) == [[[2], {}]]
     for name in ("shutdown", "execute_model", "_private", "__class__", "no name"):
-        with pytest.raises(UserError, match="not for others to call"):
+        with pytest.raises(UserError, match="is internal to the engine"):
             engine.collective_rpc(name)
 
 

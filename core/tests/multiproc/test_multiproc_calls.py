@@ -203,7 +203,7 @@ def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
     (mine,) = registry.resolutions
     given = {"kind": mine.kind, "name": mine.name, "target": mine.target, "distribution": "x"}
     check_plugins(registry, [reported(mine)])
-    with pytest.raises(PluginError, match=r"of the engine is the workers' executor 'uniproc' of x"):
+    with pytest.raises(PluginError, match=r"the workers have executor 'uniproc' of x"):
         check_plugins(registry, [reported(Resolution(version="9", **given))])
 
 

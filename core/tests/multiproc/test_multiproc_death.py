@@ -145,7 +145,7 @@ def test_a_step_has_a_deadline(make):
     handle = launch(executor, second)
     with pytest.raises(TimeoutError):
         handle.result(0.05)
-    with pytest.raises(EngineDeadError, match=r"worker 0 has not done a step within"):
+    with pytest.raises(EngineDeadError, match=r"worker 0 has not completed a step within"):
         handle.result()
     assert wait_until(lambda: not any(map(is_alive, pids)), NOTICE_S)
 
@@ -179,7 +179,7 @@ def test_a_stopped_worker_is_reported_and_can_recover(make):
         try:
             executor.check_health()
         except StalledError as error:
-            return "has been silent for" in str(error)
+            return "sent no heartbeat for" in str(error)
         return False
 
     assert wait_until(is_stalled, 5) and time.monotonic() - began < 2

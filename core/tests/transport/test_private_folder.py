@@ -26,7 +26,7 @@ def test_a_private_folder_is_new_and_accessible_to_its_owner_only(place):
 
 def test_a_missing_or_too_deep_directory_is_named(tmp_path, place):
     place(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"TMPDIR.*exists"):
+    with pytest.raises(ConfigError, match=r"TMPDIR to an existing"):
         make_private_folder()
     deep = tmp_path / ("d" * 90)
     deep.mkdir()

@@ -1,1 +1,1 @@
-"""What people call: the offline `LLM`."""
+"""The entry point for offline use: `LLM`."""

@@ -1,4 +1,4 @@
-"""A list of requests through an engine to the end, with a progress bar, results in order."""
+"""Runs a list of requests to completion, with a progress bar; results in order."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from dovetail.inputs import Prompt
 
 SHOWN_PROMPT_CHARS = 4096
-"""Of a refused prompt, how much its output repeats."""
+"""How much of a refused prompt its output repeats."""
 
 
 def run_batch(
     engine: LLMEngine, requests: Sequence[UserRequest], *, use_tqdm: bool, on_error: str
 ) -> list[RequestOutput]:
-    """Return one output a request, in their order.
+    """Return one output per request, in order.
 
-    on_error: "raise" ends all of them if one is refused; "return" puts the refusal in its output.
-    Raises UserError if the engine is paused: nobody could resume it meanwhile.
+    on_error: "raise" aborts all of them if one is refused; "return" puts the error in its output.
+    Raises UserError if the engine is paused: this call would never return.
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
@@ -45,7 +45,7 @@ def run_batch(
         }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
-        # A refused id may be in use by a request of somebody else's, which continues.
+        # A refused id may be in use by another caller's request, which continues.
         _withdraw(engine, [one for one in requests if one.request_id not in refused])
         raise
     if missing := [one.request_id for one in requests if one.request_id not in results]:
@@ -88,7 +88,7 @@ def _run(
 
 
 def _progress(num_requests: int) -> tuple[Progress, TaskID]:
-    from rich.console import Console  # only where somebody looks
+    from rich.console import Console  # only if a terminal shows it
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns: tuple[Any, ...] = (
@@ -103,7 +103,7 @@ def _progress(num_requests: int) -> tuple[Progress, TaskID]:
 
 
 def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
-    """Leave the engine as it was: nothing of these requests stays behind."""
+    """Remove all of these requests from the engine."""
     ids = [one.request_id for one in requests]
     with watch_for_interrupt() as interrupted:
         engine.abort_request(ids)
@@ -113,7 +113,7 @@ def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
 
 
 def refused_output(request_id: str, prompt: Prompt | None, error: RequestError) -> RequestOutput:
-    """Return the output of a request that was refused: no completion, and why in `error`."""
+    """Return the output of a refused request: no completion, and the reason in `error`."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt[:SHOWN_PROMPT_CHARS] if isinstance(prompt, str) else None,

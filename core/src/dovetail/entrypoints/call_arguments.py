@@ -1,7 +1,7 @@
-"""Reads what callers of `LLM` give: one prompt or several, one value for all or one each.
+"""Reads the arguments of `LLM`: one prompt or several, one value for all or one each.
 
-Looks at an iterable no further than an engine's limits allow. What is not a prompt is let through:
-it is refused where its place can be named.
+An iterable is read only as far as the engine's limits allow. Items that are not prompts are passed
+on: they are refused later, where their index can be named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ONE_PROMPT = (str, bytes, bytearray, memoryview, Mapping, set, frozenset, range
 _TEMPLATE_PARAMETERS = ("self", "messages", "chat_template", "add_generation_prompt")
 _MAX_KWARGS_BYTES = 2**20
 _BYTES_PER_CHAR = 8
-"""Bytes that a conversation may have for each character of the longest prompt."""
+"""Bytes that a conversation may have per character of the longest prompt."""
 
 
 def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> list[Any]:
@@ -45,22 +45,22 @@ def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> l
             limit="max_prompts",
         )
         return _one_or_several(found)
-    # One token more than fits is enough to see that there are too many.
+    # One token more than the limit shows that the prompt is too long.
     return _one_or_several(guarded("prompts", lambda: head + list(islice(items, max_model_len))))
 
 
 def one_each(value: Any, count: int, name: str) -> list[Any]:
-    """Return `count` values: the elements of a list or tuple, or one value again and again."""
+    """Return `count` values: the elements of a list or tuple, or one value repeated."""
     if not isinstance(value, (list, tuple)):
         return [value] * count
     items: list[Any] = guarded(name, lambda: list(islice(value, count + 1)))
     if len(items) != count:
-        # Only a built-in's own length is trusted.
+        # Only the length of a built-in type is trusted.
         given: object = len(items) if len(items) < count else f"more than {count}"
         if type(value) in (list, tuple):
             given = len(value)
         raise RequestError(
-            f"{given} {name} are given for {count} prompts; give one, or one each.",
+            f"{given} {name} were given for {count} prompts; give one, or one for each prompt.",
             parameter=name,
         )
     return items
@@ -73,9 +73,9 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
-    """Return one conversation, or each of several, not yet checked; raise RequestError for more.
+    """Return one conversation, or a list of several; raise RequestError for too many.
 
-    What is not a conversation is let through, as with prompts.
+    The conversations are not checked yet.
     """
     given = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
     return [given] if not given or isinstance(given[0], Mapping) else given
@@ -84,7 +84,7 @@ def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
 def check_template_arguments(
     chat_template: object, kwargs: object, add_generation_prompt: object
 ) -> dict[str, Any]:
-    """Return the template's further variables as plain data; raise RequestError for a wrong one."""
+    """Return the template's variables as plain data; raise RequestError for an invalid one."""
     if chat_template is not None and not isinstance(chat_template, str):
         raise refuse("chat_template", chat_template, "None or a string")
     check_choice("add_generation_prompt", add_generation_prompt, (True, False))
@@ -107,7 +107,7 @@ def check_template_arguments(
 def read_conversation(
     given: Any, *, limits: LimitsConfig, max_prompt_chars: int
 ) -> list[dict[str, Any]]:
-    """Return a conversation as messages of plain data; raise RequestError if it is none."""
+    """Return a conversation as messages of plain data; raise RequestError if it is not one."""
     messages = _items(given, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
         raise RequestError("messages is empty; give at least one message.", parameter="messages")

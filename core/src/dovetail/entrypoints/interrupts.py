@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a step, so that an interrupted engine lives on."""
+"""Delays Ctrl-C to the end of a step, so that an interrupted engine remains usable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from types import FrameType
 
 @contextmanager
 def watch_for_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C be asked for instead of raised, so that it cannot break a step in two.
+    """Yield a function that reports Ctrl-C, instead of raising in the middle of a step.
 
-    A second one, before the first was heeded, raises KeyboardInterrupt as always, and so does any
-    in a forked child. Outside the main thread, where Python delivers no signals, the answer is
-    always no.
+    A second Ctrl-C, before the first was read, raises KeyboardInterrupt as usual, and so does any
+    in a forked child. Outside the main thread, where Python delivers no signals, the function
+    always returns False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -1,6 +1,6 @@
-"""`LLM`: prompts in, answers out, in order.
+"""`LLM`: offline generation for lists of prompts.
 
-Importing this module is light: the engine and its parts are loaded when an `LLM` is made.
+Importing this module is fast: the engine is imported when an `LLM` is created.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ OnError = Literal["raise", "return"]
 
 
 class LLM:
-    """A model that answers lists of prompts.
+    """A model that generates outputs for lists of prompts.
 
     `LLM("path/to/model", max_num_seqs=64, scheduler_cls="priority", …)`: the options are those of
-    `EngineArgs`. Use it as a context manager, or call `shutdown`, to give everything back.
+    `EngineArgs`. Use it as a context manager, or call `shutdown`, to release all resources.
     Several threads may call it; one call runs at a time, the others wait.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         """Load the model and start the engine; raise a DovetailError that says what to do."""
-        from dovetail.engine.llm_engine import LLMEngine  # heavy: only when an LLM is made
+        from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
         args = EngineArgs.from_kwargs(model=model, **options)
         self.llm_engine: LLMEngine = LLMEngine.from_engine_args(args)
@@ -50,17 +50,17 @@ class LLM:
         priority: Sequence[int] | None = None,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
-        """Return one output a prompt, in the order of the prompts.
+        """Return one output per prompt, in the order of the prompts.
 
         prompts: one or several texts, lists of token ids, or mappings (`dovetail.inputs`);
             several in any iterable.
-        sampling_params: one for all, one each, or None for the model's defaults.
+        sampling_params: one for all, one per prompt, or None for the model's defaults.
         use_tqdm: show a progress bar on stderr where that is a terminal.
         on_error: "raise" refuses the whole call, before anything runs, if one request is refused
-            (RequestError, naming its place); "return" gives that request an output with `error`
-            set, and serves the others.
+            (RequestError, with its index); "return" gives that request an output with `error` set,
+            and runs the others.
         """
-        from dovetail.engine.front_end import UserRequest  # with the engine, not before
+        from dovetail.engine.front_end import UserRequest  # imported with the engine
         from dovetail.entrypoints.batch import run_batch
         from dovetail.entrypoints.call_arguments import check_choice, list_prompts, one_each
 
@@ -72,7 +72,7 @@ class LLM:
         )
         params = one_each(sampling_params, len(several), "sampling_params")
         ranks = one_each(priority if priority is not None else 0, len(several), "priority")
-        with engine.guard:  # the outputs of all steps are this call's until it returns
+        with engine.guard:  # this call gets the outputs of all steps until it returns
             first, self._num_requests = self._num_requests, self._num_requests + len(several)
             requests = [
                 UserRequest(
@@ -97,12 +97,12 @@ class LLM:
         use_tqdm: bool = True,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
-        """Return the model's next message for one conversation or each of a list of them.
+        """Return the model's next message for each conversation.
 
         Raises RequestError for messages that are not plain data or larger than `LimitsConfig` says;
         on_error is that of `generate`.
 
-        messages: mappings with "role" and "content". chat_template: instead of the model's own.
+        messages: mappings with "role" and "content". chat_template: replaces the model's template.
         """
         from dovetail.entrypoints.batch import refused_output
         from dovetail.entrypoints.call_arguments import check_choice, list_conversations, one_each
@@ -132,7 +132,7 @@ class LLM:
     def _chat_renderer(
         self, chat_template: Any, kwargs: Any, add_generation_prompt: Any
     ) -> Callable[[Any], Prompt]:
-        """Return what makes a prompt, text and its tokens, of a conversation."""
+        """Return a function that renders a conversation to a prompt, text and tokens."""
         from dovetail.entrypoints.call_arguments import check_template_arguments, read_conversation
         from dovetail.value_checks import plain_text
 
@@ -140,7 +140,7 @@ class LLM:
         limits = self.llm_engine.config.limits
         variables = check_template_arguments(chat_template, kwargs, add_generation_prompt)
         if chat_template is not None:
-            chat_template = plain_text(chat_template)  # no method of a subclass is called
+            chat_template = plain_text(chat_template)  # calls no method of a subclass
 
         def render(conversation: Any) -> Prompt:
             text = tokenizer.apply_chat_template(
@@ -165,14 +165,14 @@ class LLM:
         use_tqdm: bool = True,
         on_error: OnError = "return",
     ) -> Any:
-        """Return what the engine's IO processor makes of `data` (`EngineArgs.io_processor`).
+        """Return the result of the IO processor (`EngineArgs.io_processor`) for `data`.
 
-        sampling_params: for every prompt that brings none of its own; None for the model's
-            defaults. on_error: as for `generate`; here a prompt that is refused leaves the others
-            alone, and how it is reported is the processor's.
-        Raises ConfigError if the engine has no IO processor, RequestError for data that is wrong.
+        sampling_params: for every prompt that has none; None for the model's defaults. on_error:
+            as for `generate`; here a refused prompt does not affect the others, and the processor
+            reports it.
+        Raises ConfigError if the engine has no IO processor, RequestError for invalid data.
         """
-        from dovetail.interfaces import IORequest, IOResult  # with the engine, not before
+        from dovetail.interfaces import IORequest, IOResult  # imported with the engine
 
         processor = self.llm_engine.io_processor
         if processor is None:
@@ -196,15 +196,15 @@ class LLM:
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what a prompt gets that brings no parameters: the model's own defaults."""
+        """Return the parameters of a prompt that has none: the model's defaults."""
         return self.llm_engine.default_sampling_params()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False if requests are under way."""
+        """Drop all cached prefixes; return False if requests are running."""
         return self.llm_engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """End the engine. May be called twice."""
+        """Shut the engine down. May be called twice."""
         self.llm_engine.shutdown()
 
     def __enter__(self) -> LLM:

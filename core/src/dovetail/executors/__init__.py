@@ -1,1 +1,1 @@
-"""Executors that the core ships."""
+"""Executors of the core."""

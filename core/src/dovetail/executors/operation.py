@@ -1,8 +1,8 @@
-"""What `collective_rpc` calls: from an operation's name to a callable of one worker.
+"""The operations of `collective_rpc`: from a name to a callable of one worker.
 
-A name is that of a method; "pkg.mod:function" is a plain function of that module, given the worker
-first. Nothing else can be named, so that a name that came over a wire reaches functions that were
-written to be found there and no class, builtin or attribute of one.
+A name is that of a method; "pkg.mod:function" is a plain function of that module, whose first
+argument is the worker. Nothing else can be named, so a name received over a wire reaches only
+functions that are defined in their module, and no class, builtin or attribute.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def check_callable_from_outside(name: str) -> None:
     """Raise RequestError for an operation that only the engine may call, or that does not exist."""
     module, _, last = name.rpartition(":")
     if last.startswith("_") or not last.isidentifier() or (not module and last in _ENGINES_OWN):
-        raise RequestError(f"operation {shorten(name)} is not for others to call.")
+        raise RequestError(f"operation {shorten(name)} is internal to the engine.")
 
 
 def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return `operation` bound to `worker`; raise ContractError naming both if there is none."""
+    """Return `operation` bound to `worker`; raise ContractError if it does not exist."""
     if not isinstance(operation, str):
         return partial(operation, worker)
     if ":" in operation:
@@ -50,15 +50,15 @@ def find_operation(worker: object, operation: str | Callable[..., Any]) -> Calla
 
 
 def check_rank(rank: int | None, world_size: int) -> None:
-    """Raise ContractError unless `rank` is None or one of `world_size`."""
+    """Raise ContractError unless `rank` is None or less than `world_size`."""
     if rank is not None and not 0 <= rank < world_size:
         raise ContractError(
-            f"unique_reply_rank={rank} is asked of {world_size} workers; their ranks begin at 0."
+            f"unique_reply_rank={rank} does not exist; the ranks are 0 to {world_size - 1}."
         )
 
 
 class SoleReply:
-    """The handle of `collective_rpc` where there is one worker. rank: None for a list of one."""
+    """The handle of `collective_rpc` for a single worker. rank: None to return a list."""
 
     __slots__ = ("_answer", "_rank")
 
@@ -71,7 +71,7 @@ class SoleReply:
         return self._answer.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the answer, alone in a list unless its rank was named."""
+        """Return the answer, in a list unless a rank was given."""
         answer = self._answer.result(timeout)
         return [answer] if self._rank is None else answer
 
@@ -82,7 +82,7 @@ def _function(operation: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), name, None)
     except (ImportError, ValueError) as error:
         raise ContractError(
-            f"the operation {operation!r} names a module that cannot be imported: {error}."
+            f"the operation {operation!r} is in a module that cannot be imported: {error}."
         ) from error
     if not inspect.isfunction(found) or found.__module__ != module_name:
         raise ContractError(

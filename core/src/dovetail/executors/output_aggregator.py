@@ -1,10 +1,10 @@
-"""One result of a step from those of all ranks, and what it reports of KV-cache transfers.
+"""Combines the results of all ranks to one step result, including the KV-transfer reports.
 
-Tokens and log-probabilities are the same on every rank, so rank 0's are the step's. The answers of
-a KV connector's worker sides are not: each moves its own rank's part of every block. The executor
-gathers the answers (`aggregate_outputs`), and the engine reads them rank by rank (`RankedSide`):
+Tokens and log-probabilities are equal on every rank, so rank 0's are used. The reports of the KV
+connector's worker sides differ: each transfers its rank's part of every block. The executor
+gathers the reports (`aggregate_outputs`), and the engine reads them rank by rank (`RankedSide`):
 
-- a transfer has ended when it has ended on every rank, in whichever step each of them says so;
+- a transfer has ended when it has ended on every rank, in whatever steps;
 - its failed blocks are those that failed on any rank.
 """
 
@@ -23,10 +23,10 @@ _MARK = b"\0ranks\0"
 
 
 def aggregate_outputs(outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput:
-    """Return the result of a step from those of all ranks, in the order of the ranks.
+    """Return the result of a step from those of all ranks, in rank order.
 
-    It is rank 0's, but for `kv_transfer`, which holds every rank's. Executors of several ranks call
-    it for each step of an engine with a KV connector; of other ranks only `kv_transfer` is read.
+    It is rank 0's, but `kv_transfer` contains every rank's. Executors of several ranks call it for
+    each step of an engine with a KV connector; of other ranks only `kv_transfer` is read.
     """
     answers = [output.kv_transfer for output in outputs]
     return replace(outputs[0], kv_transfer=_gather(answers)) if any(answers) else outputs[0]
@@ -37,15 +37,15 @@ def _gather(answers: Sequence[bytes]) -> bytes:
 
 
 def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
-    """Return the answers by rank; raise ContractError if the executor has not gathered all."""
+    """Return the reports by rank; raise ContractError if the executor has not gathered all."""
     answers: list[bytes] = []
     if gathered.startswith(_MARK):
         answers = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
     if len(answers) != num_ranks:
         raise ContractError(
-            f"the executor gave the KV connector's answer of {max(1, len(answers))} of {num_ranks} "
-            "ranks; a block is whole when all ranks have their part of it. The executor has to "
-            "give `aggregate_outputs` the results of all ranks."
+            f"the executor gave the KV-connector reports of {max(1, len(answers))} of {num_ranks} "
+            "ranks; a block is complete when all ranks have their part of it. The executor must "
+            "pass the results of all ranks to `aggregate_outputs`."
         )
     return answers
 
@@ -55,11 +55,11 @@ class OutcomeAggregator:
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._failed: dict[int, set[int]] = {}  # of each transfer that some ranks have ended
+        self._failed: dict[int, set[int]] = {}  # by transfer that some ranks have ended
         self._ranks: dict[int, set[int]] = {}
 
     def add(self, rank: int, outcome: KVOutcome) -> KVOutcome:
-        """Add what has ended on a rank; return what has ended on all ranks by that.
+        """Add what ended on a rank; return what has thereby ended on all ranks.
 
         Raises ContractError if a rank ends a transfer twice.
         """
@@ -81,19 +81,19 @@ class OutcomeAggregator:
 
 
 class RankedSide:
-    """The scheduler's side of a connector whose worker sides are several: one for each rank.
+    """The scheduler's side of a connector with several worker sides: one for each rank.
 
-    Implements `KVSchedulerSide` for the scheduler, which knows of no rank.
+    Implements `KVSchedulerSide` for the scheduler, which does not depend on ranks.
     """
 
     def __init__(self, side: KVSchedulerSide, num_ranks: int) -> None:
-        """side: the connector's, owned from now on."""
+        """side: the connector's, owned by this object."""
         self._side = side
         self._num_ranks = num_ranks
         self._outcomes = OutcomeAggregator(num_ranks)
 
     def has(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Return for each key whether its content could be loaded, on every rank."""
+        """Return for each key whether its content can be loaded, on every rank."""
         return self._side.has(keys)
 
     def load(self, transfer: KVTransfer) -> bool:
@@ -109,7 +109,7 @@ class RankedSide:
         return self._side.take_instructions()
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Read what `aggregate_outputs` gathered; return what has ended on all ranks."""
+        """Read the reports that `aggregate_outputs` gathered; return what ended on all ranks."""
         done: list[int] = []
         failed: dict[int, tuple[int, ...]] = {}
         for place, one in enumerate(_split(answer, self._num_ranks)):

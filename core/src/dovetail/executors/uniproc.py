@@ -1,8 +1,8 @@
-"""The executor of one worker in this process.
+"""The executor with one worker in this process.
 
-At depth 1 a call does its work and returns. At depth 2 one thread of the executor does the calls
-in their order, while the engine plans the next step. A worker that provides "async_output" needs no
-thread: calls are made directly, and whoever asks for a result waits.
+At depth 1 a call executes and returns. At depth 2 a thread of the executor executes the calls in
+order, while the engine plans the next step. A worker that provides "async_output" needs no thread:
+calls are made directly, and the result is awaited when it is read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UniprocExecutor(Executor):
             raise
 
     def _start(self, phase: str) -> None:
-        """Take the worker through a phase of its start; its failure is reported as the worker's."""
+        """Take the worker through a phase of its start; report its failure as the worker's."""
         try:
             self.collective_rpc(phase)
         except (DovetailError, KeyboardInterrupt):
@@ -58,7 +58,7 @@ class UniprocExecutor(Executor):
         except BaseException as error:
             raise PluginLoadError(
                 f"The worker {_name(self._worker)} failed in {phase}: {describe_failure(error)}.\n"
-                "Correct what raised it, or choose another worker with worker_cls."
+                "Fix the cause, or choose another worker with worker_cls."
             ) from error
 
     def collective_rpc(
@@ -71,7 +71,7 @@ class UniprocExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation on the worker and return its answer, alone in a list."""
+        """Call an operation on the worker and return its answer in a list of one."""
         self.check_health()
         check_rank(unique_reply_rank, 1)
         fault("uniproc.call")
@@ -97,13 +97,13 @@ class UniprocExecutor(Executor):
         return Ready(late.result()) if self.max_concurrent_steps == 1 else late
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if the worker has failed or is gone."""
+        """Raise EngineDeadError if the worker has failed or was shut down."""
         if self._closed or self._failure is not None:
             cause = "it was shut down" if self._failure is None else repr(self._failure)
-            raise EngineDeadError(f"the worker cannot go on: {cause}")
+            raise EngineDeadError(f"the worker is not available: {cause}")
 
     def shutdown(self) -> None:
-        """End the worker when it has done its current work. May be called twice."""
+        """Shut the worker down after its current work. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -113,7 +113,7 @@ class UniprocExecutor(Executor):
         try:
             self._worker.shutdown()
         except Exception as error:
-            # Nothing is lost by it, and the reason for the end must not be hidden by it.
+            # The error costs nothing, and must not hide the reason for the shutdown.
             failure = describe_failure(error)
             logger.warning("The worker %s failed to shut down: %s", _name(self._worker), failure)
 
@@ -128,7 +128,7 @@ class UniprocExecutor(Executor):
         return self._submit(self._guarded, call, argument)
 
     def _guarded(self, call: Callable[[Any], T], argument: Any) -> T:
-        """Do one half of a step; a failure is final: the state of the rows is unknown then."""
+        """Execute one half of a step; a failure is final: the state of the rows is then unknown."""
         if self._failure is not None:
             raise EngineDeadError(f"the worker has failed: {self._failure!r}")
         try:
@@ -149,14 +149,14 @@ def _name(worker: object) -> str:
 
 
 class LateResult:
-    """The handle of a step whose worker returned one; reports its failure to the executor."""
+    """The handle of a step whose worker returned a handle; reports its failure to the executor."""
 
     __slots__ = ("_fail", "_handle")
 
     def __init__(
         self, handle: Handle[ModelRunnerOutput], fail: Callable[[Exception], NoReturn]
     ) -> None:
-        """fail: called with what the handle raises; raises an error itself."""
+        """fail: called with the handle's error; raises an error itself."""
         self._handle = handle
         self._fail = fail
 
@@ -165,7 +165,7 @@ class LateResult:
         return self._handle.done()
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Wait for the step, `timeout` seconds at most; raise its error."""
+        """Wait for the step, at most `timeout` seconds; raise its error."""
         try:
             return self._handle.result(timeout)
         except Exception as error:

@@ -1,6 +1,6 @@
-"""A worker from its specification: what an executor sends to the process that makes the worker.
+"""The specification of a worker: what an executor sends to the process that creates the worker.
 
-An executor whose workers live in its own process calls `construct_worker`. Any other sends a
+An executor whose workers run in its own process calls `construct_worker`. Any other sends a
 `WorkerSpec` to the worker's process, calls `make_worker` there, and returns `describe_plugins` to
 the engine, where `check_plugins` compares what the processes have loaded.
 """
@@ -30,11 +30,11 @@ from dovetail.transport.wire_types import decode, encode
 
 Phase = Literal["start", "plugins", "worker_cls", "init_device", "load_model"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""What a worker's process does before it serves, in order."""
+"""The start-up phases of a worker's process, in order."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What another process needs to make a worker.
+    """The data that another process needs to create a worker.
 
     config: an `ExecutorConfig` as JSON. platform, worker: references for a plugin registry.
     rendezvous: where the workers meet, as in `WorkerContext`; "" for one worker.
@@ -60,7 +60,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ) -> WorkerSpec:
         """Return the specification of a worker of this executor. local_rank: `rank` if None.
 
-        Raises ContractError for a class that no other process can find, ConfigError for options
+        Raises ContractError for a class that no other process can import, ConfigError for options
         that cannot be sent.
         """
         options = dict(context.worker_options)
@@ -111,7 +111,7 @@ def has_async_output(worker: WorkerBase) -> bool:
 def make_worker(
     spec: WorkerSpec, enter: Callable[[Phase], object]
 ) -> tuple[WorkerBase, PluginRegistry]:
-    """Choose and make the worker of `spec`; the registry knows what was loaded for it.
+    """Choose and create the worker of `spec`; return it with the registry of its plugins.
 
     enter: called with each phase before it begins. Plugins come first: nothing of the worker is
     imported before the registry and the platform exist.
@@ -154,10 +154,11 @@ def check_plugins(engine: PluginLookup, per_rank: Sequence[bytes]) -> None:
             same = (ours.kind, ours.target) == (theirs.kind, theirs.target)
             options = {name: repr(value) for name, value in ours.options.items()}
             if same and (ours.version, options) != (theirs.version, theirs.options):
-                problems.append(f"The {ours} of the engine is the workers' {theirs}.")
+                problems.append(f"The engine has {ours}; the workers have {theirs}.")
     if problems:
         raise PluginError(
-            "The workers differ in their plugins:" + "".join(f"\n  - {p}" for p in problems)
+            "The workers have loaded other plugins than the engine:"
+            + "".join(f"\n  - {p}" for p in problems)
         )
 
 
@@ -175,21 +176,21 @@ def _unpack_resolutions(content: bytes) -> list[Resolution]:
 
 
 def _unpack_resolution(packed: Mapping[str, Any]) -> Resolution:
-    """Return a resolution, its lists as the tuples that they were."""
+    """Return a resolution, with lists converted back to tuples."""
     lists = {name: tuple(packed.get(name, ())) for name in ("notes", "roles")}
     options = {"options": freeze(packed.get("options", {}))}
     return Resolution(**(dict(packed) | lists | options))
 
 
 def _reference(plugins: PluginLookup, kind: str, cls: type) -> str:
-    """Return a reference by which another process finds the class of a plugin loaded here."""
+    """Return a reference by which another process can import a plugin class loaded here."""
     found = plugins.resolution_of(kind, cls)
     if found is not None and found.distribution:
         return f"{found.name}@{found.distribution}"
     target = f"{cls.__module__}:{cls.__qualname__}" if found is None else found.target
     if "<locals>" in target or target.startswith("__main__:"):
         raise ContractError(
-            f"The {kind} {target} cannot be found by another process; put the class at the top of "
+            f"The {kind} {target} cannot be imported by another process; define the class at the top level of "
             "a module that can be imported."
         )
     return target

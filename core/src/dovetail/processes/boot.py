@@ -1,4 +1,4 @@
-"""What a child process is started with: one record, in shared memory without a name.
+"""The settings with which a child process starts: one record, in unnamed shared memory.
 
 The first line is JSON. The settings of the entry point follow, as bytes that only it reads. Uses
 the standard library only, so that children with few packages on their path can read it.
@@ -22,8 +22,8 @@ class Boot:
     entry: "module:function", which is called with a `ChildContext` and returns the exit status.
     control: the descriptor of the child's end of the control socket. liveness: of the memory for
     its heartbeats, or -1. folder: removed when the parent dies, or "". sys_path: the import
-    path; empty for a child that was given another one. descriptors: what
-    else was passed on. settings: the entry point's own.
+    path; empty for a child that has its own. descriptors: further descriptors that were
+    passed. settings: of the entry point.
     """
 
     entry: str

@@ -1,8 +1,8 @@
 """Children that start together, are watched by one thread, and end together.
 
 The first child that fails or dies is the cause that every caller gets. The others are killed at
-once, since they may be waiting for it. Nothing of a group outlives it: no process and no
-descriptor. Does not depend on what the children do.
+once, since they may be waiting for it. `close` leaves no process and no descriptor behind. Does not
+depend on what the children do.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 _CAUSE_S = 2.0
 """How long a caller that sees a closed connection waits for the cause."""
 _PEER_S = 1.0
-"""How soon after a PeerLostError the peer's own end must come to be taken as the cause."""
+"""How soon after a PeerLostError another child must end to be taken as the cause."""
 _JOIN_S = 5.0
 
 
 class ChildGroup:
-    """Children by rank. failure: why they cannot go on; None while they can."""
+    """Children by rank. failure: why they cannot continue; None while they can."""
 
     def __init__(self, phases: Sequence[str], clock: Clock) -> None:
         """phases: of each child's start, in order; the first needs no report."""
@@ -61,11 +61,11 @@ class ChildGroup:
         return [child.content or b"" for child in self.children]
 
     def is_over(self) -> bool:
-        """Return whether nothing more is to be expected of the children."""
+        """Return whether no child will send another report."""
         return self._closing or self.failure is not None
 
     def cause(self) -> DovetailError:
-        """Return why the children cannot go on; for a caller that sees a closed connection."""
+        """Return why the children cannot continue; for a caller that sees a closed connection."""
         with self._changed:
             known = self._changed.wait_for(self.is_over, _CAUSE_S)
         if not known:
@@ -73,19 +73,19 @@ class ChildGroup:
         return self.failure or EngineDeadError("The executor was shut down.")
 
     def silence_s(self) -> float:
-        """Return for how many seconds the quietest child has been silent."""
+        """Return how many seconds ago the least recent heartbeat was."""
         return max((child.liveness.read().silence_s for child in self.children), default=0.0)
 
     def fail(self, error: DovetailError) -> None:
-        """Make `error` the cause, unless there is one, and kill all children."""
+        """Make `error` the cause, unless one exists, and kill all children."""
         if self._take_as_cause(error):
             for child in self.children:
                 child.kill()
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the children to end by themselves, then kill them. May be called twice.
+        """Wait for the children to exit, then kill them. May be called twice.
 
-        The caller has closed what they listen to, or sent them an order to end.
+        The caller has closed their connections, or sent them an order to exit.
         """
         with self._changed:
             self._closing = True
@@ -124,7 +124,7 @@ class ChildGroup:
         late = [f"{child} is in {child.phase}" for child in self.children if child.phase]
         self.fail(
             EngineDeadError(
-                f"After {timeout_s:g} s, {'; '.join(late)}. See what it printed, or raise "
+                f"After {timeout_s:g} s, {'; '.join(late)}. Check its output, or raise "
                 "start_timeout_s."
             )
         )
@@ -146,28 +146,28 @@ class ChildGroup:
                     self._lose(by_ending.pop(descriptor))
 
     def _read(self, child: ChildProcess) -> bool:
-        """Take the next report; return False if no more will come, or can be understood."""
+        """Process the next report; return False if no valid report will follow."""
         try:
             fault("multiproc.receive")
             with self._changed:
                 report = child.receive()
                 if child.phase and child.phase not in self._phases:
-                    raise EngineDeadError(f"It reports a phase {child.phase!r:.80}.")
+                    raise EngineDeadError(f"It reports the unknown phase {child.phase!r:.80}.")
                 self._changed.notify_all()
             if report is not None and report.kind == "failed":
                 self._blame(child, report)
-        except Exception as error:  # whatever it is, this thread continues: it sees who dies
+        except Exception as error:  # after any error this thread continues to watch the children
             what = describe_failure(error)
             self.fail(EngineDeadError(f"{child} sent a report that cannot be read: {what}"))
             return False
         return report is not None
 
     def _blame(self, child: ChildProcess, report: StartReport) -> None:
-        """Take a child's error as the cause; it ends by itself, the others are killed."""
+        """Take a child's error as the cause; that child exits, the others are killed."""
         child.dismiss()
         error = error_of(report, f"{child}{_during(child)}")
         if isinstance(error, PeerLostError) and (lost := self._ended_beside(child)):
-            self._lose(lost)  # whose end is the cause; this one only noticed it first
+            self._lose(lost)  # `lost` is the cause; `child` only noticed it first
             return
         if self._take_as_cause(error):
             for other in self.children:
@@ -181,7 +181,7 @@ class ChildGroup:
         return others[ended[0]] if ended else None
 
     def _lose(self, child: ChildProcess) -> None:
-        """A child has ended: read its last reports, say how it ended, and kill the others."""
+        """Read the last reports of a child that has ended, report its end, and kill the others."""
         while self._read(child):
             pass
         error = f"{child} ended{_during(child)} {child.describe_end()}; its work is lost."

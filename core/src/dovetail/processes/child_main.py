@@ -1,6 +1,6 @@
-"""The child's side: from the boot record to the entry point, and to the end with the parent.
+"""The child's side: from the boot record to the entry point, and to the exit with the parent.
 
-What it imports needs the standard library only: some children have few packages on their path.
+Its imports need only the standard library: some children have few packages on their path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DISMISSAL_S = 1.0
 
 
 class ChildContext:
-    """What an entry point is given. settings: what the parent passed to `start_child`."""
+    """The argument of an entry point. settings: what the parent passed to `start_child`."""
 
     def __init__(self, boot: Boot, control: socket.socket) -> None:
         """Begin to watch the parent, and to write heartbeats."""
@@ -42,7 +42,7 @@ class ChildContext:
         send_report(self._control, StartReport("ready", content=content))
 
     def failed(self, error: BaseException) -> None:
-        """Report that this process cannot go on, and ends."""
+        """Report that this process cannot continue, and exits."""
         remote = RemoteError.of(error)
         send_report(self._control, StartReport("failed", remote.kind, remote.text, remote.detail))
 
@@ -50,7 +50,7 @@ class ChildContext:
         """Wait a moment for the parent's permission to end.
 
         For a child that ends because its parent closed a connection: if the parent has died, this
-        process must live until it has killed what it started in its session.
+        process must run until it has killed the processes that it started in its session.
         """
         self._dismissed.wait(_DISMISSAL_S)
 

@@ -1,8 +1,8 @@
 """One child process, as its parent sees it: start, reports, heartbeats, end.
 
-A child is started with exec, in a session of its own, which is killed as a whole. It belongs to the
-process that started it: a forked copy of the parent can neither use nor end it. Nothing of a child
-is left after `close`, when the object is collected, or at the end of the interpreter.
+A child is started with exec, in its own session, which is killed as a whole. It belongs to the
+process that started it: a forked copy of the parent can neither use nor end it. Its resources are
+released by `close`, when the object is collected, or when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ISOLATED_PROGRAM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Isolation:
-    """For a child that works on untrusted data: what it has instead of the parent's environment.
+    """For a child that works on untrusted data: replaces the parent's environment.
 
     It runs in "/" without the standard output, and without site-packages beside `sys_path`.
     """
@@ -134,7 +134,7 @@ class ChildProcess:
     def ending(self) -> int:
         """A descriptor that can be read when the process has ended.
 
-        Where the system offers none, it is that of the control socket.
+        If the system offers none, it is the descriptor of the control socket.
         """
         return self.control.fileno() if self._pidfd is None else self._pidfd
 
@@ -144,7 +144,7 @@ class ChildProcess:
         return not self._end.alive
 
     def receive(self) -> StartReport | None:
-        """Take the next report and keep what it says; None if there is, or comes, no more.
+        """Process the next report and return it; None if there is none.
 
         Does not wait. Raises MessageError for anything that is not a report.
         """
@@ -168,8 +168,8 @@ class ChildProcess:
             if left_s <= 0:
                 raise self._in_phase(
                     EngineDeadError(
-                        f"{self} made no progress within {phase_timeout_s:g} s; see what it "
-                        "printed, or raise start_timeout_s."
+                        f"{self} made no progress within {phase_timeout_s:g} s; check its "
+                        "output, or raise start_timeout_s."
                     )
                 )
             wait_readable([self.control.fileno(), self.ending], left_s)
@@ -215,9 +215,9 @@ class ChildProcess:
         kill_session(self._process)
 
     def kill_tree(self) -> None:
-        """Kill the child's session and its own children, which have sessions of their own.
+        """Kill the child's session and its children, which have their own sessions.
 
-        They would end by themselves, unless they are stopped.
+        The children would exit by themselves, unless they are stopped.
         """
         for child in _children_of(self.pid):
             with suppress(ProcessLookupError):
@@ -242,7 +242,7 @@ class ChildProcess:
 
 
 def error_of(report: StartReport, whose: str = "") -> DovetailError:
-    """Return the error of a "failed" report. whose: what its text begins with."""
+    """Return the error of a "failed" report. whose: a prefix of its text."""
     return RemoteError(report.name, report.text, report.detail).error(whose)
 
 
@@ -303,7 +303,7 @@ def _end(
     pidfd: int | None,
 ) -> None:
     kill_session(process)
-    with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel then
+    with suppress(subprocess.TimeoutExpired):  # otherwise it hangs in the kernel
         process.wait(END_TIMEOUT_S)
     hang_up(control)
     liveness.close()
@@ -312,7 +312,7 @@ def _end(
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started; nothing where the system does not tell."""
+    """Return the children of a process; none if the system does not report them."""
     lines = [read_system_file(str(path)) for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for line in lines for child in line.split()]
 

@@ -1,10 +1,10 @@
-"""Signs of life of a child process, which its parent reads without asking for them.
+"""Heartbeats of a child process, which its parent reads without a request.
 
-They are in shared memory, so they can be read of a process that does not answer or has died. A
+They are in shared memory, so they can be read even if the process does not answer or has died. A
 thread of the child writes the time, so a long step does not look like a stall; a process that is
-stopped, or does not let its threads run, stops reporting. A child that has children of its own also
-writes how long the quietest of them has been silent, when its current step began, and how many
-steps it has done. Parent and child read the same monotonic clock.
+stopped, or whose threads cannot run, stops reporting. A child with child processes also writes the
+age of their least recent heartbeat, when its current step began, and how many steps it has
+executed. Parent and child read the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NUM_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """The signs of one process.
+    """The heartbeats of one process.
 
-    process_s: seconds since it last wrote the time. children_s: how long the quietest of its own
-    children has been silent. step_s: seconds since its current step began. All are 0.0 before the
-    first sign. num_steps: steps done. num_refused: messages that it could not read.
+    process_s: seconds since it last wrote the time. children_s: seconds since the least recent
+    heartbeat of its children. step_s: seconds since its current step began. All are 0.0 before the
+    first heartbeat. num_steps: executed steps. num_refused: messages that it could not read.
     """
 
     process_s: float
@@ -41,7 +41,7 @@ class Liveness:
 
     @property
     def silence_s(self) -> float:
-        """How long the process, or the quietest of its children, has been silent."""
+        """Seconds since the last heartbeat of the process or of its least recent child."""
         return max(self.process_s, self.children_s)
 
 
@@ -55,7 +55,7 @@ class LivenessReader:
         self._clock = clock
 
     def read(self) -> Liveness:
-        """Return the signs; after `close`, those that there were when it was closed."""
+        """Return the heartbeats; after `close`, those at the time of `close`."""
         words, now_ns = self._words, self._clock.now_ns()
         process_s, children_s, step_s = (
             max(0, now_ns - time_ns) / 1e9 if time_ns else 0.0 for time_ns in words[: _STEP + 1]
@@ -69,7 +69,7 @@ class LivenessReader:
         )
 
     def close(self) -> None:
-        """Keep a copy of the signs; the memory goes with its last user. May be called twice."""
+        """Keep a copy of the heartbeats and unmap the memory. May be called twice."""
         self._words = memoryview(bytes(self._words)).cast("Q")
 
 
@@ -87,7 +87,7 @@ class LivenessWriter:
         self._thread.start()
 
     def watch_children(self, silence_s: Callable[[], float]) -> None:
-        """Write from now on for how long the quietest of this process's children was silent."""
+        """Call `silence_s` from now on, and write the age of the children's last heartbeat."""
         self._silence_s = silence_s
 
     def begin_step(self) -> None:

@@ -1,4 +1,4 @@
-"""Objects that belong to the process that made them: a forked child neither uses nor ends them.
+"""Objects that belong to the process that created them: a forked child never uses or ends them.
 
 A fork copies every object, finalizer and exit hook, but no thread. So code that ends a child
 process, removes a folder or writes to shared memory must run in the owner only.

@@ -1,7 +1,7 @@
-"""How a child process ends with its parent, in whatever way the parent ends.
+"""Ends a child process with its parent, however the parent ends.
 
-The child learns of the parent's end by the parent's pidfd, which no fork of the parent keeps open,
-and by the end of the control socket, whose other end the parent holds. Then it kills all processes
+The child detects the parent's end by the parent's pidfd, which no fork of the parent keeps open,
+and by the closed control socket, whose other end the parent holds. It then kills all processes
 that it started in its session, and itself.
 """
 
@@ -36,7 +36,7 @@ def watch_parent(
     parent = open_pidfd(parent_pid)
 
     def wait() -> None:
-        if os.getppid() == parent_pid:  # else it has ended already, and its id may be another's
+        if os.getppid() == parent_pid:  # otherwise it has ended, and its id may be reused
             _wait_for_end(control, parent, on_message)
         if folder:
             _remove(folder)
@@ -52,9 +52,9 @@ def watch_parent(
 def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that can be read when the process has ended.
 
-    None for a process that is gone, and where the system offers none (a kernel before 5.3, or a
-    filter of system calls): then only the end of the control socket shows it. Raises OSError where
-    no descriptor or memory is left.
+    None for a process that has exited, and if the system offers none (a kernel before 5.3, or a
+    system-call filter): then only the closed control socket shows it. Raises OSError if no
+    descriptor or memory is left.
     """
     try:
         return os.pidfd_open(pid)
@@ -84,9 +84,9 @@ def _receives(control: socket.socket) -> bool:
 
 
 def _remove(folder: str) -> None:
-    import shutil  # takes several milliseconds, which children with limits save
+    import shutil  # takes several milliseconds, which sandboxed children save
 
-    for _ in range(_REMOVALS):  # the main thread may be making its sockets there just now
+    for _ in range(_REMOVALS):  # the main thread may be creating its sockets there now
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             return

@@ -76,18 +76,18 @@ def _parse(packet: bytes, descriptors: list[int]) -> StartReport:
         raise MessageError(f"{len(packet)} bytes are not a report of four strings.")
     kind, name, text, detail = parts
     if kind not in _KINDS or len(descriptors) > (kind == "ready"):
-        raise MessageError(f"A report of kind {kind!r:.80} with {len(descriptors)} descriptors.")
+        raise MessageError(f"A report has kind {kind!r:.80} and {len(descriptors)} descriptors.")
     return StartReport(kind, name, text, detail, _content(descriptors))
 
 
 def _content(descriptors: list[int]) -> bytes:
-    """Return what the memory beside a report holds."""
+    """Return the content of the memory that comes with a report."""
     if not descriptors:
         return b""
     size = os.fstat(descriptors[0]).st_size
     if size > MAX_READY_BYTES:
-        raise MessageError(f"A report of {size} bytes; the limit is {MAX_READY_BYTES}.")
+        raise MessageError(f"A report has {size} bytes; the limit is {MAX_READY_BYTES}.")
     content = read_memory(descriptors[0], size)
     if len(content) != size:
-        raise MessageError(f"A report of {size} bytes, of which {len(content)} can be read.")
+        raise MessageError(f"A report has {size} bytes, of which only {len(content)} can be read.")
     return content

@@ -1,8 +1,8 @@
-"""The phases of an engine's start: each has a name, a deadline, and its time and memory recorded.
+"""The phases of an engine's start, with deadlines, durations and memory use.
 
 A start enters one phase after the other. An error names the phase in which it was raised, and
-everything made so far is undone, the last first. A thread logs a phase that takes long, with the
-place where it is, and interrupts it at its deadline. Depends on no part of an engine.
+everything created so far is undone in reverse order. A thread logs the stack of a phase that takes
+long, and interrupts the phase at its deadline. Depends on no part of an engine.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ PHASES = (
     "scheduler",
     "core",
 )
-"""The phases of a start with an executor of the core, in order; `start.…` are fault points."""
+"""The phases of a start with a core executor, in order; `start.…` are fault points."""
 
 REPORT_S = 10.0
-"""After how many seconds a phase that still runs is logged, again and again."""
+"""A running phase is logged each time that this many seconds have passed."""
 
 _STACK_FRAMES = 3
-# A signal whose default is to be ignored, so one that comes too late has no effect.
+# This signal is ignored by default, so a late one has no effect.
 _SIGNAL = signal.SIGURG
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRecord:
-    """One phase that has ended. Memory: resident, of this process, before and after it."""
+    """A phase that has ended. Memory: resident set of this process, before and after."""
 
     name: str
     took_s: float
@@ -70,7 +70,7 @@ class _Overdue(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class _Running:
-    """The phase that runs now."""
+    """The current phase."""
 
     name: str
     begun_ns: int
@@ -80,10 +80,10 @@ class _Running:
 class StartUp:
     """One start: `with StartUp(clock, deadline_s=600) as start: start.enter("plugins"); …`.
 
-    If the block raises, the calls given to `undo` are made, the last first. A DovetailError gets
+    If the block raises, the calls given to `undo` are made in reverse order. A DovetailError gets
     its `phase` set; any other Exception becomes a StartError that names the phase. A phase can be
-    interrupted at its deadline where the start runs in the main thread and SIGURG has no other
-    handler; elsewhere, and in native code that does not return, it is only logged.
+    interrupted at its deadline if the start runs in the main thread and SIGURG has no other
+    handler; otherwise, and in native code that does not return, it is only logged.
     records: the phases that have ended.
     """
 
@@ -110,7 +110,7 @@ class StartUp:
         self._handles = False
 
     def __enter__(self) -> StartUp:
-        """Begin to watch."""
+        """Start the watch thread."""
         self._token = _current.set(self)
         main = self._owner is threading.main_thread()
         if main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
@@ -138,13 +138,13 @@ class StartUp:
             self._undo.close()
         except Exception as undo_error:  # must not hide the first error
             logger.warning("Undoing a failed start: %s", describe_failure(undo_error))
-        # Whoever makes a plugin takes every error raised there for the plugin's failure.
+        # Code that creates a plugin reports every error raised there as the plugin's failure.
         overdue = error if isinstance(error, _Overdue) else error.__cause__
         if isinstance(overdue, _Overdue):
             found = [*getattr(overdue, "__notes__", ()), *getattr(error, "__notes__", ())]
             notes = "".join(f" {note}" for note in dict.fromkeys(found))
             raise self._start_error(
-                f"A phase of the start has not ended within {self._deadline_s:g} s; it was "
+                f"A phase of the start has not ended within {self._deadline_s:g} s: "
                 f"{overdue}.{notes} Find out what it waits for, or raise start_timeout_s.",
                 phase,
             ) from None
@@ -161,7 +161,7 @@ class StartUp:
         return error
 
     def enter(self, name: str) -> None:
-        """End the phase before, and begin another one."""
+        """End the previous phase, and begin another one."""
         self._end_phase()
         with self._changed:
             self._running = _Running(
@@ -232,7 +232,7 @@ class StartUp:
             signal.pthread_kill(self._owner.ident or 0, _SIGNAL)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler: interrupt the phase that is late, if it still runs."""
+        """Handle the signal: interrupt the phase that is late, if it is still running."""
         if self._late is not None and self._late is self._running:
             raise _Overdue(_stack_text(frame))
 
@@ -241,7 +241,7 @@ _current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None
 
 
 def enter_phase(name: str) -> None:
-    """Begin another phase of this thread's start; do nothing if there is none.
+    """Begin another phase of this thread's start; do nothing outside of a start.
 
     For executors, which take most of the time of a start.
     """
@@ -251,7 +251,7 @@ def enter_phase(name: str) -> None:
 
 
 def describe_phases(records: list[PhaseRecord]) -> str:
-    """Return the phases on one line, with time and growth of memory."""
+    """Return the phases on one line, with durations and memory growth."""
     total_s = sum(one.took_s for one in records)
     return f"Started in {total_s:.2f} s: {', '.join(map(str, records))}."
 
@@ -261,6 +261,6 @@ def _stack_of(thread: threading.Thread) -> str:
 
 
 def _stack_text(frame: FrameType | None) -> str:
-    """Return where a thread is, the innermost frame last, on one line."""
+    """Return a thread's stack on one line, the innermost frame last."""
     frames = traceback.extract_stack(frame)[-_STACK_FRAMES:]
     return "in " + " > ".join(f"{one.name} ({one.filename}:{one.lineno})" for one in frames)

@@ -1,12 +1,12 @@
-"""Workers in processes of their own: the executor `multiproc`.
+"""The executor `multiproc`: each worker runs in its own process.
 
-    executor     the contract's side: sends orders
-    answers      what the workers answer, and the handles that wait for it
+    executor     the executor contract: sends orders
+    answers      the workers' answers, and the handles that wait for them
     launch       starts the processes, with the rings that they share with the executor
-    worker_main  the worker's process: from its settings to a worker that serves
-    host         carries out the orders in the worker's process
-    options      what a user may set
+    worker_main  the worker's process: from its settings to a serving worker
+    host         executes the orders in the worker's process
+    options      the options of the executor
 
-An executor sends orders over one ring that all workers read, and each worker answers over a ring of
-its own; both are in `dovetail.transport`. The processes are children of `dovetail.processes`.
+An executor sends orders over one ring that all workers read, and each worker answers over its own
+ring; both are in `dovetail.transport`. The processes are children of `dovetail.processes`.
 """

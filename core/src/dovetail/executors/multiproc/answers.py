@@ -1,9 +1,9 @@
-"""What the workers answer: the rings that it comes over, and the handles that wait for it.
+"""The workers' answers: the rings that carry them, and the handles that wait for them.
 
-Whoever wants a result reads the rings, for everybody: there is no thread for it, so a step's result
-does not wait for one. Answers come in the order of the orders, so the next result is that of
-the oldest step. Calls are found by their order's number, and an answer whose handle was dropped is
-dropped, too. Depends on no order's content.
+A thread that waits for a result reads the rings for all waiting threads; there is no reader thread
+that would delay a step's result. Answers arrive in the order of the orders, so the next result
+belongs to the oldest step. Calls are found by the number of their order; an answer whose handle was
+dropped is dropped. Does not depend on the content of an order.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dovetail.transport.order_frame import ANSWER, CallAnswer, decode_answer
 from dovetail.transport.result_frame import decode_result
 
 _TURN_S = 0.25
-"""How long one thread waits for a frame before others may look."""
+"""How long one thread waits for a frame before other threads may read."""
 
 
 class Answers:
-    """Reads what the workers answer. May be used by several threads."""
+    """Reads the workers' answers. Thread-safe."""
 
     def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
         """num_step_answers: how many ranks, from 0, answer each step."""
@@ -43,7 +43,7 @@ class Answers:
         self._forked: EngineDeadError | None = None
 
     def disown(self, error: EngineDeadError) -> None:
-        """In a forked child: let every call raise `error`; the rings are the parent's."""
+        """In a forked child: let every call raise `error`; the rings belong to the parent."""
         self._forked = error
 
     def await_step(self, order: int, timeout_s: float) -> Pending:
@@ -55,28 +55,28 @@ class Answers:
         return handle
 
     def await_call(self, order: int, rank: int | None) -> Pending:
-        """Return a handle for the call `order`; `rank`: whose answer is wanted."""
+        """Return a handle for the call `order`; `rank`: the rank whose value is returned."""
         handle = Pending(self, order, self.world_size, partial(_call_result, rank))
         self._calls[order] = handle
         return handle
 
     def has_done(self, order: int) -> bool:
-        """Return whether rank 0 is known to have done `order`, and all before it."""
+        """Return whether rank 0 has completed `order` and all before it, as far as known."""
         self.look()
         return self._last_done >= order
 
     def has_step(self) -> bool:
-        """Return whether a step's result is still to come."""
+        """Return whether the result of a step is outstanding."""
         self.look()
         return any(self._steps)
 
     def is_settled(self, awaited: Pending) -> bool:
-        """Return whether `wait_for` would not wait; read what has come."""
+        """Return whether `wait_for` would return at once; read the available frames."""
         self.look()
         return awaited.missing_rank() is None or self._group.is_over()
 
     def look(self) -> None:
-        """Read what has come, without waiting; a worker's end is raised by `wait_for`."""
+        """Read available frames without waiting; `wait_for` raises a worker's end."""
         if self._forked is not None:
             raise self._forked
         with self.lock:
@@ -87,7 +87,7 @@ class Answers:
     def wait_for(self, awaited: Pending, timeout_s: float | None) -> None:
         """Return when `awaited` is settled.
 
-        Raises TimeoutError after `timeout_s` seconds, and the cause if the workers cannot go on.
+        Raises TimeoutError after `timeout_s` seconds, and the cause if the workers have failed.
         """
         if self._forked is not None:
             raise self._forked
@@ -95,18 +95,18 @@ class Answers:
         while (rank := awaited.missing_rank()) is not None:
             now_ns = self._clock.now_ns()
             if end_ns is not None and now_ns >= end_ns:
-                raise TimeoutError(f"no answer came from worker {rank} within {timeout_s} s.")
+                raise TimeoutError(f"worker {rank} sent no answer within {timeout_s} s.")
             if awaited.deadline_ns and now_ns >= awaited.deadline_ns:
                 self._group.fail(
                     EngineDeadError(
-                        f"worker {rank} has not done a step within its deadline "
+                        f"worker {rank} has not completed a step within its deadline "
                         "(the executor's option step_timeout_s)."
                     )
                 )
                 raise self._group.cause()
             left_s = _TURN_S if end_ns is None else (end_ns - now_ns) / 1e9
             with self.lock:
-                # Another thread may have read it while this one waited for its turn.
+                # Another thread may have read it while this one waited for the lock.
                 if awaited.missing_rank() == rank and not self._take(rank, min(left_s, _TURN_S)):
                     self._check_group()
 
@@ -115,16 +115,14 @@ class Answers:
             raise self._group.failure
 
     def _take(self, rank: int, timeout_s: float) -> bool:
-        """Read the next frame of a rank; return False if none came."""
+        """Read the next frame of a rank; return False if none arrived."""
         try:
             frame = self._readers[rank].receive(timeout_s=timeout_s)
             self._settle(rank, frame)
         except TimeoutError:
             return False
         except MessageError as error:
-            self._group.fail(
-                EngineDeadError(f"Worker {rank} sent something that is not an answer: {error}")
-            )
+            self._group.fail(EngineDeadError(f"Worker {rank} sent an invalid answer: {error}"))
         except TransportError:
             if timeout_s:
                 raise self._group.cause() from None
@@ -142,7 +140,7 @@ class Answers:
             return
         output = decode_result(frame)
         if rank >= len(self._steps) or not self._steps[rank]:
-            raise MessageError(f"a result of step {output.step_id}, which is not expected.")
+            raise MessageError(f"unexpected result of step {output.step_id}.")
         step = self._steps[rank].popleft()
         step.settle(rank, output)
         if rank == 0:
@@ -150,10 +148,10 @@ class Answers:
 
 
 class Pending:
-    """A handle for what the first ranks answer to an order: a step's result, or a call's answers.
+    """A handle for the answers of the first ranks to an order: the result of a step or call.
 
-    order: its number. deadline_ns: when the worker that has not answered counts as failed; 0 for
-    never. finish: makes the result of the answers, or raises their error.
+    order: its number. deadline_ns: when a missing answer becomes a failure; 0 for never. finish:
+    combines the answers to a result, or raises their error.
     """
 
     __slots__ = ("__weakref__", "_answers", "_by_rank", "_finish", "deadline_ns", "order")
@@ -182,11 +180,11 @@ class Pending:
         return self._by_rank.index(None) if None in self._by_rank else None
 
     def done(self) -> bool:
-        """Return whether all have answered, or will not."""
+        """Return whether all answers have arrived, or will not arrive."""
         return self._answers.is_settled(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answers; return the result made of them, or raise the error."""
+        """Wait for the answers; return their combined result, or raise the error."""
         self._answers.wait_for(self, timeout)
         return self._finish(self._by_rank)
 
@@ -196,7 +194,7 @@ def _step_result(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
 
 
 def _call_result(rank: int | None, answers: list[CallAnswer]) -> Any:
-    """Return the values, or that of `rank` alone; raise the error of the first that has one."""
+    """Return all values, or only that of `rank`; raise the first error."""
     for number, answer in enumerate(answers):
         if answer.error is not None:
             raise answer.error.error(f"worker {number}" if len(answers) > 1 else "")

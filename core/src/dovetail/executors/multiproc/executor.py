@@ -1,8 +1,8 @@
-"""The executor of workers in processes of their own.
+"""The executor whose workers run in separate processes.
 
-Orders go to all workers over one ring of shared memory, in the order of the calls. Rank 0 answers
-steps, every rank answers operations. A call returns when its order is in the ring, so the engine
-plans the next step while this one is executed. When one worker ends, all are ended.
+Orders are sent to all workers over one shared-memory ring, in the order of the calls. Rank 0
+answers steps, every rank answers operations. A call returns when its order is in the ring, so the
+engine plans the next step while this one is executed. If one worker ends, all are killed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dovetail.transport.ring import MAX_FRAME_BYTES
 
 _ROOM_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
-"""Of a phase's deadline: earlier than the start's own, whose error cannot name a worker."""
+"""Fraction of a phase's deadline: earlier than the start's own, whose error names no worker."""
 _FAILED_STOP_S = 1.0
-"""How long workers may take to end by themselves after a start that failed."""
+"""How long workers may take to exit after a failed start."""
 _OF_THE_START = ("init_device", "load_model")
 _NOTHING = "dovetail.executors.multiproc.host:do_nothing"
 
@@ -48,9 +48,9 @@ _NOTHING = "dovetail.executors.multiproc.host:do_nothing"
 class MultiprocExecutor(Executor):
     """A worker process for each rank, on this machine.
 
-    A step's result is rank 0's, with what a KV connector has moved on every rank. Where another
-    rank fails, the handle raises if a rank that answers waits for that one, as ranks that exchange
-    tensors do; or else the next call does.
+    A step's result is rank 0's, with the KV-connector reports of every rank. If another rank fails,
+    the handle raises if rank 0 waits for it, as ranks that exchange tensors do; otherwise the next
+    call raises.
     """
 
     max_world_size: ClassVar[int] = MAX_WORKERS
@@ -96,12 +96,12 @@ class MultiprocExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation, by its name, on every worker and return the answers."""
+        """Call an operation by name on every worker and return the answers."""
         self._check_alive()
         check_rank(unique_reply_rank, len(self._ranks))
         if not isinstance(operation, str):
             raise ContractError(
-                f"{operation!r} cannot be called in another process; name an operation: a method, "
+                f"{operation!r} cannot be called in another process; give its name: a method, "
                 'or "pkg.mod:function".'
             )
         with self._answers.lock:
@@ -118,7 +118,7 @@ class MultiprocExecutor(Executor):
         return handle if non_block else handle.result(timeout)
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
-        """Order the model's run for `plan`."""
+        """Order the model run of `plan`."""
         if self._forked is not None:
             raise self._forked
         with self._answers.lock:
@@ -127,7 +127,7 @@ class MultiprocExecutor(Executor):
             return _Executed(self, self._answers, self._num_orders)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Order the tokens of the plan last given to `execute_model`."""
+        """Order the sampling of the last plan given to `execute_model`."""
         if self._forked is not None:
             raise self._forked
         with self._answers.lock:
@@ -137,25 +137,25 @@ class MultiprocExecutor(Executor):
             except EngineDeadError:
                 if not has_begun or self._answers.has_step():
                     raise
-                # Only this step was under way, so what ended the workers is its own error.
+                # Only this step was in flight, so its own error ended the workers.
                 raise self._group.cause() from None
             return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if a worker is gone, StalledError if one is silent."""
+        """Raise EngineDeadError if a worker has exited, StalledError if one sends no heartbeat."""
         self._check_alive()
         silence_s = self.silence_s()
         if silence_s >= self._options.stall_s:
             raise StalledError(
-                f"A worker has been silent for {silence_s:.1f} s; it is stopped or has no CPU time."
+                f"A worker sent no heartbeat for {silence_s:.1f} s: it is stopped or has no CPU."
             )
 
     def silence_s(self) -> float:
-        """Return for how many seconds the quietest worker has been silent."""
+        """Return how many seconds ago the least recent heartbeat was."""
         return self._group.silence_s()
 
     def shutdown(self) -> None:
-        """End the workers when they have done their orders. May be called twice."""
+        """Let the workers finish their orders and exit. May be called twice."""
         fault("multiproc.shutdown")
         self._closed = True
         if self._end.alive and os.getpid() == self._owner_pid:
@@ -163,7 +163,7 @@ class MultiprocExecutor(Executor):
         self._end()
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail before it takes a lock or touches a ring."""
+        """In a forked child: let every call fail before it takes a lock or uses a ring."""
         self._forked = forked_error("this engine", self._owner_pid)
         self._answers.disown(self._forked)
 
@@ -178,11 +178,11 @@ class MultiprocExecutor(Executor):
                 self._num_orders += 1
                 return
             except TimeoutError as error:
-                # A worker that waits for room for its answers does not take orders either.
+                # A worker that waits for room in its answer ring does not read orders either.
                 self._answers.look()
                 self._check_alive()
                 if self._clock.now_ns() >= deadline_ns:
-                    self._group.fail(EngineDeadError(f"workers take no orders: {error}"))
+                    self._group.fail(EngineDeadError(f"the workers do not read orders: {error}"))
             except TransportError:
                 raise self._group.cause() from None
 
@@ -190,13 +190,13 @@ class MultiprocExecutor(Executor):
         if self._forked is not None:
             raise self._forked
         if self._closed:
-            raise EngineDeadError("the workers cannot go on: the executor was shut down.")
+            raise EngineDeadError("the workers are not available: the executor was shut down.")
         if self._group.failure is not None:
-            raise EngineDeadError(f"the workers cannot go on: {self._group.failure}")
+            raise EngineDeadError(f"the workers have failed: {self._group.failure}")
 
 
 class _Executed:
-    """The handle of `execute_model`: whether rank 0 has done that order."""
+    """The handle of `execute_model`: waits until rank 0 has executed the order."""
 
     __slots__ = ("_answers", "_executor", "_order")
 
@@ -206,18 +206,18 @@ class _Executed:
         self._order = order
 
     def done(self) -> bool:
-        """Return whether it is known to be done."""
+        """Return whether the order is known to be completed."""
         return self._answers.has_done(self._order)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until it is done; raise its error."""
+        """Wait until the order is completed; raise its error."""
         if not self._answers.has_done(self._order):
-            # The order has no answer of its own; that of one more order shows that it is done.
+            # The order has no answer; the answer of a second order shows that it is completed.
             self._executor.collective_rpc(_NOTHING, timeout=timeout)
 
 
 def _enter(phase: str) -> bool:
-    """Begin a phase of the engine's start; return whether it is one, with a deadline of its own."""
+    """Begin a phase of the engine's start; return whether it has its own deadline."""
     if phase in _OF_THE_START:
         enter_phase(phase)
     return phase in _OF_THE_START
@@ -229,6 +229,6 @@ def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:
     if most > MAX_FRAME_BYTES:
         raise ConfigError(
             f"max_num_batched_tokens={max_num_batched_tokens} with max_logprobs={max_logprobs} "
-            f"gives results of up to {most >> 20} MiB a step; between processes at most "
-            f"{MAX_FRAME_BYTES >> 20} MiB can be sent. Lower one of them."
+            f"gives results of up to {most >> 20} MiB per step; between processes at most "
+            f"{MAX_FRAME_BYTES >> 20} MiB can be sent. Reduce one of them."
         )

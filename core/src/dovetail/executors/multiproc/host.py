@@ -1,10 +1,10 @@
-"""The worker's side: carries out the executor's orders, one after the other, in one thread.
+"""The worker's side: executes the executor's orders, one after the other, in one thread.
 
-A step that fails ends the worker, since the state of its rows is unknown then. An operation that
-fails is answered with its error, and the next order follows. Rank 0 answers steps, with a KV
-connector every rank does, and every rank answers calls. Where the worker returns a handle, its
-device is still at work: one order that comes meanwhile is carried out first, and the answer is sent
-before the next one. Depends on no process and no parent.
+A failed step ends the worker, since the state of its rows is then unknown. A failed operation is
+answered with its error, and the next order follows. Rank 0 answers steps (with a KV connector every
+rank does), and every rank answers calls. If the worker returns a handle, its device is still
+computing: one more order is executed meanwhile, and the answer is sent before the order after that.
+Depends on no process and no parent.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from dovetail.transport.result_frame import encode_result
 from dovetail.transport.ring import RingReader, RingWriter
 
 _PATIENCE_S = 86_400.0 * 365
-"""How long to wait for room in the ring of answers: without an end, since an executor reads when it
-wants to, and this process ends with it."""
+"""How long to wait for room in the answer ring: unlimited in practice, since the executor reads
+when it needs a result, and this process ends with it."""
 
 
 def do_nothing(worker: WorkerBase) -> None:
-    """Do nothing. The answer to this operation shows that all orders before it are done."""
+    """Do nothing. The answer to this operation shows that all orders before it are completed."""
 
 
 class WorkerHost:
-    """Serves one worker. Owns neither it nor the rings."""
+    """Serves one worker. Owns neither the worker nor the rings."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class WorkerHost:
         self._late: list[Handle[ModelRunnerOutput]] = []
 
     def serve(self) -> None:
-        """Carry out orders until the executor closes the ring; raise what a step raises."""
+        """Execute orders until the executor closes the ring; raise the error of a failed step."""
         while True:
             try:
                 order = self._receive()
@@ -72,7 +72,7 @@ class WorkerHost:
             self._do(order)
 
     def _receive(self) -> bytes:
-        """Return the next order; answer the last step as soon as its result is there."""
+        """Return the next order; answer the last step as soon as its result is available."""
         while self._late:
             if self._late[0].done():
                 self._answer_late()
@@ -98,10 +98,10 @@ class WorkerHost:
             self._answer_late()
             self._answers.send(self._answer(decode_call(order)), timeout_s=_PATIENCE_S)
         else:
-            raise MessageError(f"An order of the unknown kind {kind}.")
+            raise MessageError(f"An order has the unknown kind {kind}.")
 
     def _answer_late(self) -> None:
-        """Wait for the steps whose result is due, and answer them; raise what they raise."""
+        """Wait for the results that are due, and send them; raise the error of a failed step."""
         while self._late:
             self._answer_step(self._late.pop().result())
 
@@ -119,7 +119,7 @@ class WorkerHost:
             self._answers.send(encode_result(report), timeout_s=_PATIENCE_S)
 
     def _answer(self, call: WorkerCall) -> bytes:
-        """Return the frame of an answer; only the ranks that were asked send the value."""
+        """Return the frame of an answer; only the requested ranks send the value."""
         try:
             fault("worker.call")
             operation = find_operation(self._worker, call.operation)

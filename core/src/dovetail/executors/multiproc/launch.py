@@ -1,6 +1,6 @@
-"""Starting the workers' processes, with the rings that they share with the executor.
+"""Starts the worker processes, with the rings that they share with the executor.
 
-All or nothing: if one cannot be started, nothing is left of the others. Does not wait for them.
+If one cannot be started, the others are ended. Does not wait until they are ready.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dovetail.transport.ring_memory import RingShape
 from dovetail.transport.wire_types import encode
 
 _SHARE_OF_DEADLINE = 0.9
-"""Of a phase's deadline: a worker knows what it waits for, so it is the first to report it."""
+"""Fraction of a phase's deadline: a worker knows what it waits for, so it reports first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Workers that are starting, and what is shared with them.
+    """Worker processes, and what is shared with them.
 
-    answers: each rank's ring. reading: held by whoever uses a ring, so that it is not closed
-    meanwhile. folder: where they meet; "" for none.
+    answers: each rank's ring. reading: a lock held while a ring is used, so that it is not closed
+    meanwhile. folder: for their rendezvous; "" for none.
     """
 
     group: ChildGroup
@@ -43,8 +43,8 @@ class Workers:
     folder: str
 
     def close(self, timeout_s: float) -> None:
-        """Let the processes end, or kill them; close what is shared. May be called twice."""
-        if self.folder:  # first: a process that is killed below does not remove it
+        """Let the processes exit, or kill them; close what is shared. May be called twice."""
+        if self.folder:  # before the kill below: a killed process does not remove it
             shutil.rmtree(self.folder, ignore_errors=True)
         with self.reading:
             self.orders.close()
@@ -57,7 +57,7 @@ class Workers:
 def launch(context: ExecutorContext, clock: Clock) -> Workers:
     """Start a process for each rank.
 
-    Raises ContractError for a class that no other process can find, OSError where the system has
+    Raises ContractError for a class that no other process can import, OSError if the system has
     no process, memory or descriptor left.
     """
     world_size = context.config.worker.tensor_parallel_size

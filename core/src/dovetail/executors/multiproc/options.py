@@ -11,8 +11,8 @@ class MultiprocOptions(BaseModel):
     """Options of the executor `multiproc`, all in seconds.
 
     step_timeout_s: from a plan's order to its result; a longer step ends workers and engine.
-    stall_s: how long a worker is silent before it counts as stalled. stop_timeout_s: how long the
-    workers may take to end by themselves.
+    stall_s: a worker without heartbeats for this long counts as stalled. stop_timeout_s: how long
+    the workers may take to exit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""The worker's process: from its settings to a worker that serves."""
+"""The worker's process: from its settings to a serving worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dovetail.transport.wire_types import decode
 
 
 class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """orders, answers: the descriptors of this worker's places at the two rings.
+    """orders, answers: the descriptors of this worker's places in the two rings.
 
-    reports_transfers: whether each rank answers each step with what its KV connector reports.
+    reports_transfers: whether each rank answers each step with its KV connector's report.
     phase_timeout_s: for each phase of the start.
     """
 
@@ -31,7 +31,7 @@ class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def serve(context: ChildContext) -> int:
-    """Make the worker, report how that went, and serve."""
+    """Create the worker, report the result, and serve."""
     fault("worker.boot")
     boot = decode(context.settings, WorkerBoot)
     status = 0
@@ -43,8 +43,8 @@ def serve(context: ChildContext) -> int:
         try:
             _work(context, boot, orders, answers, ends)
         except BaseException as error:
-            # Before the worker is shut down, which may take long: whoever waits for an answer
-            # learns of the end by the ring's.
+            # Before the worker is shut down, which may take long: the closed ring
+            # informs a process that waits for an answer.
             context.failed(error)
             answers.close()
             status = 1
@@ -59,7 +59,7 @@ def _work(
     answers: RingWriter,
     ends: ExitStack,
 ) -> None:
-    """Make the worker and serve; register in `ends` how the worker is shut down."""
+    """Create the worker and serve; register its shutdown in `ends`."""
     fault("worker.make")
     deadline_s = boot.phase_timeout_s
     with StartUp(MonotonicClock(), deadline_s=deadline_s, notify=context.enter_phase) as start:
