@@ -334,7 +334,7 @@ BROKEN = [
         told=(
             "ZeroDivisionError",
             "in acme.parts:Bad.update_from_output",
-            "make a new engine, with another",
+            "Create a new engine with another",
         ),
     ),
     Broken(
@@ -342,7 +342,7 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def schedule(self):\n        return self.none\n",
         error=EngineDeadError,
-        told=("AttributeError", "in acme.parts:Bad.schedule", "make a new engine, with another"),
+        told=("AttributeError", "in acme.parts:Bad.schedule", "Create a new engine with another"),
     ),
     Broken(
         id="raises_in_a_step",

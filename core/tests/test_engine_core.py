@@ -204,7 +204,7 @@ def test_a_failed_step_ends_the_core_and_reports_its_requests(make, depth, where
         core.reset_prefix_cache,
     )
     for call in calls:
-        with pytest.raises(EngineDeadError, match="make a new one"):
+        with pytest.raises(EngineDeadError, match="create a new one"):
             call()
 
 

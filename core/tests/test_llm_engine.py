@@ -314,7 +314,7 @@ def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
     monkeypatch.setattr(Speaker.made[-1], "rows", None)
     with pytest.raises(EngineDeadError, match="step "):
         run(one)
-    with pytest.raises(EngineDeadError, match="make a new one"):
+    with pytest.raises(EngineDeadError, match="create a new one"):
         one.step()
     with pytest.raises(EngineDeadError):
         one.add_request("b", "say")

@@ -160,5 +160,5 @@ def test_truncated_weights_are_reported_with_the_worker(model_dir, options, tmp_
 
 
 def test_an_executor_of_one_worker_refuses_two(model_dir, options):
-    with pytest.raises(ConfigError, match=r"2: the executor .* has 1 worker at most"):
+    with pytest.raises(ConfigError, match=r"2: the executor .* supports at most 1 worker"):
         LLM(model_dir, executor_backend="uniproc", tensor_parallel_size=2, **options)

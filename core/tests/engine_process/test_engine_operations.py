@@ -21,7 +21,7 @@ def test_a_sleeping_engine_runs_nothing_until_it_wakes(client_of, parts, talk, k
     for level in (0, 3):
         with pytest.raises(UserError, match=f"level={level}"):
             client.sleep(level)
-    with pytest.raises(UserError, match="does not sleep"):
+    with pytest.raises(UserError, match="is not asleep"):
         client.wake_up()
     client.sleep(2)
     assert client.paused is PauseScope.ALL

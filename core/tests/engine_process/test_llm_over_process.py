@@ -175,7 +175,7 @@ def test_workers_are_called_by_name(make):
     engine = make().llm_engine
     assert engine.collective_rpc("echo", 1, key="x") == [[[1], {"key": "x"}]]
     if engine.config.parallel.engine_process:
-        with pytest.raises(UserError, match="only names cross"):
+        with pytest.raises(UserError, match="send a name"):
             engine.collective_rpc(lambda worker: 1)
     else:
         assert engine.collective_rpc(lambda worker: worker.echo(2)) == [[[2], {}]]

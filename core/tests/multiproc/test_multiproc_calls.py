@@ -181,7 +181,7 @@ def test_a_worker_that_another_process_cannot_import_is_rejected(make, parts):
     class Local(parts.Hand):
         pass
 
-    with pytest.raises(ContractError, match="at the top of a module"):
+    with pytest.raises(ContractError, match="at the top level of an importable module"):
         make(worker_cls=Local)
 
 

@@ -156,7 +156,7 @@ def test_a_step_has_a_deadline(make):
         ("raises", StartError, "worker 1 .* in load_model: .*RuntimeError: the chip melted"),
         ("refuses", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
         ("exits", EngineDeadError, "worker 1 .* ended in load_model with status 3"),
-        ("hangs", StartError, "worker 1 .* in load_model: .* within 1.8 s; .*multiproc_parts"),
+        ("hangs", StartError, "worker 1 .* in load_model: .* within 1.8 s: .*multiproc_parts"),
     ],
 )
 def test_a_start_that_fails_names_worker_and_phase(make, how, error, told):

@@ -1,9 +1,9 @@
-"""The channel: what carries the calls of one client to an engine, and brings back what it says.
+"""The channel: transports one client's calls to an engine, and its replies and outputs back.
 
-Calls go in, replies and outputs come out, in order. `InprocChannel` has the engine in the caller's
-thread, `dovetail.engine.process.ProcessChannel` speaks with a process, and
+Replies and outputs arrive in order. `InprocChannel` runs the engine in the caller's thread,
+`dovetail.engine.process.ProcessChannel` connects to a process, and
 `dovetail.engine.supervision.SupervisedChannel` wraps another channel and replaces it when its
-engine dies. Clients know nothing else of an engine, so that each works through every channel.
+engine dies. Clients use an engine only through a channel, so each client works with every channel.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PAUSED_WAIT_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What a front end has to know of the engine that was started.
+    """The facts of a started engine that a front end needs.
 
-    config: resolved. max_model_len: tokens of a request, prompt and output; what the cache holds.
+    config: resolved. max_model_len: most tokens of a request, prompt and output.
     front_end: the number of this front end; 0 is the one that started the engine.
     """
 
@@ -45,12 +45,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an engine has come.
+    """The progress of an engine.
 
-    num_steps: steps done, num_refused: messages that could not be read, as of the last heartbeat.
-    age_s: seconds since it, or the quietest of its workers, showed life; a long step is not
-    silence.
-    step_s: seconds that a step has been under way; 0.0 if none is.
+    num_steps: executed steps, num_refused: messages that could not be read, as of the last
+    heartbeat. age_s: seconds since the last heartbeat of the engine or of its least recent worker;
+    a long step does not count. step_s: seconds since the current step began; 0.0 without one.
     """
 
     num_steps: int = 0
@@ -60,11 +59,11 @@ class Progress:
 
 
 class EngineState(StrEnum):
-    """How an engine is.
+    """The state of an engine.
 
-    READY: it lives and its steps go on. STALLED: it lives and shows no sign of it, or a step does
-    not end; it may come back. RESTARTING: it died, and another one is being started. DEAD: it is
-    not started again. An engine without supervision is READY or DEAD.
+    READY: it runs and its steps end. STALLED: it runs but sends no heartbeat, or a step does not
+    end; it may recover. RESTARTING: it died, and another one is being started. DEAD: it is not
+    restarted. An engine without supervision is READY or DEAD.
     """
 
     READY = "ready"
@@ -75,7 +74,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation. number: of its reply, from 1; 0 for one that is not answered."""
+    """A call of an operation. number: of its reply, from 1; 0 for a call without a reply."""
 
     number: int
     operation: Operation[..., Any]
@@ -84,7 +83,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to the call of this number. value: its result, unless there is an error."""
+    """The reply to the call `number`. value: its result, unless there is an error."""
 
     number: int
     value: Any = None
@@ -101,7 +100,7 @@ Received = Reply | EngineCoreOutputs
 
 
 class Channel(ABC):
-    """The way to one engine. `send` and `receive` may run in two threads; `close` in any.
+    """The connection to one engine. `send` and `receive` may run in two threads; `close` in any.
 
     facts: of the engine.
     """
@@ -110,51 +109,51 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, call: Call) -> None:
-        """Begin a call. Raises what is known at once: EngineDeadError, RequestError, MessageError.
+        """Begin a call. Raises EngineDeadError, RequestError or MessageError if known at once.
 
         A channel whose engine is in this thread performs the call now.
         """
 
     @abstractmethod
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next reply or outputs, or None if nothing came within `timeout_s` seconds.
+        """Return the next reply or outputs, or None if none arrived within `timeout_s` seconds.
 
-        None waits as long as the engine lives. Raises EngineDeadError, now and from then on, once
-        the engine has died and everything before has been returned.
+        None waits until the engine dies. After the last message of a dead engine, this and every
+        later call raises EngineDeadError.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End what this client owns: the engine, or its place at another's. May be called twice."""
+        """End the engine if this client owns it, or else detach. May be called twice."""
 
     def acknowledge(self) -> None:
-        """Note that the caller has taken outputs: the engine may send more of them."""
+        """Record that the caller has taken outputs: the engine may send more."""
         return
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait for an engine; return whether there is one. Raises EngineDeadError for none."""
+        """Wait for an engine; return whether one is ready. Raises EngineDeadError if it failed."""
         if self.error is not None:
             raise self.error
         return True
 
     @property
     def error(self) -> DovetailError | None:
-        """What the engine died of, or None while that is not known."""
+        """The error that ended the engine, or None while none is known."""
         return None
 
     @property
     def state(self) -> EngineState:
-        """How the engine is, though nobody has called it. From any thread."""
+        """The state of the engine, without a call to it. From any thread."""
         return EngineState.READY if self.error is None else EngineState.DEAD
 
     @property
     def paused(self) -> PauseScope | None:
-        """How far the engine is paused, by whatever client, as of what was received."""
+        """The scope of the engine's pause, by any client, as of the last message."""
         return None
 
     @property
     def progress(self) -> Progress:
-        """How far the engine has come, as of what was received."""
+        """The engine's progress, as of the last message."""
         return Progress()
 
     @property
@@ -169,17 +168,17 @@ class Channel(ABC):
 
     @property
     def address(self) -> str | None:
-        """Where other processes can attach to the engine; None if they cannot."""
+        """The address for other processes to attach to; None if they cannot."""
         return None
 
 
 class InprocChannel(Channel):
-    """The engine core in this process and thread: asking for outputs runs a step. core: itself."""
+    """An engine core in this process and thread: receiving outputs runs a step. core: the core."""
 
     def __init__(self, config: RequestedConfig, *, plugins: PluginRegistry | None = None) -> None:
-        """Start the engine; raise a DovetailError that names the part at fault.
+        """Start the engine; raise a DovetailError that names the failed part.
 
-        plugins: None for a registry of its own.
+        plugins: None to create a registry.
         """
         started: StartedEngine = start_engine(config, plugins=plugins)
         self.facts = EngineFacts(
@@ -195,7 +194,7 @@ class InprocChannel(Channel):
         on_fork_in_child(self._disown)
 
     def send(self, call: Call) -> None:
-        """Perform the call. What one raises that is not answered is raised at once."""
+        """Perform the call. An error of a call without a reply is raised at once."""
         if not call.number:
             self.core.check_health()
             call.operation.perform(self.core, call.arguments)
@@ -209,7 +208,7 @@ class InprocChannel(Channel):
     def receive(self, timeout_s: float | None = None) -> Received | None:
         """Return a reply, or run a step if there is anything to do.
 
-        While all requests only wait for something, wait some milliseconds before a step. Returns
+        If all requests wait for external work, wait a few milliseconds before a step. Returns
         None if there is nothing to do, or if no result is due yet.
         """
         if self._replies:
@@ -228,27 +227,27 @@ class InprocChannel(Channel):
         return core.step_with_batch_queue() if self._ahead else core.step()
 
     def close(self) -> None:
-        """End the engine; do nothing in a forked child of the process that started it."""
+        """Shut the engine down; do nothing in a forked child of the process that started it."""
         if os.getpid() == self._owner_pid:
             self.core.shutdown()
 
     @property
     def paused(self) -> PauseScope | None:
-        """How far the engine is paused."""
+        """The scope of the engine's pause."""
         return self.core.paused
 
     @property
     def progress(self) -> Progress:
-        """The steps that were run."""
+        """The number of executed steps."""
         return Progress(num_steps=self._num_steps)
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail; the device's threads are the parent's alone."""
+        """In a forked child: let every call fail; the device's threads belong to the parent."""
         self.core = cast("EngineCore", _ForkedCore(forked_error("this engine", self._owner_pid)))
 
 
 class _ForkedCore:
-    """Stands for an engine core that belongs to another process: every use raises `error`."""
+    """Replaces an engine core that belongs to another process: every use raises `error`."""
 
     def __init__(self, error: EngineDeadError) -> None:
         self._error = error

@@ -1,7 +1,7 @@
-"""What an engine of a configuration would choose, and why, without making the engine.
+"""Explains the plugin choices of a configuration, without creating an engine.
 
-Does what the start of an engine does as far as selection: options, registry, platform, resolution.
-Opens no weights, and imports a tensor library only if a plugin that might be chosen does.
+Runs the start of an engine up to plugin selection: options, registry, platform, resolution. Opens
+no weights, and imports a tensor library only if a candidate plugin does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_em
 def explain_choice(kind: str, args: EngineArgs | None = None, **options: object) -> Explanation:
     """Return which plugin of `kind` an engine of `args` would use, and why.
 
-    args: None for no model in particular, with `options` for the rest of `EngineArgs`. Raises
+    args: None for no specific model; `options` are then the other `EngineArgs`. Raises
     PluginNotFoundError for an unknown kind, ConfigError and ModelError for the configuration,
     PluginError if there is no usable platform.
     """
@@ -63,7 +63,7 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
 
 
 def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) -> Criteria:
-    """Return what `config` requires of a kind. It is resolved, if there is a platform."""
+    """Return the criteria of `config` for a kind. A config with a platform is resolved."""
     return Criteria(
         references=named_plugins(kind, config),
         why=_why(kind, config),
@@ -74,7 +74,7 @@ def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) 
 
 
 def _why(kind: str, config: AnyConfig) -> str:
-    """Return where the references to plugins of a kind come from."""
+    """Return the origin of the plugin references of a kind."""
     path, named = get_kind(kind).field, named_plugins(kind, config)
     if not path:
         return "no part of the engine uses plugins of this kind yet"
@@ -120,7 +120,7 @@ def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Expla
 def _explain_attention(
     registry: PluginRegistry, config: EngineConfig, platform: Platform, criteria: Criteria
 ) -> Explanation:
-    """Explain which backend does what the model requires, as the worker says it would load it."""
+    """Explain the backend choice for the model's requirements, as the worker reports them."""
     facts, problem, unknown = read_attention_facts(config.model.hf_config), "", ""
     try:
         worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls or AUTO)
@@ -140,7 +140,7 @@ def _explain_attention(
         return explanation.with_state(UNKNOWN, unknown)
     if not problem:
         return explanation
-    text = f"An engine cannot make its worker and the model: {problem}"
+    text = f"An engine cannot create the worker and the model: {problem}"
     return replace(explanation.with_state(ABLE), error=text)
 
 
@@ -149,7 +149,7 @@ def _explain_platform(config: RequestedConfig) -> Explanation:
     if explanation.error:
         return explanation
     try:
-        # The winner still has to be constructed, and to provide what it needs itself.
+        # The selected platform must still be constructed, and provide its own requirements.
         choose_platform(make_registry(config), config.parallel.platform)
     except PluginError as error:
         return replace(explanation, error=str(error))
@@ -158,7 +158,7 @@ def _explain_platform(config: RequestedConfig) -> Explanation:
 
 @contextmanager
 def _plain_model() -> Iterator[Path]:
-    """Give a model directory without requirements, for kinds that do not depend on the model."""
+    """Yield a model directory without requirements, for kinds independent of the model."""
     with TemporaryDirectory(prefix="dovetail-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_PLAIN_CONFIG), encoding="utf-8")
         yield Path(folder)

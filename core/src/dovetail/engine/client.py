@@ -1,8 +1,8 @@
-"""The clients of an engine: the port for a thread, and the port for an event loop.
+"""The clients of an engine: the engine port for a thread, and for an event loop.
 
-Both are derived from the declarations in `dovetail.engine.port` and work through every channel.
-Requests and columns only: neither text nor tokenizer. The same calls give the same outputs through
-every client.
+Both are derived from the declarations in `dovetail.engine.port` and work with every channel. They
+transfer requests and columns, without text or tokenizer. The same calls give the same outputs
+through every client.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ V = TypeVar("V")
 
 _SHORT_NAP_S = 0.005
 _NAP_S = 0.2
-"""How long the reading thread may take to notice that it is no longer wanted."""
+"""How long the reading thread may take to notice that it must stop."""
 
 
 class BaseClient(EnginePort):
-    """What both clients tell of their engine without asking it; from any thread."""
+    """The status of the engine, without a call to it; from any thread."""
 
     def __init__(self, channel: Channel) -> None:
-        """channel: is closed by `shutdown`."""
+        """channel: closed by `shutdown`."""
         self.channel = channel
         self._num_calls = 0
 
     @property
     def facts(self) -> EngineFacts:
-        """What a front end has to know of the engine."""
+        """The engine's facts that a front end needs."""
         return self.channel.facts
 
     @property
     def error(self) -> DovetailError | None:
-        """What the engine died of, or None while that is not known."""
+        """The error that ended the engine, or None while none is known."""
         return self.channel.error
 
     @property
     def state(self) -> EngineState:
-        """How the engine is; `READY` is what a load balancer asks for."""
+        """The state of the engine; a load balancer needs `READY`."""
         return self.channel.state
 
     @property
     def paused(self) -> PauseScope | None:
-        """How far the engine is paused, by whatever client, as of what was heard of it."""
+        """The scope of the engine's pause, by any client, as of the last message."""
         return self.channel.paused
 
     @property
     def progress(self) -> Progress:
-        """How far the engine has come, as of what was heard of it."""
+        """The engine's progress, as of the last message."""
         return self.channel.progress
 
     @property
@@ -86,7 +86,7 @@ class BaseClient(EnginePort):
 
     @property
     def address(self) -> str | None:
-        """Where other processes can attach to the engine; None for an engine in this process."""
+        """The address for other processes to attach to; None for an engine in this process."""
         return self.channel.address
 
     @property
@@ -97,7 +97,7 @@ class BaseClient(EnginePort):
         raise AttributeError("This engine core is in another process.")
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait for an engine; return whether there is one. Raises EngineDeadError for none."""
+        """Wait for an engine; return whether one is ready. Raises EngineDeadError if it failed."""
         return self.channel.wait_until_ready(timeout_s)
 
     def _make_call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Call:
@@ -111,12 +111,12 @@ class EngineClient(BaseClient):
     """The engine port, called from one thread."""
 
     def __init__(self, channel: Channel) -> None:
-        """channel: is closed by `shutdown`."""
+        """channel: closed by `shutdown`."""
         super().__init__(channel)
         self._outputs: deque[EngineCoreOutputs] = deque()
 
     def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call an operation and return its result; outputs that come before it are kept."""
+        """Call an operation and return its result; outputs that arrive before it are kept."""
         call = self._make_call(operation, arguments)
         self.channel.send(call)
         while call.number:
@@ -129,7 +129,7 @@ class EngineClient(BaseClient):
         return None
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once: nothing of them comes afterwards; a dead engine has none left."""
+        """End requests at once: no outputs follow for them; a dead engine has no requests."""
         gone = frozenset(request_ids)
         if not gone or self.error is not None:
             return
@@ -138,22 +138,22 @@ class EngineClient(BaseClient):
         self._outputs = deque(without(one, gone) for one in self._outputs)
 
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
-        """Return what a step gave, or None if nothing came within `timeout_s` seconds.
+        """Return the outputs of a step, or None if none arrived within `timeout_s` seconds.
 
-        None waits as long as the engine lives. An engine in process runs a step instead of waiting,
-        and returns None if there is nothing to do, or if no result is due yet.
+        None waits until the engine dies. An engine in process runs a step instead of waiting, and
+        returns None if there is nothing to do, or if no result is due yet.
         """
         if self._outputs:
             return self._outputs.popleft()
         message = self.channel.receive(timeout_s)
-        while isinstance(message, Reply):  # to a call that was broken off
+        while isinstance(message, Reply):  # to a call that was interrupted
             message = self.channel.receive(timeout_s)
         if message is not None:
             self.channel.acknowledge()
         return message
 
     def shutdown(self) -> None:
-        """End the engine, or this client's place at it. May be called twice."""
+        """End the engine, or detach this client from it. May be called twice."""
         self.channel.close()
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
@@ -162,16 +162,16 @@ class EngineClient(BaseClient):
 
 
 class AsyncEngineClient(BaseClient):
-    """The engine port for an event loop: the one that runs when a method is first awaited.
+    """The engine port for an event loop: the loop that runs when a method is first awaited.
 
-    A thread reads what the engine says and hands it to the loop, so that reading and checking bytes
-    does not hold the loop up. The engine makes no more steps while the loop does not take what they
-    gave. When the engine dies, whoever waits for outputs or a reply gets the error at once.
-    Requests that were aborted may still be in outputs on their way: each needs an id of its own.
+    A thread receives the engine's messages and passes them to the loop, so that decoding does not
+    block the loop. The engine stops stepping while the loop does not take its outputs. When the
+    engine dies, every caller that waits for outputs or a reply gets the error at once. Outputs may
+    still contain requests that were aborted: do not reuse request ids.
     """
 
     def __init__(self, channel: Channel) -> None:
-        """channel: is closed by `shutdown`."""
+        """channel: closed by `shutdown`."""
         super().__init__(channel)
         self._error: DovetailError | None = None
         self._outputs: deque[EngineCoreOutputs] = deque()
@@ -182,7 +182,7 @@ class AsyncEngineClient(BaseClient):
 
     @property
     def error(self) -> DovetailError | None:
-        """What the engine died of, once whoever waits has been told."""
+        """The error that ended the engine, once waiting callers have received it."""
         return self._error
 
     async def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -201,16 +201,16 @@ class AsyncEngineClient(BaseClient):
             del self._replies[call.number]
 
     async def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Have requests ended, without waiting for it; a dead engine has none left."""
+        """Abort requests without waiting for it; a dead engine has no requests."""
         if self._error is not None:
             return
         self._check_alive()
-        # Whoever waits for outputs is notified of the engine's death.
+        # Callers that wait for outputs are notified of the engine's death.
         with suppress(EngineDeadError, UnavailableError):
             self.channel.send(Call(0, EnginePort.abort_requests, (tuple(request_ids),)))
 
     async def get_outputs(self) -> EngineCoreOutputs:
-        """Return the next outputs; wait for them as long as the engine lives."""
+        """Return the next outputs; wait for them until the engine dies."""
         while not self._outputs:
             self._check_alive()
             self._came.clear()
@@ -218,37 +218,37 @@ class AsyncEngineClient(BaseClient):
         return self._take_first()
 
     def get_queued_outputs(self) -> EngineCoreOutputs | None:
-        """Return the next outputs if they are there already, else None; never waits."""
+        """Return the next outputs if they have arrived, else None; never waits."""
         return self._take_first() if self._outputs else None
 
     async def check_alive(self) -> None:
-        """Raise what the engine died of, though nobody has called it since.
+        """Raise the error that ended the engine, even if no call has been made since.
 
-        Raises UnavailableError while a supervised engine is being started again.
+        Raises UnavailableError while a supervised engine is being restarted.
         """
         self._check_alive()
         while (state := self.state) is EngineState.DEAD and self._error is None:
-            await asyncio.sleep(_SHORT_NAP_S)  # the reading thread is about to know it
+            await asyncio.sleep(_SHORT_NAP_S)  # the reading thread is about to receive the error
         if self._error is not None:
             raise self._error
         if state is EngineState.RESTARTING:
-            raise UnavailableError("the engine died and is being started again.")
+            raise UnavailableError("the engine died and is being restarted.")
 
     def shutdown(self) -> None:
-        """End the engine, or this client's place at it; whoever waits gets EngineDeadError.
+        """End the engine, or detach from it; waiting callers get EngineDeadError.
 
-        May be called in any thread, and twice.
+        May be called from any thread, and twice.
         """
         thread = self._thread
         if thread is not None:
             thread.stop()
         self.channel.close()
-        error = self._error or EngineDeadError("the engine was shut down; make a new one.")
+        error = self._error or EngineDeadError("the engine was shut down; create a new one.")
         if thread is None or not thread.call_in_loop(self._fail, error):
             self._fail(error)
 
     def _check_alive(self) -> None:
-        """Raise the engine's error if it is dead; begin to read if nobody does yet."""
+        """Raise the engine's error if it is dead; start the reading thread if it is not running."""
         if self._error is not None:
             raise self._error
         if self._thread is None:
@@ -280,9 +280,9 @@ class AsyncEngineClient(BaseClient):
 
 
 class _OutputThread:
-    """Reads what an engine says and hands it to the client, in the event loop.
+    """Receives an engine's messages and passes them to the client, in the event loop.
 
-    Holds the client only weakly, so that one that is dropped ends.
+    Refers to the client only weakly, so that an unused client is collected.
     """
 
     def __init__(self, client: AsyncEngineClient, loop: asyncio.AbstractEventLoop) -> None:
@@ -295,13 +295,13 @@ class _OutputThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait for that; may be called in it, and twice."""
+        """End the thread and wait for it; may be called in the thread, and twice."""
         self._wanted = False
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def call_in_loop(self, call: Callable[..., None], *arguments: object) -> bool:
-        """Let the loop make a call; make it at once in the loop. Return False if it is closed."""
+        """Run a call in the loop; directly if in the loop. Return False if it is closed."""
         try:
             if asyncio._get_running_loop() is self._loop:
                 call(*arguments)
@@ -312,7 +312,7 @@ class _OutputThread:
         return True
 
     def _read(self) -> None:
-        """Hand on what the engine says, until it dies or nobody wants it."""
+        """Pass messages on, until the engine dies or the client is gone."""
         while self._wanted:
             try:
                 message = self._channel.receive(_NAP_S)
@@ -329,13 +329,13 @@ class _OutputThread:
 
     def _hand_over(self, method: Callable[..., None], given: object) -> None:
         client = self._client()
-        # Where the client is gone, or its loop closed, nobody waits any more.
+        # If the client was collected, or its loop closed, no caller waits.
         if client is None or not self.call_in_loop(method, client, given):
             self._wanted = False
 
 
 def without(outputs: EngineCoreOutputs, request_ids: Collection[str]) -> EngineCoreOutputs:
-    """Return the outputs without what they say of these requests."""
+    """Return the outputs without those of these requests."""
     names: list[str] = []
     counts, tokens = array("i"), array("i")
     end = 0

@@ -1,6 +1,6 @@
-"""The engine core: schedule, execute, update. Requests in, columns of tokens out.
+"""The engine core: schedule, execute, process results. Input are requests, output token columns.
 
-Depends on neither text nor tokenizers, and of each part only its contract. Not thread-safe.
+Handles no text and no tokenizer, and uses each part only by its contract. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.value_checks import shorten
 
 MAX_DRAIN_NS = 1_000_000_000
-"""How long a reset waits, though no request is left, for what a KV connector stores."""
+"""How long a reset waits, after the last request, for stores of a KV connector."""
 
 SLEEP_TAGS = {"weights", "kv_cache"}
-"""Memory that a worker gives back while it sleeps."""
+"""Kinds of memory that a worker frees while it sleeps."""
 
 
 class EngineCore:
-    """Drives a scheduler and an executor, one plan or two at a time. paused: how far, or None."""
+    """Drives a scheduler and an executor, with one or two plans in flight. paused: the scope."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EngineCore:
         rules: RequestRules | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> None:
-        """rules: what requests may ask for. structured_output: a gate of the scheduler, too."""
+        """rules: limits of requests. structured_output: also one of the scheduler's gates."""
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None
@@ -78,9 +78,9 @@ class EngineCore:
         self._awake_tags: set[str] = set()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Check a request, whatever front end it came through, and take it in.
+        """Check a request, whatever front end sent it, and add it.
 
-        Raises RequestError; every other request continues.
+        Raises RequestError; other requests are not affected.
         """
         fault("core.add_request")
         self._check_alive()
@@ -104,7 +104,7 @@ class EngineCore:
         self._stats_due = True
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
-        """Take requests in; return the refusals by id."""
+        """Add requests; return the refusals by id."""
         refused = {}
         for request in requests:
             try:
@@ -114,7 +114,7 @@ class EngineCore:
         return refused
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once; return the ids that were alive."""
+        """End requests at once; return the ids that existed."""
         fault("core.abort_requests")
         self._idle.end()
         ended = self.scheduler.abort_requests(request_ids)
@@ -124,33 +124,33 @@ class EngineCore:
         return ended
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if the engine cannot go on, though nothing runs.
+        """Raise EngineDeadError if the engine has failed, even if nothing runs.
 
-        A worker that is merely silent raises nothing: it may come back.
+        A worker without heartbeats raises nothing: it may recover.
         """
         self._check_alive()
         with suppress(StalledError):
             self.executor.check_health()
 
     def has_work(self) -> bool:
-        """Return whether a step could bring anything; whom a pause holds counts for nothing."""
+        """Return whether a step could produce outputs; requests held by a pause do not count."""
         return bool(self._out) or self._wants_plan()
 
     def step_is_due(self) -> bool:
         """Return whether there is work, or statistics are out of date.
 
-        Where requests came or were aborted since the last step, one more is due, even if it runs
-        nothing: the statistics that it gives are those of now.
+        After requests were added or aborted one more step is due, even if it runs nothing: it
+        updates the statistics.
         """
         return self._stats_due or self.has_work()
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next step is due, where there is work; 0.0 while requests run.
+        """Seconds until the next step is due, if there is work; 0.0 while requests run.
 
-        More than 0 where the last steps ran nothing: all that is left waits for something that is
-        done elsewhere. A step before is not wrong, but brings nothing. A request that is added or
-        aborted, a pause and its end make a step due at once.
+        More than 0 if the last steps ran nothing: all requests wait for external work. An earlier
+        step is allowed, but produces nothing. A step is due at once when a request is added or
+        aborted, or a pause begins or ends.
         """
         return self._idle.remaining_s
 
@@ -159,29 +159,29 @@ class EngineCore:
         return bool(depth.num_active or depth.num_transfers)
 
     def pause(self, scope: PauseScope) -> None:
-        """Admit nobody new, or let nothing run, until `resume`; plans that are out end as ever."""
+        """Stop admissions, or all runs, until `resume`; plans in flight complete normally."""
         self._check_alive()
         self._idle.end()
         self.paused = PauseScope(scope)
         self.scheduler.pause(self.paused)
 
     def resume(self) -> None:
-        """Lift a pause; do nothing if there is none. Raises UserError while the workers sleep."""
+        """End a pause; do nothing if there is none. Raises UserError while the workers sleep."""
         self._check_alive()
         if self._asleep:
-            raise UserError("The engine sleeps; call wake_up instead of resume.")
+            raise UserError("The engine is asleep; call wake_up instead of resume.")
         self._idle.end()
         self.scheduler.resume()
         self.paused = None
 
     def step(self) -> EngineCoreOutputs:
-        """Plan a step, execute it and return what it gave.
+        """Plan and execute a step, and return its outputs.
 
-        Raises EngineDeadError, with a digest of the plan, if the executor fails. From then on, and
-        after anything else that broke off a step (Ctrl-C, say), every call does.
+        Raises EngineDeadError, with a digest of the plan, if the executor fails. After that, or
+        after another interruption of a step (such as Ctrl-C), every call raises it.
         """
         self._check_alive()
-        self._dead = True  # until the step is done: what an interrupt leaves behind is unknown
+        self._dead = True  # until the step is complete: an interrupt leaves an unknown state
         plan = self._schedule()
         self._execute(plan)
         outputs = self._update(plan, self._result(plan, self._sample(plan)))
@@ -189,10 +189,10 @@ class EngineCore:
         return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs | None:
-        """Plan a step ahead of the one that is executed; return what the oldest gave, if it is due.
+        """Plan a step ahead of the executing one; return the outputs of the oldest, if it is due.
 
-        Returns None when a plan was handed out and another one may follow before any result is
-        needed. Tokens are the same as with `step`.
+        Returns None if a plan was sent and another one may follow before a result is needed. Tokens
+        are the same as with `step`.
         """
         self._check_alive()
         self._dead = True  # as in `step`
@@ -206,7 +206,7 @@ class EngineCore:
         if room and (self._wants_plan() or (self._stats_due and not self._out)):
             plan = self._schedule()
             if self._execute(plan) and self._out:
-                self._unsampled = plan  # its masks depend on the tokens that are under way
+                self._unsampled = plan  # its masks depend on pending tokens
             else:
                 self._out.append((plan, self._sample(plan)))
                 if len(self._out) < depth:
@@ -214,7 +214,7 @@ class EngineCore:
         return self._take_oldest() if self._out else None
 
     def _take_oldest(self) -> EngineCoreOutputs:
-        """Return what the oldest plan gave; sample the plan that waited for it."""
+        """Return the outputs of the oldest plan; sample the plan that depends on them."""
         plan, handle = self._out.popleft()
         outputs = self._update(plan, self._result(plan, handle))
         if self._unsampled is not None and not self._out:
@@ -223,10 +223,10 @@ class EngineCore:
         return outputs
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False if requests are under way.
+        """Drop all cached prefixes; return False if requests are unfinished.
 
-        What is still out, though all requests have ended, is taken in first: a step, and what a KV
-        connector stores, within `MAX_DRAIN_NS`.
+        After the last request, first completes the step in flight and the stores of a KV connector,
+        within `MAX_DRAIN_NS`.
         """
         self._check_alive()
         end_ns = self._clock.now_ns() + MAX_DRAIN_NS
@@ -244,34 +244,34 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back: pause all, drop cached prefixes, let the workers sleep.
+        """Free device memory: pause all requests, drop cached prefixes, let the workers sleep.
 
-        Raises UserError if a worker does not provide "sleep", or requests are under way.
+        Raises UserError if a worker does not provide "sleep", or requests are unfinished.
         """
         self._check_alive()
         if self._asleep:
-            raise UserError("The engine sleeps already; call wake_up first.")
+            raise UserError("The engine is already asleep; call wake_up first.")
         if type(level) is not int or level not in (1, 2):
             raise UserError(f"level={shorten(level)} must be 1 or 2.")
         if "sleep" not in self._rules.worker_provides:
             raise UserError('The worker does not provide "sleep"; choose another worker_cls.')
         if not self.reset_prefix_cache():
-            raise UserError("Requests are under way; let them end, or abort them, before sleep.")
+            raise UserError("Requests are unfinished; wait for them, or abort them, before sleep.")
         self.pause(PauseScope.ALL)
         self._asleep = True
         self.executor.collective_rpc("sleep", args=(level,))
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Take memory again; with all of it (`tags` empty) requests run on.
+        """Allocate memory again; after all of it (`tags` empty) requests continue.
 
-        Raises UserError if the engine does not sleep, or for a tag that is not known.
+        Raises UserError if the engine is not asleep, or for an unknown tag.
         """
         self._check_alive()
         if not self._asleep:
-            raise UserError("The engine does not sleep.")
+            raise UserError("The engine is not asleep.")
         if unknown := set(tags) - SLEEP_TAGS:
             raise UserError(
-                f"tags={shorten(sorted(unknown))}: only {sorted(SLEEP_TAGS)} are known."
+                f"tags={shorten(sorted(unknown))}: known tags are {sorted(SLEEP_TAGS)}."
             )
         self.executor.collective_rpc("wake_up", args=(tuple(tags),))
         self._awake_tags |= set(tags) or SLEEP_TAGS
@@ -287,14 +287,14 @@ class EngineCore:
     ) -> list[Any]:
         """Call a method of every worker; return the answers by rank.
 
-        Raises UserError for what cannot be called, DovetailError for what the call raised.
+        Raises UserError if it cannot be called, DovetailError for an error of the call.
         """
         if isinstance(operation, str):
             check_callable_from_outside(operation)
         elif not callable(operation):
             raise UserError(
                 f"operation={shorten(operation)} must be the name of a worker's method, or a "
-                "callable that is given the worker."
+                "callable whose first argument is the worker."
             )
         answers: list[Any] = self.executor.collective_rpc(operation, args=args, kwargs=kwargs)
         return answers
@@ -304,7 +304,7 @@ class EngineCore:
         return self._last_stats
 
     def shutdown(self) -> None:
-        """End scheduler and executor. May be called twice."""
+        """Shut scheduler and executor down. May be called twice."""
         self._out.clear()
         try:
             fault("core.shutdown")
@@ -343,19 +343,19 @@ class EngineCore:
         except DovetailError:
             raise
         except Exception as error:
-            raise self._scheduler_failed("a step was settled", error) from error
+            raise self._scheduler_failed("a step's result was processed", error) from error
 
     def _scheduler_failed(self, when: str, error: Exception) -> EngineDeadError:
-        """Return the error for a scheduler, or a policy in it, that broke: its state is unknown."""
+        """Return the error for a failed scheduler or policy: its state is unknown."""
         self._dead = True
         cls = type(self.scheduler)
         return EngineDeadError(
             f"the scheduler {cls.__module__}:{cls.__qualname__} failed when {when}: "
-            f"{describe_failure(error)}; make a new engine, with another scheduler_cls"
+            f"{describe_failure(error)}. Create a new engine with another scheduler_cls"
         )
 
     def _execute(self, plan: SchedulerOutput) -> bool:
-        """Start the model for `plan`; return whether grammars constrain what it samples."""
+        """Start the model for `plan`; return whether grammars constrain its samples."""
         try:
             fault("core.launch")
             self.executor.execute_model(plan)
@@ -364,7 +364,7 @@ class EngineCore:
         return self._structured is not None and self._structured.constrains(plan)
 
     def _sample(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
-        """Sample for `plan`, the last one that was executed, under the masks of its grammars."""
+        """Sample for `plan`, the last executed one, with the masks of its grammars."""
         mask = None if self._structured is None else self._structured.mask(plan)
         try:
             return self.executor.sample_tokens(mask)
@@ -385,4 +385,4 @@ class EngineCore:
 
     def _check_alive(self) -> None:
         if self._dead:
-            raise EngineDeadError("the engine is dead since a step failed; make a new one")
+            raise EngineDeadError("the engine has failed in an earlier step; create a new one")

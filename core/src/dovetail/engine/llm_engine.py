@@ -1,7 +1,7 @@
-"""The engine for one's own loop: requests in, outputs out, one step at a time.
+"""The engine with an explicit step loop: add requests, call `step`, get outputs.
 
-Joins the engine core to text: input processor before it, output processor behind it. Speaks with
-the core through an `EngineClient` and knows not in which process it runs.
+Connects the engine core with text: an input processor before it, an output processor behind it.
+Calls the core through an `EngineClient`, whatever process the core runs in.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 
 _MAX_WAIT_S = 0.2
-"""How long a step waits for an engine in another process; Ctrl-C is looked at in between."""
+"""How long a step waits for an engine in another process; Ctrl-C is checked in between."""
 
 _MAX_LATE_STEPS = 2 * MAX_UNREAD_MESSAGES
 _MAX_EMPTY = 2
 _SETTLE_WAIT_S = 0.05
-"""How many steps are taken in after the last request has ended, how many of them may bring nothing
-(a KV connector may be storing blocks for long), and the wait for each."""
+"""The steps that are processed after the last request has ended, how many of them may be empty
+(a KV connector may store blocks for long), and the wait for each."""
 
 
 class LLMEngine:
-    """A model that answers requests while somebody calls `step`.
+    """An engine that runs requests while `step` is called.
 
-    Several threads may call it: one call runs at a time, the others wait. `guard` is the lock; who
-    calls `step` in a loop, in one of several threads, gets the outputs of all of them.
-    client: the engine core; with `engine_process` that of a process. front: the parts around it.
+    Several threads may call it: one call runs at a time, the others wait. `guard` is the lock; a
+    thread that calls `step` in a loop gets the outputs of all threads' requests.
+    client: of the engine core, in this process or another. front: the front-end parts.
     """
 
     def __init__(self, config: RequestedConfig) -> None:
-        """Start everything; raise a DovetailError that names the part at fault."""
+        """Start everything; raise a DovetailError that names the failed part."""
         self.guard = ThreadGuard()
         prepared = FrontEndParts.of(config)
         self.plugins = prepared.plugins
@@ -82,11 +82,11 @@ class LLMEngine:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the loaded model can be asked for."""
+        """The tasks that the loaded model supports."""
         return self.client.facts.model_info.supported_tasks
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return what a request gets that brings no parameters: the model's own defaults."""
+        """Return the parameters of a request that has none: the model's defaults."""
         return self.front.inputs.default_params()
 
     @one_thread_at_a_time
@@ -100,10 +100,10 @@ class LLMEngine:
         cache_salt: str = "",
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
     ) -> None:
-        """Take a request in. Raise RequestError, naming the parameter; all others continue.
+        """Add a request. Raise RequestError, naming the parameter; other requests continue.
 
-        With `engine_process`, what only the scheduler or a logits processor refuses comes with the
-        outputs instead: the request ends with "error". `add_requests` waits for that.
+        With `engine_process`, a refusal by the scheduler or a logits processor is reported with the
+        outputs instead: the request ends with "error". `add_requests` waits for it.
         """
         user_request = UserRequest(
             request_id=request_id,
@@ -125,10 +125,10 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def add_requests(self, user_request: Sequence[UserRequest]) -> dict[str, RequestError]:
-        """Take requests in before anything more runs; return the refusals by request id.
+        """Add requests before the next step; return the refusals by request id.
 
-        A request is refused as a whole, all others continue. Raises RequestError, before anything
-        is taken in, if an id is not a string or given twice.
+        A request is refused as a whole, all others continue. Raises RequestError, before any
+        request is added, if an id is not a string or given twice.
         """
         _check_different(user_request)
         refused: dict[str, RequestError] = {}
@@ -157,9 +157,9 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def step(self) -> list[RequestOutput]:
-        """Run one step and return the outputs that are due, finished ones among them.
+        """Run one step and return the outputs that are due, including finished ones.
 
-        With `engine_process` steps run by themselves: wait a moment for what the next one gave.
+        With `engine_process` the engine steps on its own: wait briefly for its next outputs.
         """
         outputs, self._ended_early = self._ended_early, []
         given = self._next_outputs()
@@ -182,33 +182,33 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def discard_ended(self, request_ids: Iterable[str]) -> None:
-        """Let nobody be notified of the ends of these aborted requests."""
+        """Drop the final outputs of these aborted requests."""
         unwanted = set(read_request_ids(request_ids))
         self._ended_early = [out for out in self._ended_early if out.request_id not in unwanted]
 
     @one_thread_at_a_time
     def has_unfinished_requests(self) -> bool:
-        """Return whether `step` still has something to bring."""
+        """Return whether `step` has outputs left to return."""
         return bool(self._outputs.num_unfinished or self._ended_early)
 
     @property
     def paused(self) -> PauseScope | None:
-        """How far the engine is paused, or None."""
+        """The scope of the pause, or None."""
         return self.client.paused
 
     @one_thread_at_a_time
     def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
-        """Hold requests where they are until `resume`; they can be added and aborted all the same.
+        """Hold requests in their state until `resume`; they can still be added and aborted.
 
-        scope: "all": nothing runs, and everything keeps its place; or "new": those that have begun
-        run on to their end, and nobody else begins. `step` then returns soon if nothing is to
-        be done. Raises UserError for any other scope.
+        scope: "all": nothing runs, and all requests keep rows and blocks; or "new": running
+        requests continue to their end, and no other starts. `step` then returns soon if there is
+        nothing to do. Raises UserError for any other scope.
         """
         self.client.pause(read_pause_scope(scope))
 
     @one_thread_at_a_time
     def resume(self) -> None:
-        """Lift a pause; do nothing if there is none."""
+        """End a pause; do nothing if there is none."""
         self.client.resume()
 
     @one_thread_at_a_time
@@ -217,25 +217,25 @@ class LLMEngine:
     ) -> list[Any]:
         """Call a method of every worker and return the answers by rank.
 
-        operation: its name; without `engine_process` also a callable, which is given the worker.
+        operation: its name; without `engine_process` also a callable, which gets the worker.
         """
         return self.client.call_workers(operation, args, kwargs)
 
     @one_thread_at_a_time
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False if requests are under way."""
+        """Drop all cached prefixes; return False if requests are unfinished."""
         return self.client.reset_prefix_cache()
 
     @one_thread_at_a_time
     def shutdown(self) -> None:
-        """End the engine. May be called twice."""
+        """Shut the engine down. May be called twice."""
         try:
             self._listeners.stop()
         finally:
             self.client.shutdown()
 
     def _get_outputs(self) -> EngineCoreOutputs | None:
-        """Return what the next step gives; wait only where somebody could get something."""
+        """Return the outputs of the next step; wait only if a request could get outputs."""
         if self._settling:
             return self.client.get_outputs(_SETTLE_WAIT_S)
         waited_for = self._outputs.num_unfinished and not self._ended_early
@@ -247,9 +247,9 @@ class LLMEngine:
             self._settle()
 
     def _settle(self) -> None:
-        """Take in what is left of the core's steps when the last request has ended.
+        """Process the core's last steps after the last request has ended.
 
-        Nobody calls `step` then; statistics would continue to count requests, or their blocks.
+        `step` is not called then; the statistics would otherwise still count requests or blocks.
         """
         num_empty = 0
         self._settling = True
@@ -268,12 +268,12 @@ class LLMEngine:
             self._settling = False
 
     def _tell_refused(self, request_id: object, error: RequestError) -> None:
-        if isinstance(request_id, str):  # listeners are promised one
+        if isinstance(request_id, str):  # listeners require a string
             self._listeners.request_failed(request_id, error)
 
     @contextmanager
     def _aborting_on_error(self, requests: Sequence[EngineCoreRequest]) -> Iterator[None]:
-        """Let the core keep none of these requests if they are not registered here."""
+        """If registration fails here, abort these requests in the core."""
         try:
             yield
         except BaseException:
@@ -289,13 +289,13 @@ def _check_different(user_request: Sequence[UserRequest]) -> None:
             raise refuse("request_id", one.request_id, "a string")
         if one.request_id in seen:
             raise RequestError(
-                f"request_id={shorten(one.request_id)} is given twice in one call; give each "
-                "request an id of its own.",
+                f"request_id={shorten(one.request_id)} is given twice in one call; use a "
+                "different id for each request.",
                 parameter="request_id",
             )
         seen.add(one.request_id)
 
 
 def _is_idle(stats: SchedulerStats | None) -> bool:
-    """Whether statistics say that nothing is under way; True where there are none."""
+    """Whether the statistics show no unfinished request; True without statistics."""
     return stats is None or not (stats.num_running or stats.num_waiting or stats.num_used_blocks)

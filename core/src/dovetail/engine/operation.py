@@ -1,4 +1,4 @@
-"""Operations of the engine port: what is derived from the signature of a declaration.
+"""Operations of the engine port: everything derived from the signature of a declaration.
 
 The port itself is in `dovetail.engine.port`. Depends on no socket and no engine.
 """
@@ -61,10 +61,10 @@ class AsyncCaller(Protocol):
 class Operation(Generic[P, R]):
     """One operation of the port; a method of every client.
 
-    name: of the operation and of the method of `EngineCore` that does it. answered: False for one
-    whose caller does not wait; what it has to say comes with the outputs. while_paused: whether
-    it may be called while the engine is paused. takes_requests: it hands requests over, which the
-    engine reads one by one, in slices of time between two steps.
+    name: of the operation and of the method of `EngineCore` that implements it. answered: False if
+    the caller does not wait; results are reported with the outputs. while_paused: whether it may be
+    called while the engine is paused. takes_requests: it sends requests, which the engine reads one
+    by one, in time slices between two steps.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Operation(Generic[P, R]):
         self, instance: AsyncCaller, owner: type
     ) -> Callable[P, Coroutine[Any, Any, R]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Return the operation itself, or a client's way to call it."""
+        """Return the operation itself, or the callable of a client."""
         if instance is None:
             return self
 
@@ -110,7 +110,7 @@ class Operation(Generic[P, R]):
         return call
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the arguments by position, defaults among them; raise TypeError as a call does."""
+        """Return the arguments by position, with defaults; raise TypeError as a call does."""
         bound = self._signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
         values = [bound.arguments[name] for name in self._names]
@@ -120,19 +120,19 @@ class Operation(Generic[P, R]):
         return tuple(values)
 
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
-        """Return the arguments as bytes.
+        """Encode the arguments.
 
-        Raises UserError for a callable, MessageError for what is not plain data.
+        Raises UserError for a callable, MessageError for other than plain data.
         """
         for value, hint in zip(arguments, self._hints, strict=True):
             if _takes_callable(hint) and not isinstance(value, str):
                 raise UserError(
-                    f"{shorten(value)} cannot be called in the engine's process: only names cross. "
+                    f"{shorten(value)} cannot be called in the engine's process: send a name. "
                     "Give the name of a worker's method (worker_extension_cls adds methods), or "
                     "leave engine_process out."
                 )
         content = encode(arguments)
-        self.decode_arguments(content)  # what the engine would refuse is an error here
+        self.decode_arguments(content)  # raises here what the engine would refuse
         return content
 
     def decode_arguments(self, content: bytes | memoryview) -> tuple[Any, ...]:
@@ -141,7 +141,7 @@ class Operation(Generic[P, R]):
         return arguments
 
     def encode_result(self, value: R) -> bytes:
-        """Return the result as bytes; raise MessageError for what is not plain data."""
+        """Encode the result; raise MessageError for other than plain data."""
         return encode(value, _encode_error)
 
     def decode_result(self, content: bytes | memoryview) -> R:
@@ -150,7 +150,7 @@ class Operation(Generic[P, R]):
         return result
 
     def perform(self, core: EngineCore, arguments: Sequence[Any]) -> R:
-        """Let the core do it. Raises UserError where the engine's pause does not allow it."""
+        """Call the core's method. Raises UserError if it is not allowed while paused."""
         if core.paused is not None and not self.while_paused:
             raise UserError(f"{self.name} cannot be called while the engine is paused; resume it.")
         given = dict(zip(self._names, arguments, strict=True))
@@ -170,16 +170,16 @@ def operation(
 
 
 PackedRequest = tuple[str, bytes]
-"""A request on its way: its id, and what `wire_request` made of it."""
+"""An encoded request: its id, and the result of `wire_request`."""
 
 
 def pack_request(request: EngineCoreRequest) -> PackedRequest:
-    """Return a request as it travels; raise RequestError for one that cannot."""
+    """Encode a request; raise RequestError if it cannot be sent."""
     return request.request_id, wire_request(request)
 
 
 def _wire_type(hint: Any) -> Any:
-    """Return the type that an argument has in a message."""
+    """Return the type of an argument in a message."""
     if hint is EngineCoreRequest:
         return PackedRequest
     if _is_request(hint):
@@ -210,4 +210,4 @@ def _encode_error(value: object) -> object:
 def _decode_error(kind: type, value: Any) -> object:
     if kind is RequestError and isinstance(value, list) and len(value) == 2:
         return RequestError(str(value[0]), parameter=str(value[1]))
-    raise MessageError(f"a {type(value).__name__} stands where a {kind.__name__} is due")
+    raise MessageError(f"expected {kind.__name__}, got {type(value).__name__}")

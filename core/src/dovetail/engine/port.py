@@ -1,7 +1,7 @@
 """The engine port: every operation that a front end can call, declared once.
 
-An operation is a method of `EnginePort`: its signature says which arguments it takes and what it
-returns, and `EngineCore` has a method of the same name that does it. All else is derived from the
+An operation is a method of `EnginePort`: its signature declares the arguments and the result, and
+`EngineCore` has a method of the same name that implements it. Everything else is derived from the
 declaration: the sync and the async client, the message that carries a call to another process, its
 checks there, and the dispatch. To add an operation, declare it here and implement it in
 `EngineCore`.
@@ -30,25 +30,25 @@ engine's process it could be any function."""
 
 
 class EnginePort:
-    """What an engine core can be asked to do. Outputs come by `get_outputs` of the clients.
+    """The operations of an engine core. Outputs are returned by `get_outputs` of the clients.
 
-    Through an async client every method is a coroutine function. All but `abort_requests` raise
-    EngineDeadError once the engine cannot go on, and UnavailableError while a supervised engine is
-    being started again. Pause, sleep and the prefix cache are the engine's: they concern all
+    In an async client every method is a coroutine function. All but `abort_requests` raise
+    EngineDeadError once the engine has failed, and UnavailableError while a supervised engine is
+    being restarted. Pause, sleep and prefix cache are properties of the engine: they concern all
     clients.
     """
 
     @operation(answered=False)
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Hand a request over, without waiting for the engine.
+        """Send a request, without waiting for the engine.
 
-        Raises RequestError if it is refused at once. A refusal that only another process knows
-        comes with the outputs: a `Finished` with the reason ERROR and the refusal as its message.
+        Raises RequestError if it is refused at once. A refusal by another process is reported with
+        the outputs: a `Finished` with the reason ERROR and the refusal as its message.
         """
 
     @operation()
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
-        """Hand requests over, all before the next step; return the refusals by id."""
+        """Send requests, all before the next step; return the refusals by id."""
 
     @operation()
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -56,27 +56,27 @@ class EnginePort:
 
     @operation()
     def pause(self, scope: PauseScope) -> None:
-        """Hold requests: ALL runs nothing, NEW admits nobody. Requests may come and go."""
+        """Hold requests: ALL runs nothing, NEW admits none. Requests may be added and aborted."""
 
     @operation()
     def resume(self) -> None:
-        """Lift a pause; do nothing if there is none. Raises UserError while the engine sleeps."""
+        """End a pause; do nothing if there is none. Raises UserError while the engine sleeps."""
 
     @operation()
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False if requests are under way."""
+        """Drop all cached prefixes; return False if requests are unfinished."""
 
     @operation()
     def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back; requests wait until `wake_up`.
+        """Free device memory; requests wait until `wake_up`.
 
         level: 1 keeps the weights in host memory, 2 drops them. Raises UserError if a worker does
-        not provide "sleep", or requests are under way.
+        not provide "sleep", or requests are unfinished.
         """
 
     @operation()
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Take memory again after `sleep`. tags: "weights", "kv_cache"; empty for all."""
+        """Allocate memory again after `sleep`. tags: "weights", "kv_cache"; empty for all."""
 
     @operation()
     def call_workers(
@@ -87,9 +87,9 @@ class EnginePort:
     ) -> list[Any]:
         """Call a method of every worker by name; return the answers by rank.
 
-        In process also a callable, which is given the worker. Over a process arguments and answers
-        are plain data: a dataclass comes back as a dict. Raises UserError for what cannot be called
-        from here, DovetailError for what the call raised there.
+        In process a callable is also allowed; its argument is the worker. Over a process arguments
+        and answers are plain data: a dataclass is returned as a dict. Raises UserError if the
+        operation cannot be called, DovetailError for an error of the call.
         """
 
     @operation()
@@ -98,7 +98,7 @@ class EnginePort:
 
     @operation()
     def check_health(self) -> None:
-        """Raise EngineDeadError if the engine cannot go on, though nothing runs."""
+        """Raise EngineDeadError if the engine has failed, even if nothing runs."""
 
 
 OPERATIONS: dict[str, Operation[..., Any]] = {

@@ -1,9 +1,8 @@
-"""From a configuration to a running engine core: every part chosen, made and sized, in order.
+"""From a configuration to a running engine core: choose, create and size every part, in order.
 
-The one place that knows the order of the start, in the phases of
-`dovetail.processes.startup_phases`. Each part
-is chosen by `dovetail.plugins` and made from its contract's context; if one fails, what was made
-before is shut down again.
+This module alone defines the order of the start, in the phases of
+`dovetail.processes.startup_phases`. Each part is chosen by `dovetail.plugins` and created from its
+contract's context; if one fails, the earlier ones are shut down again.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ logger = logging.getLogger(__name__)
 class StartedEngine:
     """An engine core and the facts that its front end needs.
 
-    max_model_len: tokens of a request, prompt and output; what the cache can hold.
-    phases: of its start, with what each took.
+    max_model_len: most tokens of a request, prompt and output, that fit the cache.
+    phases: of the start, with their durations.
     """
 
     core: EngineCore
@@ -76,11 +75,11 @@ def start_engine(
     plugins: PluginRegistry | None = None,
     notify_phase: Callable[[str], None] | None = None,
 ) -> StartedEngine:
-    """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
+    """Choose, create and connect all parts; raise a DovetailError that names the failed part.
 
-    plugins: a registry whose choices have been checked; None for one of its own.
-    notify_phase: is given the name of each phase of the start as it begins. The phase in which an
-    error was raised is in its `phase`; nothing is left of what was made before.
+    plugins: a registry whose choices have been checked; None to create one.
+    notify_phase: called with the name of each phase as it begins. The `phase` of an error is the
+    one in which it was raised; everything created before has been shut down.
     """
     check_working_directory()
     clock = clock or MonotonicClock()
@@ -191,14 +190,14 @@ def _check_options(
     worker_cls: type[WorkerBase],
     scheduler_cls: type[SchedulerInterface],
 ) -> None:
-    """Raise for an option that the chosen parts cannot follow."""
+    """Raise for an option that the chosen parts do not support."""
     check_kv_connector(config, worker_cls, scheduler_cls)
     check_scheduler_options(config, worker_cls, scheduler_cls)
     size, most = config.parallel.tensor_parallel_size, executor_cls.max_world_size
     if size > most:
         raise ConfigError(
-            f"tensor_parallel_size={size}: the executor {executor_cls.__name__} has {most} "
-            f"worker{'s' if most > 1 else ''} at most; choose executor_backend='multiproc'."
+            f"tensor_parallel_size={size}: the executor {executor_cls.__name__} supports at most "
+            f"{most} worker{'s' if most > 1 else ''}; choose executor_backend='multiproc'."
         )
 
 
@@ -265,24 +264,24 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
 
 
 def _wrong_answer(method: str, answer: object, due: str) -> ContractError:
-    return ContractError(
-        f"A worker returned {shorten(answer)} for {method}; it has to return {due}."
-    )
+    return ContractError(f"A worker returned {shorten(answer)} for {method}; it must return {due}.")
 
 
 def _model_len(
     config: EngineConfig, requested: RequestedConfig, info: ModelInfo, kv_cache: KVCacheConfig
 ) -> int:
-    """Return the longest request: what was resolved, what the model does, what the cache holds."""
+    """Return the longest request allowed by the configuration, the model and the cache."""
     asked, limit = requested.model.max_model_len, info.max_model_len
     if asked is not None and limit and asked > limit:
         raise ConfigError(
             f"max_model_len={asked} is more than the {limit} positions that the loaded model "
-            f"{config.model.architecture} has; lower it to {limit}."
+            f"{config.model.architecture} supports; reduce it to {limit}."
         )
     most = config.model.max_model_len
     if limit and most > limit:
-        logger.warning("max_model_len is %d instead of %d: the model has no more.", limit, most)
+        logger.warning(
+            "max_model_len is %d instead of %d: the model has fewer positions.", limit, most
+        )
         most = limit
     length, reason = fit_model_len(
         kv_cache,
@@ -300,7 +299,7 @@ def _log_start(
     config: EngineConfig, platform: Platform, kv_cache: KVCacheConfig, max_model_len: int
 ) -> None:
     logger.info(
-        "%s on %s: %s, %d KV blocks of %d tokens, requests of up to %d tokens.",
+        "%s on %s: %s, %d KV blocks of %d tokens, max_model_len %d.",
         config.model.architecture,
         platform.info.name,
         config.model.dtype,

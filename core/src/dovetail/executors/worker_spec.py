@@ -190,7 +190,7 @@ def _reference(plugins: PluginLookup, kind: str, cls: type) -> str:
     target = f"{cls.__module__}:{cls.__qualname__}" if found is None else found.target
     if "<locals>" in target or target.startswith("__main__:"):
         raise ContractError(
-            f"The {kind} {target} cannot be imported by another process; define the class at the top level of "
-            "a module that can be imported."
+            f"The {kind} {target} cannot be imported by another process; define the class at "
+            "the top level of an importable module."
         )
     return target
