@@ -133,7 +133,7 @@ def test_a_request_that_ran_with_a_crashing_one_is_not_rejected(tracker):
         tracker.admit("i", innocent)
         die(tracker, poison, innocent, restarts_left=restarts_left)
     tracker.admit("p", poison)  # only two restarts are left: one suspect runs at a time
-    with pytest.raises(UnavailableError, match="Ask again"):
+    with pytest.raises(UnavailableError, match="retry later"):
         tracker.admit("i", innocent)
     tracker.admit("new", request("new", (5,)))
     die(tracker, poison, request("new", (5,)), restarts_left=1)

@@ -1,16 +1,16 @@
-"""The engine core in a process of its own, and its front ends.
+"""The engine core in a separate process, and its front ends.
 
     factory          clients of an engine: `make_client`, `attach_client`
-    channel          the channel to a process: calls become messages
+    channel          the channel to a process: converts calls to messages
     link             the sockets of one front end to the process
-    engine_process   the process, as the front end that started it sees it
-    attached_engine  the process, as a further front end sees it
-    child            the process itself: start, serve, end
-    server           its loop: messages in, steps, messages out
-    front_ends       who gets which outputs, and who has left
-    request_intake   how requests enter the core between two steps
-    outgoing         outputs as messages, and how many are on their way
-    boot             what the process is started with, and where its sockets are
+    engine_process   the process, as seen by the front end that started it
+    attached_engine  the process, as seen by other front ends
+    child            the process itself: start, serve, exit
+    server           its loop: receive messages, run steps, send messages
+    front_ends       which front end gets which outputs, and which have left
+    request_intake   adds requests to the core between two steps
+    outgoing         outputs as messages, and the limit of unread ones
+    boot             the settings of the process, and the paths of its sockets
 
-What crosses is in `dovetail.transport.messages`.
+The messages are in `dovetail.transport.messages`.
 """

@@ -1,7 +1,7 @@
-"""An engine that another process has started, as a further front end sees it.
+"""An engine that another process has started, as seen by a further front end.
 
-The front end connects to the engine's sockets, by the address that its owner gives it, and leaves
-again without ending the engine. It owns nothing but its sockets.
+The front end connects to the engine's sockets, by the address of its owner, and leaves without
+ending the engine. It owns only its sockets.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AttachedEngine(EngineLink):
     ) -> None:
         """Attach to the engine at this address: the path of its socket.
 
-        Raises ConfigError if there is no socket of this user, EngineDeadError if no engine answers
-        within `timeout_s` seconds.
+        Raises ConfigError if no socket of this user exists there, EngineDeadError if no engine
+        answers within `timeout_s` seconds.
         """
         clock = clock or MonotonicClock()
         super().__init__(_folder_of(address), clock)
@@ -58,15 +58,15 @@ class AttachedEngine(EngineLink):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """Whether it is not closed."""
         return bool(self._tear_down.alive)
 
     @property
     def progress(self) -> Progress:
-        """How far the engine has come, as of its last heartbeat.
+        """The progress of the engine, as of its last heartbeat.
 
-        age_s: only an engine that is stopped counts as silent, since it sends none during a step;
-        its owner sees more.
+        age_s: 0 unless the engine is stopped, since it sends no heartbeats during a step; its owner
+        has more information.
         """
         silent_s = (self.clock.now_ns() - self._heard_ns) / 1e9 if _is_stopped(self.pid) else 0.0
         return Progress(
@@ -76,21 +76,21 @@ class AttachedEngine(EngineLink):
         )
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
-        """Return the next message, or None if none came; note when."""
+        """Return the next message, or None if none arrived; record the time."""
         message = super().receive(timeout_s)
         if message is not None:
             self._heard_ns = self.clock.now_ns()
         return message
 
     def died(self) -> EngineDeadError:
-        """Return the error for the process's end; its owner knows how it ended."""
+        """Return the error for the process's end; only its owner knows how it ended."""
         return EngineDeadError(
-            f"the engine's process {self.pid} ended; the requests under way are lost. Attach to "
+            f"the engine's process {self.pid} ended; unfinished requests are lost. Attach to "
             "another engine."
         )
 
     def close(self) -> None:
-        """Leave the engine: it aborts what this front end has under way. May be called twice."""
+        """Leave the engine, which aborts this front end's requests. May be called twice."""
         if not self.is_open or os.getpid() != self._owner_pid:
             return
         with self._sending:
@@ -105,7 +105,7 @@ class AttachedEngine(EngineLink):
         self.error = forked_error("this client", self._owner_pid)
 
     def _say_hello(self, address: str, timeout_s: float) -> Ready:
-        """Say hello until the engine answers: its side of the other socket may come later."""
+        """Send Hello until the engine answers: it may connect its other socket later."""
         begun_ns = self.clock.now_ns()
         while (self.clock.now_ns() - begun_ns) / 1e9 < timeout_s:
             self.send(Hello())
@@ -113,17 +113,17 @@ class AttachedEngine(EngineLink):
             if isinstance(message, Ready):
                 return message
             if message is not None:
-                raise MessageError(f"the engine began with a {type(message).__name__}.")
-        raise EngineDeadError(f"No engine answers at {address!r} within {timeout_s:g} s.")
+                raise MessageError(f"the engine's first message was {type(message).__name__}.")
+        raise EngineDeadError(f"No engine answered at {address!r} within {timeout_s:g} s.")
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by SIGSTOP say; False where the system does not tell."""
+    """Return whether a process is stopped, for example by SIGSTOP; False if unknown."""
     return read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
 
 
 def _folder_of(address: object) -> Path:
-    """Return the folder of an engine's sockets; raise ConfigError if there is no such socket."""
+    """Return the folder of an engine's sockets; raise ConfigError if no such socket exists."""
     if not isinstance(address, str) or not address:
         raise ConfigError(f"address={shorten(address)} must be the path of an engine's socket.")
     path = Path(address)
@@ -131,8 +131,8 @@ def _folder_of(address: object) -> Path:
         found = path.stat()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"address={shorten(address)} cannot be used ({error}): give the `address` of an engine "
-            "that runs in a process of its own on this machine."
+            f"address={shorten(address)} cannot be used ({error}). Give the `address` of an engine "
+            "that runs in a separate process on this machine."
         ) from None
     if not stat.S_ISSOCK(found.st_mode) or path.name != INPUT_SOCKET:
         raise ConfigError(f"address={shorten(address)} is not the socket of an engine.")

@@ -1,6 +1,6 @@
-"""What an engine's process is started with, and its sockets in a folder of their own.
+"""The settings of an engine's process, and its sockets in a private folder.
 
-The folder is its owner's alone (0700), and so is all that lies in it (0600). Depends on no engine.
+Only the owner may access the folder (0700) and its files (0600). Depends on no engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OUTPUT_SOCKET = "output"
 
 
 class EngineBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """config: a `RequestedConfig` as JSON. folder: in which the process binds its sockets."""
+    """config: a `RequestedConfig` as JSON. folder: where the process binds its sockets."""
 
     config: str
     folder: str
@@ -29,7 +29,7 @@ def address(folder: Path, name: str) -> str:
 
 
 def bind_private(socket: zmq.Socket[bytes], folder: Path, name: str) -> None:
-    """Bind a socket in the folder; nobody but its owner may open it."""
+    """Bind a socket in the folder; only its owner may open it."""
     before = os.umask(0o177)
     try:
         socket.bind(address(folder, name))

@@ -1,4 +1,4 @@
-"""The channel to an engine's process: calls become messages, and messages replies and outputs."""
+"""The channel to an engine's process: converts calls, replies and outputs."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from dovetail.transport.wire_types import encode
 
 _BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 _BATCH_REQUESTS = 4096
-"""Requests that are handed over together go in batches of about so many bytes and requests, so that
-the answer, which may refuse all of them, is within a message's limit too."""
+"""Limits of a batch of requests that one message sends, in bytes and in number; the answer, which
+may refuse all of them, is then within a message's limit, too."""
 
 
 class ProcessChannel(Channel):
-    """Speaks with an engine's process, which this process has started or is attached to.
+    """Connects to an engine's process, which this process has started or is attached to.
 
     link: the sockets to it.
     """
 
     def __init__(self, link: EngineLink) -> None:
-        """link: is closed with the channel."""
+        """link: closed with the channel."""
         self.link = link
         self.facts = EngineFacts(
             config=EngineConfig.model_validate_json(link.ready.config),
@@ -63,7 +63,7 @@ class ProcessChannel(Channel):
         self._counting = threading.Lock()
 
     def send(self, call: Call) -> None:
-        """Send a call; requests that were handed over together in as many messages as they need."""
+        """Send a call; requests of one call are split into as many messages as needed."""
         operation = call.operation
         if not operation.takes_requests:
             content = operation.encode_arguments(call.arguments)
@@ -90,8 +90,8 @@ class ProcessChannel(Channel):
         return self._received.popleft()
 
     def acknowledge(self) -> None:
-        """Note that a message was taken; tell the engine now and then, as long as it lives."""
-        with self._counting:  # one thread takes answers, another one outputs
+        """Record that a message was taken; inform a live engine from time to time."""
+        with self._counting:  # answers and outputs may be taken in two threads
             self._num_taken += 1
             num_taken = self._num_taken
             if num_taken < ACKNOWLEDGE_EVERY:
@@ -101,27 +101,27 @@ class ProcessChannel(Channel):
             self.link.send(Taken(num_taken))
 
     def close(self) -> None:
-        """End the engine, if this process has started it, or leave it."""
+        """End the engine, if this process has started it; otherwise leave it."""
         self.link.close()
 
     @property
     def error(self) -> DovetailError | None:
-        """What the engine died of."""
+        """The error that ended the engine."""
         return self.link.error
 
     @property
     def state(self) -> EngineState:
-        """Whether the process lives."""
+        """Whether the process is alive."""
         return EngineState.DEAD if self.link.has_ended() else EngineState.READY
 
     @property
     def paused(self) -> PauseScope | None:
-        """How far the engine is paused."""
+        """The scope of the engine's pause."""
         return self.link.heartbeat.paused
 
     @property
     def progress(self) -> Progress:
-        """How far the engine has come."""
+        """The progress of the engine."""
         return self.link.progress
 
     @property
@@ -137,7 +137,7 @@ class ProcessChannel(Channel):
     def _send(
         self, call: Call, contents: Sequence[bytes], refused: dict[str, RequestError] | None = None
     ) -> None:
-        """Send a call in one or more messages; the last of their answers makes the reply."""
+        """Send a call in one or more messages; the last answer completes the reply."""
         if call.number and not contents:
             self._received.append(Reply(call.number, refused))
         pending = _Pending(call, len(contents), refused)
@@ -158,7 +158,7 @@ class ProcessChannel(Channel):
             self._answer(message)
             self.acknowledge()
         elif not isinstance(message, Heartbeat):
-            raise EngineDeadError(f"the engine sent a {type(message).__name__} unexpectedly.")
+            raise EngineDeadError(f"unexpected message {type(message).__name__} from the engine.")
 
     def _answer(self, answer: Answer) -> None:
         pending = self._calls.pop(answer.number, None)
@@ -167,7 +167,7 @@ class ProcessChannel(Channel):
 
 
 class _Pending:
-    """A call whose answers are not all there. refused: requests so far, for calls with those."""
+    """A call with missing answers. refused: requests so far, for calls that add requests."""
 
     def __init__(self, call: Call, num_left: int, refused: dict[str, RequestError] | None) -> None:
         self._call = call
@@ -175,7 +175,7 @@ class _Pending:
         self._refused = refused
 
     def take(self, answer: Answer) -> Reply | None:
-        """Take an answer; return the reply if it was the last."""
+        """Process an answer; return the reply if it was the last."""
         self._num_left -= 1
         value, error = None, None
         if answer.error is not None:
@@ -192,7 +192,7 @@ class _Pending:
 def _batches(
     requests: Sequence[EngineCoreRequest], refused: dict[str, RequestError]
 ) -> Iterator[tuple[PackedRequest, ...]]:
-    """Yield requests as they travel; note in `refused` those that cannot."""
+    """Yield batches of encoded requests; record in `refused` those that cannot be sent."""
     batch: list[PackedRequest] = []
     num_bytes = 0
     for request in requests:

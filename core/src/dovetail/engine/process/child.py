@@ -1,4 +1,4 @@
-"""The engine's process: from its settings to its start, and then its loop."""
+"""The engine's process: starts the engine from its settings, then runs the loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _NUM_TRIES = 500
 
 
 def serve(context: ChildContext) -> int:
-    """Bind the sockets, start the engine, report how that went, and serve."""
+    """Bind the sockets, start the engine, report the result, and serve."""
     fault("engine.boot")
     boot = decode(context.settings, EngineBoot)
     folder, zmq_context = Path(boot.folder), zmq.Context()
     inbox, outbox = zmq_context.socket(zmq.ROUTER), zmq_context.socket(zmq.ROUTER)
-    inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # before it is in memory
-    inbox.setsockopt(zmq.RCVHWM, 0)  # a front end never waits for the engine in order to send
-    outbox.setsockopt(zmq.SNDHWM, 0)  # the windows of the front ends limit what is on its way
-    outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending fails where a front end is gone
+    inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # checked before receiving
+    inbox.setsockopt(zmq.RCVHWM, 0)  # a front end's send never waits for the engine
+    outbox.setsockopt(zmq.SNDHWM, 0)  # the front ends' windows limit unread messages
+    outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending fails if a front end has left
     outbox.setsockopt(zmq.LINGER, _LINGER_MS)
     try:
         fault("engine.bind")
@@ -42,7 +42,7 @@ def serve(context: ChildContext) -> int:
         return _serve(context, boot, inbox, outbox)
     finally:
         inbox.close(linger=0)
-        outbox.close()  # waits _LINGER_MS at most for the last words to go out
+        outbox.close()  # waits at most _LINGER_MS for the last messages
         zmq_context.term()
 
 
@@ -73,7 +73,7 @@ def _serve(
 
 
 def _wait_for_owner(outbox: zmq.Socket[bytes]) -> None:
-    """Wait until the parent is connected, as it does while the engine starts."""
+    """Wait until the parent is connected, which it does while the engine starts."""
     for _ in range(_NUM_TRIES):
         try:
             outbox.send_multipart((OWNER, pack(Heartbeat(0, 0))))

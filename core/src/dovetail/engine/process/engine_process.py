@@ -1,6 +1,6 @@
-"""An engine core in its own process, as its parent sees it: start, kill, end.
+"""An engine core in its own process, as seen by its parent: start, kill, end.
 
-Owns the child process, its sockets and their folder, in the process that made it: a forked child
+Owns the child process, its sockets and their folder, in the process that started it: a forked child
 can neither use nor end them.
 """
 
@@ -24,7 +24,7 @@ from dovetail.transport.private_folder import make_private_folder
 from dovetail.transport.wire_types import encode
 
 START_GRACE_S = 15.0
-"""How much longer than the engine itself its parent waits for a phase of the start."""
+"""How much longer than the engine its parent waits for a phase of the start."""
 
 HEARTBEAT_S = 1.0
 STOP_TIMEOUT_S = 5.0
@@ -41,12 +41,12 @@ class EngineProcess(EngineLink):
         heartbeat_s: float = HEARTBEAT_S,
         clock: Clock | None = None,
     ) -> None:
-        """Start it and wait until it is ready.
+        """Start the process and wait until it is ready.
 
         start_timeout_s: for each phase of its start; None for a little more than the configuration
-        allows it, so that it can tell by itself what takes so long.
-        Raises the DovetailError that its start raised, or EngineDeadError if it ended otherwise or
-        was not ready in time. Nothing is left of it then.
+        allows, so that the engine itself can report what takes long. Raises the DovetailError of
+        its start, or EngineDeadError if it ended otherwise or was not ready in time. All resources
+        are released then.
         """
         clock = clock or MonotonicClock()
         super().__init__(make_private_folder(), clock)
@@ -67,7 +67,7 @@ class EngineProcess(EngineLink):
             phase_s = start_timeout_s or config.parallel.start_timeout_s + START_GRACE_S
             ready = front_end_reader().read(self._child.wait_until_ready(phase_s, clock))
             if not isinstance(ready, Ready):
-                raise MessageError(f"The engine began with a {type(ready).__name__}, not a Ready.")
+                raise MessageError(f"The engine's first message was {type(ready).__name__}.")
             self.ready = ready
         except BaseException:
             self._tear_down()
@@ -75,12 +75,12 @@ class EngineProcess(EngineLink):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been torn down."""
+        """Whether the process and its sockets exist."""
         return bool(self._tear_down.alive)
 
     @property
     def progress(self) -> Progress:
-        """How far it has come; its heartbeats are those of now."""
+        """The progress of the engine, with its current heartbeats."""
         liveness = self._child.liveness.read()
         return Progress(
             num_steps=liveness.num_steps,
@@ -90,24 +90,24 @@ class EngineProcess(EngineLink):
         )
 
     def died(self) -> EngineDeadError:
-        """Return the error for a process that has ended, with how; kill what it had started."""
-        self._child.kill()  # what else runs in its session
+        """Return the error for a process that has ended, with the reason; kill its children."""
+        self._child.kill()  # the other processes of its session
         how = self._child.describe_end()
         why = f" ({self._why})" if self._why else ""
         error = EngineDeadError(
-            f"the engine's process {self.pid} ended {how}{why}; the requests under way are lost. "
-            "Make a new engine."
+            f"the engine's process {self.pid} ended {how}{why}; unfinished requests are lost. "
+            "Create a new engine."
         )
         error.phase = self._child.phase
         return error
 
     def kill(self, why: str) -> None:
-        """End the engine at once, for a reason that its error will tell; from any thread."""
+        """Kill the engine, for a reason that its error contains; from any thread."""
         self._why = why
         self._child.kill_tree()
 
     def close(self) -> None:
-        """End the engine, gently if it listens; nothing is left of it. May be called twice.
+        """End the engine, by a message if it reads them; release everything. May be called twice.
 
         Does nothing in a forked child of the process that started it.
         """

@@ -1,4 +1,4 @@
-"""Clients of an engine: started here, in a process of its own, or by another process."""
+"""Creates clients of an engine: in this process, in a new process, or of another process."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def make_client(
     """Start an engine and return a client of it.
 
     kind: "inproc", "sync" (a process, called from one thread) or "async" (a process, called from an
-    event loop). plugins: for an engine in process; None for a registry of its own. rules: when the
-    engine is started again after it died; None for never. Raises ConfigError for another kind, and
-    what the engine's start raises.
+    event loop). plugins: for an engine in this process; None to create a registry. rules: when a
+    dead engine is restarted; None for never. Raises ConfigError for another kind, and the error
+    of the engine's start.
     """
     if kind == "inproc" and rules is None:
         return EngineClient(InprocChannel(config, plugins=plugins))
     if kind not in ("sync", "async"):
         raise ConfigError(
-            f"kind={kind!r} is not an engine client; it can be 'inproc', 'sync' or 'async', and an "
-            "engine in process cannot be supervised."
+            f"kind={kind!r} is not an engine client; use 'inproc', 'sync' or 'async'. An "
+            "engine in this process cannot be supervised."
         )
 
     def start() -> ProcessChannel:
@@ -82,9 +82,9 @@ def attach_client(
     """Return a client of an engine that another process has started.
 
     address: the `address` of its owner's client. kind: "sync" or "async". Raises ConfigError for an
-    address that is not one, EngineDeadError if no engine answers within `timeout_s` seconds.
+    invalid address, EngineDeadError if no engine answers within `timeout_s` seconds.
     """
     if kind not in ("sync", "async"):
-        raise ConfigError(f"kind={kind!r} cannot be attached; it can be 'sync' or 'async'.")
+        raise ConfigError(f"kind={kind!r} cannot be attached; use 'sync' or 'async'.")
     channel = ProcessChannel(AttachedEngine(address, timeout_s=timeout_s))
     return EngineClient(channel) if kind == "sync" else AsyncEngineClient(channel)

@@ -1,8 +1,8 @@
-"""The front ends of an engine: who gets which outputs, and who has left.
+"""The front ends of an engine: which gets which outputs, and which have left.
 
-Each front end has a name, which its sockets carry, a number, requests of its own and a window of
-its own. Ids of requests are scoped by the number, so that two front ends cannot name each other's
-requests. Number 0 is the owner, which has started the engine: its ids stay as they are. Depends on
+Each front end has a name, which is the identity of its sockets, a number, its own requests and its
+own window. Request ids are scoped by the number, so that a front end cannot refer to another's
+requests. Number 0 is the owner, which has started the engine: its ids are not changed. Depends on
 no engine.
 """
 
@@ -25,13 +25,13 @@ from dovetail.transport.messages import Answer, Ready, pack
 V = TypeVar("V")
 
 _SCOPE = "\x1f"
-"""Before the number of a front end, at the end of a scoped id."""
+"""Separates the number of a front end at the end of a scoped id."""
 
 _QUIET_BEATS = 60
-"""After so many heartbeats to a front end that says nothing, only each of so many is sent."""
+"""After this many heartbeats to a silent front end, only one of this many is sent."""
 
 _MAX_BEHIND = 2
-"""Heartbeats for which a front end may be too far behind before its requests are ended."""
+"""Heartbeats for which a front end may be too far behind before its requests are aborted."""
 
 GAUGES = (
     "num_waiting",
@@ -41,16 +41,16 @@ GAUGES = (
     "num_preemptions",
     "policy_failures",
 )
-"""Statistics that are told when they change, though nothing ran."""
+"""Statistics that are sent when they change, even if nothing ran."""
 
 
 @dataclass(eq=False)
 class FrontEndPeer:
     """One front end, as the engine sees it.
 
-    live: its requests under way, its own ids by the core's. answers: go with its next outputs.
-    last_stats: that it was sent. wants_stats: whether it did something since, so that they are news
-    though none of its requests runs. num_beats: heartbeats since it was last heard of.
+    live: its unfinished requests, its own ids by the core's. answers: sent with its next outputs.
+    last_stats: the last ones sent. wants_stats: whether it has acted since, so that new ones are
+    sent even if none of its requests runs. num_beats: heartbeats since its last message.
     num_behind: heartbeats for which it has been too far behind. translates: whether its ids and the
     core's may differ.
     """
@@ -72,19 +72,19 @@ class FrontEndPeer:
         return self.number == 0
 
     def scope(self, request_id: str) -> str:
-        """Return the core's id for a request of this front end; no other front end has it."""
+        """Return the core's id for a request of this front end, unique among front ends."""
         if self.is_owner and _SCOPE not in request_id:
             return request_id
         self.translates = True
         return f"{request_id}{_SCOPE}{self.number}"
 
     def is_too_far_behind(self) -> bool:
-        """Return whether more is kept for it than may be, for a second; asked at each heartbeat."""
+        """Whether too much has been unread for a second; called at each heartbeat."""
         self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
         return self.num_behind >= _MAX_BEHIND
 
     def has_news(self, outputs: EngineCoreOutputs) -> bool:
-        """Return whether it learns anything from these outputs."""
+        """Return whether these outputs contain anything for it."""
         stats, last = outputs.stats, self.last_stats
         if outputs.request_ids or outputs.finished or stats is None or last is None:
             return True
@@ -97,10 +97,10 @@ _Part = tuple[FrontEndPeer, EngineCoreOutputs]
 
 
 class FrontEnds:
-    """All front ends of an engine, and the socket to them. The socket stays the caller's."""
+    """All front ends of an engine, and the socket to them. The caller owns the socket."""
 
     def __init__(self, outbox: zmq.Socket[bytes], ready: Ready) -> None:
-        """ready: what a front end is told first."""
+        """ready: the first message to a front end."""
         self._ready = ready
         self.owner = FrontEndPeer(OWNER, 0)
         self._outbox = outbox
@@ -116,9 +116,9 @@ class FrontEnds:
         return self._peers.get(name)
 
     def attach(self, name: bytes) -> FrontEndPeer | None:
-        """Add a front end and tell it that the engine is ready.
+        """Add a front end and send it `Ready`.
 
-        None if it cannot be reached yet: its next Hello will find it.
+        None if it is not connected yet: it repeats its Hello.
         """
         peer = FrontEndPeer(name, self._num_attached + 1)
         ready = msgspec.structs.replace(self._ready, front_end=peer.number)
@@ -129,18 +129,18 @@ class FrontEnds:
         return peer
 
     def remove(self, peer: FrontEndPeer) -> None:
-        """Forget a front end."""
+        """Remove a front end."""
         self._peers.pop(peer.name, None)
 
     def may_step(self) -> bool:
-        """Return whether the engine may run a step: not while all who get outputs are behind."""
+        """Whether a step may run: not while all front ends with outputs are behind."""
         peers = self._peers.values()
         if not any(peer.window.is_full for peer in peers):
             return True
         return any(peer.live and not peer.window.is_full for peer in peers)
 
     def send(self, peer: FrontEndPeer, content: bytes, *, counts: bool = True) -> bool:
-        """Send a message; return False if the front end is gone. counts: towards its window."""
+        """Send a message; return False if the front end has left. counts: towards its window."""
         fault("engine.send")
         try:
             self._outbox.send(peer.name, zmq.SNDMORE)
@@ -154,7 +154,7 @@ class FrontEnds:
         return True
 
     def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndPeer]:
-        """Send to each front end what it learns of a step's outputs; return those that are gone."""
+        """Send each front end its part of a step's outputs; return those that have left."""
         gone = []
         alone = len(self._peers) == 1
         for peer, part in self._split(outputs):
@@ -170,7 +170,7 @@ class FrontEnds:
         return gone
 
     def is_beat_due(self, peer: FrontEndPeer) -> bool:
-        """Return whether a front end gets this heartbeat: seldom where it does not read."""
+        """Return whether a front end gets this heartbeat: few are sent if it does not read."""
         peer.num_beats += 1
         return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
 
@@ -180,7 +180,7 @@ class FrontEnds:
         return peer.has_news(part)
 
     def _split(self, outputs: EngineCoreOutputs) -> list[_Part]:
-        """Return each front end with its part of a step's outputs; requests that ended are gone."""
+        """Return each front end with its part of the outputs; removes ended requests."""
         if len(self._peers) == 1 and not self.owner.translates:
             for ending in outputs.finished:
                 self.owner.live.pop(ending.request_id, None)
@@ -189,7 +189,7 @@ class FrontEnds:
 
 
 def _part_of(peer: FrontEndPeer, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-    """Return what a step gave to the requests of one front end, by its own ids."""
+    """Return the outputs of one front end's requests, by its own ids."""
     live = peer.live
     names: list[str] = []
     counts, tokens = array("i"), array("i")

@@ -1,8 +1,8 @@
 """The sockets between one front end and an engine's process.
 
-One socket sends, the other receives, so that two threads can use them. Both carry the same random
-name, by which the engine knows this front end. The process's end is told by its pidfd, so that
-nobody waits for a dead engine. Any thread may send and close while one receives.
+One socket sends, the other receives, so that two threads can use them. Both have the same random
+identity, by which the engine knows this front end. The process's pidfd reports its end, so that no
+caller waits for a dead engine. Any thread may send and close while one receives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dovetail.transport.messages import (
 )
 
 OWNER = b"owner"
-"""The name of the front end that started the engine; all others have random ones."""
+"""The identity of the front end that started the engine; the others' are random."""
 
 _DRAIN_MS = 100
 _RECONNECT_MS = 5
@@ -40,21 +40,21 @@ _RECONNECT_MS = 5
 class Sockets:
     """The sockets to an engine's process.
 
-    ending: a pidfd of the process, closed with them; None for none.
+    ending: a pidfd of the process, closed with the sockets; None for none.
     """
 
     context: zmq.Context[zmq.Socket[bytes]] | None = None
     ending: int | None = None
 
     def open(self, folder: Path, name: bytes) -> None:
-        """Make and connect the sockets; `close` closes what there is, should this fail half-way."""
+        """Create and connect the sockets; after an error `close` closes those that exist."""
         self.context = zmq.Context()
-        self.context.linger = 0  # of all its sockets: to close them never waits for the engine
+        self.context.linger = 0  # closing the sockets never waits for the engine
         self.to_engine = self._connect(folder, INPUT_SOCKET, name)
         self.from_engine = self._connect(folder, OUTPUT_SOCKET, name)
 
     def close(self) -> None:
-        """Close all, unsent messages too; never waits. In any thread, while none uses them."""
+        """Close all, and drop unsent messages. From any thread, while none uses them."""
         if self.context is not None:
             self.context.destroy(linger=0)
         if self.ending is not None:
@@ -65,7 +65,7 @@ class Sockets:
         assert self.context is not None
         end = self.context.socket(zmq.DEALER)
         end.setsockopt(zmq.ROUTING_ID, name)
-        end.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # until the process has bound it
+        end.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # retried until the process has bound it
         end.setsockopt(zmq.SNDHWM, 0)
         fault("client.connect")
         end.connect(address(folder, file))
@@ -73,10 +73,10 @@ class Sockets:
 
 
 class EngineLink(ABC):
-    """One front end's way to an engine's process.
+    """The connection of one front end to an engine's process.
 
-    error: what it died of, or that it was shut down; None while it is not known to be dead.
-    ready: what it said when it was. heartbeat: the last one. folder: in which its sockets lie.
+    error: why the engine ended, or that it was shut down; None while it is not known to be dead.
+    ready: its first message. heartbeat: the last one. folder: contains its sockets.
     """
 
     error: DovetailError | None = None
@@ -101,15 +101,15 @@ class EngineLink(ABC):
     @property
     @abstractmethod
     def progress(self) -> Progress:
-        """How far the engine has come."""
+        """The progress of the engine."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what this front end owns. May be called twice, and in any thread."""
+        """Release what this front end owns. May be called twice, and from any thread."""
 
     @abstractmethod
     def died(self) -> DovetailError:
-        """Return the error for a process that has ended without a word."""
+        """Return the error for a process that has ended without a report."""
 
     def open_sockets(self, name: bytes) -> None:
         """Connect."""
@@ -118,9 +118,9 @@ class EngineLink(ABC):
         self._poller.register(self._sockets.from_engine, zmq.POLLIN)
 
     def watch_process(self, pid: int, ending: int | None) -> None:
-        """Notice from now on when the process ends.
+        """Detect the end of the process from now on.
 
-        ending: a descriptor that can be read then; None where the system offers none.
+        ending: a descriptor that becomes readable then; None if the system offers none.
         """
         self.pid = pid
         self._ending = ending
@@ -130,7 +130,7 @@ class EngineLink(ABC):
     def send(self, message: Message) -> None:
         """Send a message; never waits.
 
-        Raises MessageError if it cannot travel, EngineDeadError if the engine is known to be dead.
+        Raises MessageError if it cannot be sent, EngineDeadError if the engine is known to be dead.
         """
         content = pack(message)
         self.check_open()
@@ -144,10 +144,10 @@ class EngineLink(ABC):
                 raise
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
-        """Return the next message, or None if none came within `timeout_s`; None waits for ever.
+        """Return the next message, or None if none arrived within `timeout_s`; None: no limit.
 
-        Heartbeats are kept, too. Raises EngineDeadError, now and from then on, when the engine has
-        died and all that it said before has been read.
+        Heartbeats are recorded. After the last message of a dead engine, this and every later
+        call raises EngineDeadError.
         """
         self.check_open()
         wait_ms = None if timeout_s is None else max(0, int(1000 * timeout_s))
@@ -171,10 +171,10 @@ class EngineLink(ABC):
         return bool(end.poll(1000 * timeout_s))
 
     def check_open(self) -> None:
-        """Raise what the engine died of, or that it was shut down.
+        """Raise the error that ended the engine, or that it was shut down.
 
-        It is torn down without `close` where the interpreter ends, or the garbage collector takes
-        it, while somebody still uses it: in an exit hook, a daemon thread, a `__del__`.
+        At interpreter exit or garbage collection the link is closed without `close`, even if an
+        exit hook, a daemon thread or a `__del__` still uses it.
         """
         if self.error is None and not self.is_open:
             self.error = shut_down_error()
@@ -182,10 +182,10 @@ class EngineLink(ABC):
             raise self.error
 
     def _receive(self, wait_ms: int | None) -> FromEngine | None:
-        """Return the next message, or None if none came."""
+        """Return the next message, or None if none arrived."""
         from_engine = self._sockets.from_engine
         events = dict(self._poller.poll(wait_ms))
-        # What a dead process has said may still be on its way through ZMQ's own thread.
+        # Messages of a dead process may still be in ZMQ's own thread.
         if from_engine not in events and events and not from_engine.poll(_DRAIN_MS):
             self.error = self.died()
             raise self.error
@@ -201,5 +201,5 @@ class EngineLink(ABC):
 
 
 def shut_down_error() -> DovetailError:
-    """Return the error for the use of a client that was shut down."""
-    return EngineDeadError("the engine was shut down; make a new one.")
+    """Return the error for the use of a client after its shutdown."""
+    return EngineDeadError("the engine was shut down; create a new one.")

@@ -1,9 +1,9 @@
-"""Outputs on their way to the front end: cut to messages, and held back while it does not read.
+"""Outputs to a front end: split into messages, and limited while it does not read.
 
-A step's outputs may be more than one message may hold (log-probabilities of a long prompt); they
-are cut then, and one message after the other says what the whole says. The front end tells how
-many messages it has taken; while too many, or too many bytes, are not taken, the engine makes no
-step. It goes on to do what comes in, so that aborts, calls and the end are never held up.
+A step's outputs may exceed the size of one message (log-probabilities of a long prompt); they are
+then split into several. The front end acknowledges the messages that it has taken; while too many
+messages or bytes are unacknowledged, the engine runs no step. It still processes incoming messages,
+so that aborts, calls and shutdown are never delayed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dovetail.interfaces import EngineCoreOutputs
 from dovetail.transport.messages import Answer, Outputs, pack
 
 MAX_UNREAD_MESSAGES = 64
-"""Messages with outputs that may be on their way; a front end takes all that there are at once."""
+"""Limit of unacknowledged messages with outputs; a front end takes all available ones at once."""
 
 MAX_UNREAD_BYTES = 64 << 20
 MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
-"""Most that is kept for a front end that does not read, while others are served."""
+"""Bytes that are kept for a front end that does not read, while others are served."""
 
 FLOOD = 16
-"""How many times that much ends a front end that only calls, and does not read the answers."""
+"""At this multiple a front end that only calls, and does not read the answers, is detached."""
 
 ACKNOWLEDGE_EVERY = 16
-"""The front end tells what it has taken after this many messages."""
+"""The front end acknowledges after this many messages."""
 
 MESSAGE_WORK = 1 << 16
-"""Tokens in a message, up to 16 bytes each, or as much work in log-probabilities: 128 bytes."""
+"""Tokens per message, up to 16 bytes each, or as many log-probabilities: 128 bytes each."""
 
 
 class OutputWindow:
@@ -43,36 +43,36 @@ class OutputWindow:
 
     @property
     def is_full(self) -> bool:
-        """Whether no step may be made until the front end has taken some messages."""
-        # Of fewer than `ACKNOWLEDGE_EVERY` the front end may have taken all and told nothing.
+        """Whether no step may run until the front end has taken some messages."""
+        # Of fewer than `ACKNOWLEDGE_EVERY` the front end may have taken all without a report.
         too_large = self._num_bytes >= MAX_UNREAD_BYTES and len(self._sizes) >= ACKNOWLEDGE_EVERY
         return too_large or len(self._sizes) >= MAX_UNREAD_MESSAGES
 
     @property
     def is_overflowing(self) -> bool:
-        """Whether more is on its way than is kept for a front end."""
+        """Whether more is unread than is kept for a front end."""
         return self._num_bytes > MAX_KEPT_BYTES
 
     @property
     def is_flooded(self) -> bool:
-        """Whether a front end without requests is sent answers that it does not read."""
+        """Whether a front end without requests does not read the answers to its calls."""
         return self._num_bytes > FLOOD * MAX_KEPT_BYTES
 
     def sent(self, num_bytes: int) -> None:
-        """Note that a message with outputs was sent."""
+        """Count a message with outputs that was sent."""
         self._sizes.append(num_bytes)
         self._num_bytes += num_bytes
 
     def taken(self, num_messages: int) -> None:
-        """Note that the front end has taken so many more; more than were sent count as all."""
+        """Count messages that the front end has taken; more than were sent count as all."""
         for _ in range(min(num_messages, len(self._sizes))):
             self._num_bytes -= self._sizes.popleft()
 
 
 def pack_outputs(outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> Iterator[bytes]:
-    """Yield a step's outputs as messages, each of them within the limit.
+    """Encode a step's outputs as messages, each within the limit.
 
-    answers: go with the first one. The statistics go with the last one.
+    answers: sent with the first one. The statistics are in the last one.
     """
     if work_of(outputs) <= MESSAGE_WORK:
         whole = _try_pack(outputs, answers)
@@ -89,7 +89,7 @@ def _pack_pieces(outputs: EngineCoreOutputs, most: int) -> Iterator[bytes]:
         content = _try_pack(piece)
         if content is not None:
             yield content
-        elif most > 1:  # few entries, and long ids or reasons
+        elif most > 1:  # few entries with long ids or reasons
             yield from _pack_pieces(piece, most // 8)
         else:
             yield pack(Outputs.of(piece))

@@ -1,7 +1,7 @@
-"""How requests enter the core in its process: some milliseconds of them between two steps.
+"""Adds requests to the core, for a few milliseconds between two steps.
 
-However many come at once, those that run go on in between. Requests that come together while
-nothing runs are all taken in before the first step. Depends on no socket and no front end.
+Running requests therefore continue, however many arrive at once. Requests that arrive together
+while nothing runs are all added before the first step. Depends on no socket and no front end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Done = Callable[[dict[str, RequestError]], None]
 
 @dataclass
 class _Batch:
-    """Requests that came together.
+    """Requests that arrived together.
 
-    add: adds one to the core. done: is given the refusals, by id, when all are in. holds_steps:
-    whether all are to be in before the next step.
+    add: adds one to the core. done: called with the refusals, by id, when all are added.
+    holds_steps: whether all must be added before the next step.
     """
 
     requests: Iterator[PackedRequest]
@@ -39,13 +39,13 @@ class _Batch:
 
 
 class RequestIntake:
-    """Takes requests into a core, for one turn of its loop after the other."""
+    """Adds requests to a core, in one turn of its loop after the other."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._end_ns = 0
         self._batch: _Batch | None = None
-        # Decoded, and not yet in the core: each of the two may take tens of milliseconds.
+        # Decoded, but not yet added: each of the two may take tens of milliseconds.
         self._was_read: EngineCoreRequest | None = None
 
     def begin_turn(self) -> None:
@@ -54,17 +54,17 @@ class RequestIntake:
 
     @property
     def is_over(self) -> bool:
-        """Whether the turn is over: what else has come waits for the next."""
+        """Whether the turn is over: other messages wait for the next turn."""
         return self._clock.now_ns() >= self._end_ns
 
     def begin_batch(
         self, requests: Iterable[PackedRequest], add: Add, done: Done, *, holds_steps: bool
     ) -> None:
-        """Begin to take in requests that came together; see `_Batch`. `go_on` does it."""
+        """Register requests that arrived together; see `_Batch`. `go_on` adds them."""
         self._batch = _Batch(iter(requests), add, done, holds_steps)
 
     def go_on(self) -> None:
-        """Take in what waits, as long as the turn lasts."""
+        """Add waiting requests until the turn is over."""
         batch = self._batch
         if batch is None:
             return
@@ -80,23 +80,23 @@ class RequestIntake:
 
     @property
     def holds_steps(self) -> bool:
-        """Whether the next step waits for requests that came together while nothing ran."""
+        """Whether the next step waits for requests that arrived together while nothing ran."""
         return self._batch is not None and self._batch.holds_steps
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is not in yet; what came later comes later."""
+        """Whether a request is not added yet; later messages must wait for it."""
         return self._batch is not None
 
     def _read(self, request_id: str, content: bytes) -> None:
-        """Decode a request, which is then to be added."""
+        """Decode a request, which is added next."""
         request = read_request(content)
         if request.request_id != request_id:
-            raise MessageError(f"the request's own id is {request.request_id!r}.")
+            raise MessageError(f"the request has another id: {request.request_id!r}.")
         self._was_read = request
 
     def _add_read(self, batch: _Batch) -> None:
-        """Add the request that was read, if one was."""
+        """Add the decoded request, if there is one."""
         request, self._was_read = self._was_read, None
         if request is not None:
             self._attempt(batch, request.request_id, partial(batch.add, request))

@@ -1,10 +1,10 @@
-"""The engine core's loop: messages in, steps, messages out.
+"""The engine core's loop: receive messages, run steps, send messages.
 
-One thread does everything in turn, so that the core needs no lock; ZMQ's own threads read and
-write meanwhile. What comes in is checked by its reader, by the declaration of the operation and
-once more by the core: a message that cannot be read is counted, a request that is wrong is refused
-by name, and neither ends anything. A step that fails ends the engine, with its digest. A front end
-that leaves, or is killed, takes only its own requests with it. Depends on no process and no parent.
+One thread does everything in turn, so the core needs no lock; ZMQ's own threads read and write
+meanwhile. Messages are checked by the reader, by the operation's declaration and by the core. An
+unreadable message is counted and an invalid request is refused with a reason; neither stops the
+engine. A failed step ends the engine, with its digest. If a front end leaves or is killed, only its
+own requests are aborted. Depends on no process and no parent.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from dovetail.transport.messages import (
 from dovetail.transport.remote_error import RemoteError
 
 _IDLE_LOOK_MS = 250
-"""How often an engine that has nothing to do looks whether its workers live."""
+"""How often an idle engine checks whether its workers are alive."""
 
 _TOO_FAR_BEHIND = (
-    "the engine has ended the requests of this front end: it reads too slowly, and its outputs are "
-    "more than the engine keeps."
+    "the engine has aborted the requests of this front end: it reads too slowly, and its unread "
+    "outputs exceed the limit."
 )
 
 
@@ -67,7 +67,7 @@ class EngineServer:
         clock: Clock,
         liveness: LivenessWriter,
     ) -> None:
-        """ahead: whether a plan is made while another one is executed."""
+        """ahead: whether a step is planned while another one is executed."""
         self._liveness = liveness
         self._core = core
         self._inbox = inbox
@@ -85,7 +85,7 @@ class EngineServer:
         self._intake = RequestIntake(clock)
 
     def run(self) -> int:
-        """Serve until told to stop; return the process's exit status: 0, or 1 if it died."""
+        """Serve until a stop message; return the exit status: 0, or 1 if the engine failed."""
         try:
             while not self._stopping:
                 self._read_messages(self._wait_ms())
@@ -107,13 +107,13 @@ class EngineServer:
         return self._core.step_is_due() and self._front_ends.may_step()
 
     def _wait_ms(self) -> int:
-        """Return how long to wait for a message before the next step or look."""
+        """Return how long to wait for a message before the next step or check."""
         if not self._can_step():
             return self._idle_ms
         return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
     def _read_messages(self, wait_ms: int) -> None:
-        """Do what has come, as long as a turn lasts; wait `wait_ms` for the first message."""
+        """Process messages for one turn; wait up to `wait_ms` for the first one."""
         if not self._intake.is_waiting and not self._inbox.poll(wait_ms):
             return
         self._intake.begin_turn()
@@ -128,12 +128,12 @@ class EngineServer:
                 message = self._reader.read(contents[0] if len(contents) == 1 else b"")
                 self._do(name, message)
             except MessageError:
-                continue  # counted by the reader, told with the heartbeat
+                continue  # counted by the reader, reported with the heartbeat
 
     # --- messages -----------------------------------------------------------------------------
 
     def _do(self, name: bytes, message: ToEngine) -> None:
-        """Do what a message asks; raise MessageError for one that its sender may not send."""
+        """Process a message; raise MessageError for one that its sender may not send."""
         peer = self._front_ends.find(name)
         if isinstance(message, Hello):
             if peer is None and (new := self._front_ends.attach(name)) is not None:
@@ -175,7 +175,7 @@ class EngineServer:
         operation: Operation[..., Any],
         perform: Callable[[], Any],
     ) -> None:
-        """Perform a call and answer it, be it with an error; the engine's death is raised."""
+        """Perform a call and answer it, with a result or an error; raise the engine's failure."""
         before = self._core.paused
         try:
             fault("engine.answer")
@@ -199,7 +199,7 @@ class EngineServer:
         operation: Operation[..., Any],
         packed: PackedRequest | tuple[PackedRequest, ...],
     ) -> None:
-        """Begin to take in what a call hands over: one request, or several together."""
+        """Register the requests of a call: one request, or several together."""
         one = operation is EnginePort.add_request
         requests: Any = (packed,) if one else packed
         done = self._refuse if one else partial(self._answer_requests, number)
@@ -230,7 +230,7 @@ class EngineServer:
         peer.wants_stats = True
 
     def _refuse(self, peer: FrontEndPeer, refused: dict[str, RequestError]) -> None:
-        """Let requests that nobody waits for end with the outputs."""
+        """Report refusals of requests without a waiting call with the outputs."""
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
             for name, error in refused.items()
@@ -241,8 +241,8 @@ class EngineServer:
     def _answer_requests(
         self, number: int, peer: FrontEndPeer, refused: dict[str, RequestError]
     ) -> None:
-        # It waits for the outputs of the first step, since waking the front end before it takes a
-        # core from the workers.
+        # Sent with the outputs of the first step: waking the front end before it would take a
+        # CPU core from the workers.
         result = EnginePort.add_requests.encode_result(refused)
         if number:
             peer.answers.append(Answer(number, result))
@@ -261,9 +261,9 @@ class EngineServer:
             self._forget(peer)
 
     def _limit(self, peer: FrontEndPeer) -> None:
-        """End the requests of a front end that is too far behind, or else what it is sent at all.
+        """Abort the requests of a front end that is too far behind; without requests, detach it.
 
-        The owner is always answered.
+        The owner always gets its answers.
         """
         if not peer.live:
             if peer.window.is_flooded and not peer.is_owner:
@@ -294,7 +294,7 @@ class EngineServer:
             self._forget(peer)
 
     def _forget(self, peer: FrontEndPeer) -> None:
-        """Abort what a front end that is gone has under way; the owner's end ends the process."""
+        """Abort the requests of a front end that has left; the owner's end stops the engine."""
         if peer.is_owner:
             return
         self._front_ends.remove(peer)

@@ -1,11 +1,11 @@
-"""Supervision: an engine that is started again when it dies, and says at any time how it is.
+"""Supervision: restarts an engine that dies, and reports its state at any time.
 
-    channel        `SupervisedChannel`, which stands for the channels to one engine after the other
-    supervisor     owns the channel to the engine that runs, and puts another in its place
-    work           the calls and requests that an engine has not finished with
-    crash_tracker  which requests an engine dies of
-    restarts       when the next start is due, if there is to be one
-    rules          how often and how fast an engine is started again, what counts as a stall
+    channel        `SupervisedChannel`, which wraps the channels of successive engines
+    supervisor     owns the channel to the running engine, and replaces it
+    work           the unfinished calls and requests of an engine
+    crash_tracker  which requests crash an engine
+    restarts       when the next restart is due, if any
+    rules          limits and delays of restarts, and the definition of a stall
 
-A supervised engine fails the requests that were under way when it died; it replays nothing.
+A supervised engine fails the requests that were unfinished when it died; none is run again.
 """

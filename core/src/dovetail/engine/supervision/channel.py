@@ -1,8 +1,8 @@
-"""`SupervisedChannel`: a channel that outlives its engine, for every client.
+"""`SupervisedChannel`: a channel that continues with another engine when its engine dies.
 
-When the engine dies, the requests under way end with an error among the outputs, calls are answered
-with UnavailableError, and another engine is started; until it is ready, calls raise
-UnavailableError, and outputs are waited for. EngineDeadError comes when no more is started.
+When the engine dies, unfinished requests end with an error in the outputs, unanswered calls get
+UnavailableError, and another engine is started. Until it is ready, calls raise UnavailableError,
+and `receive` waits. After the last restart, calls raise EngineDeadError.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dovetail.interfaces import PauseScope
 
 
 class SupervisedChannel(Channel):
-    """The channel to one engine after the other. A new engine is paused as the last one was.
+    """The channel to successive engines. A new engine is paused if the previous one was.
 
-    facts: of the first engine; the others are made from the same configuration.
+    facts: of the first engine; the others have the same configuration.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class SupervisedChannel(Channel):
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Start the first engine; raise the DovetailError that its start raised."""
+        """Start the first engine; raise the DovetailError of its start."""
         self._work = Work(rules, clock)
         self._supervisor = Supervisor(start, self._work, rules, clock=clock)
         self.facts = self._supervisor.channel().facts
 
     def send(self, call: Call) -> None:
-        """Send a call to the engine that runs.
+        """Send a call to the running engine.
 
-        Raises RequestError also for a request that engines have died with, UnavailableError while
-        there is no engine.
+        Raises RequestError also for a request that has crashed engines, UnavailableError while no
+        engine runs.
         """
         channel = self._supervisor.channel()
         call = self._work.begin(call)
@@ -51,51 +51,51 @@ class SupervisedChannel(Channel):
             self._work.withdraw(call)
             self._supervisor.lose(channel, error)
             raise UnavailableError(
-                f"The engine died during the call and is started again: {error}"
+                f"The engine died during the call and is being restarted: {error}"
             ) from error
         except DovetailError:
             self._work.withdraw(call)
             raise
         if not self._supervisor.is_current(channel) and self._work.withdraw(call):
-            raise UnavailableError("The engine died during the call and is started again.")
+            raise UnavailableError("The engine died during the call and is being restarted.")
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next reply or outputs, or the end of what an engine died with."""
+        """Return the next reply or outputs, or the ends of requests of a dead engine."""
         return self._supervisor.receive(timeout_s)
 
     def acknowledge(self) -> None:
-        """Note that outputs were taken."""
+        """Record that outputs were taken."""
         channel = self._supervisor.find_channel()
         if channel is not None:
             channel.acknowledge()
 
     def close(self) -> None:
-        """End the engine, and start no more."""
+        """End the engine, and stop restarts."""
         self._supervisor.shutdown()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait for an engine; return whether there is one. Raises EngineDeadError for none."""
+        """Wait for an engine; return whether one is ready. Raises EngineDeadError if it failed."""
         return self._supervisor.wait(timeout_s)
 
     @property
     def error(self) -> DovetailError | None:
-        """Why no engine is started any more, or None."""
+        """Why no engine is started again, or None."""
         return self._supervisor.error
 
     @property
     def state(self) -> EngineState:
-        """How the engine is."""
+        """The state of the engine."""
         return self._supervisor.state
 
     @property
     def paused(self) -> PauseScope | None:
-        """How far the engine is paused, or the next one will be."""
+        """The scope of the pause of this engine, or of the next one."""
         channel = self._supervisor.find_channel()
         return self._supervisor.paused if channel is None else channel.paused
 
     @property
     def progress(self) -> Progress:
-        """How far the engine that runs has come; nothing while there is none."""
+        """The progress of the running engine; nothing while none runs."""
         channel = self._supervisor.find_channel()
         return Progress() if channel is None else channel.progress
 
@@ -106,10 +106,10 @@ class SupervisedChannel(Channel):
 
     @property
     def process_id(self) -> int:
-        """The id of the process of the engine that runs."""
+        """The process id of the running engine."""
         return self._supervisor.channel().process_id
 
     @property
     def address(self) -> str:
-        """Where other processes can attach to the engine that runs; another one after a restart."""
+        """The address of the running engine for other processes; changes with a restart."""
         return self._supervisor.channel().address

@@ -1,23 +1,23 @@
-"""Which requests an engine dies of: counted over its deaths, and refused once that is known.
+"""Finds the requests that crash an engine: counts its deaths by request, and refuses such requests.
 
-A death counts against every request under way, by three keys: the user's id, the prompt with its
+A death counts against every unfinished request, by three keys: the user's id, the prompt with its
 parameters, and the prompt alone. A request that ends normally clears its keys. Counts older than
 the window of the rules are dropped. The rule, for `max_deaths` = N:
 
 - A key with N deaths (the prompt alone: N + 1) is suspected.
-- It is banned, until the window has passed, when an engine dies while its request is the only one
-  under way, or the only suspect. A banned request is refused with RequestError.
-- While more than `FEW_RESTARTS` restarts would be left, did every death count, two things are no
-  proof: that a process was killed from outside (SIGKILL), and that several requests of one prompt
-  were under way. Later they are. Then, too, one suspect runs at a time, so that the next death
-  names it; other suspects get UnavailableError and may ask again.
+- It is banned, until the window has passed, if an engine dies while its request is the only
+  unfinished one, or the only suspect. A banned request is refused with RequestError.
+- While more than `FEW_RESTARTS` restarts would be left if every death counted, two events are not
+  evidence: that a process was killed from outside (SIGKILL), and that several requests with one
+  prompt were unfinished. Later they are. Then, too, one suspect runs at a time, so that the next
+  death identifies it; other suspects get UnavailableError and may retry.
 
-A request is to blame for a death if it was the only one under way, or if the engine works
+A request is to blame for a death if it was the only unfinished one, or if the engine works
 otherwise: some request has ended normally within the window. A SIGKILL from outside is blamed on
 no request.
 
-So poison cannot use up all restarts, even if it is another request each time, and a request that
-merely ran beside it is not refused for good.
+Crashing requests therefore cannot use up all restarts, even if each is a different request, and a
+request that merely ran at the same time is not refused permanently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Record:
-    """num_deaths: of engines, while the key was under way. last_ns: when the last one was."""
+    """num_deaths: of engines, while the key was unfinished. last_ns: time of the last one."""
 
     num_deaths: int = 0
     last_ns: int = 0
@@ -48,7 +48,7 @@ class _Record:
 
 
 class CrashTracker:
-    """Counts deaths by request; see the module. Not thread-safe.
+    """Counts deaths by request; see the module docstring. Not thread-safe.
 
     restarts_left: as of the last death; set by the owner.
     """
@@ -60,10 +60,10 @@ class CrashTracker:
         self._clock = clock
         self._last_normal_end_ns: int | None = None
         self._records: dict[Key, _Record] = {}
-        self._suspects: dict[str, str] = {}  # under way: core id to hash of prompt and parameters
+        self._suspects: dict[str, str] = {}  # unfinished: core id to hash of prompt and parameters
 
     def admit(self, user_id: str, request: EngineCoreRequest) -> None:
-        """Note a request that is about to run, before it is handed to the engine.
+        """Record a request that is about to run, before it is sent to the engine.
 
         Raises RequestError if it is banned, UnavailableError if it has to wait for a suspect.
         """
@@ -79,13 +79,13 @@ class CrashTracker:
         fingerprint = keys[1][1]
         if any(other != fingerprint for other in self._suspects.values()):
             raise UnavailableError(
-                f"request {user_id!r} was under way when the engine died, and so was another one "
-                "that is under way now; one of them runs at a time. Ask again."
+                f"request {user_id!r} was unfinished when the engine died, and so was another "
+                "one that is running now. Only one of them may run at a time; retry later."
             )
         self._suspects[request.request_id] = fingerprint
 
     def record_end(self, user_id: str, request: EngineCoreRequest, *, is_normal: bool) -> None:
-        """Note that a request has ended. is_normal: by itself, not by an abort or an error."""
+        """Record that a request has ended. is_normal: without an abort or an error."""
         self._suspects.pop(request.request_id, None)
         if is_normal:
             self._last_normal_end_ns = self._clock.now_ns()
@@ -96,7 +96,7 @@ class CrashTracker:
     def blames_request(
         self, under_way: Sequence[tuple[str, EngineCoreRequest]], *, was_killed: bool
     ) -> bool:
-        """Return whether one of the requests under way is to blame for a death."""
+        """Return whether an unfinished request is to blame for a death."""
         if was_killed or not under_way:
             return False
         last_ns = self._last_normal_end_ns
@@ -107,7 +107,7 @@ class CrashTracker:
     def record_death(
         self, under_way: Iterable[tuple[str, EngineCoreRequest]], *, was_killed: bool
     ) -> None:
-        """Note that an engine died while these were under way: user ids and requests.
+        """Record that an engine died with these requests unfinished, by user id.
 
         was_killed: by a SIGKILL that was not the supervisor's.
         """
@@ -130,7 +130,7 @@ class CrashTracker:
             del self._records[next(iter(self._records))]
 
     def _ban(self, accused: Sequence[tuple[Key, Key, Key]]) -> None:
-        """Ban what is suspected, if only one request can have been at fault."""
+        """Ban the suspected key, if only one request can be the cause."""
         if len({fingerprint for _, fingerprint, _ in accused}) != 1:
             return
         for key in {key for keys in accused for key in keys}:
@@ -143,11 +143,11 @@ class CrashTracker:
         return record.num_deaths >= self._max_deaths + (key[0] == _PROMPT)
 
     def _refusal(self, user_id: str, key: Key) -> RequestError:
-        what = {_ID: "a request of this id", _REQUEST: "it", _PROMPT: "its prompt"}[key[0]]
+        what = {_ID: "a request with this id", _REQUEST: "it", _PROMPT: "its prompt"}[key[0]]
         return RequestError(
-            f"request {user_id!r} is not run: {what} was under way when the engine died, "
-            f"{self._records[key].num_deaths} times, and no other can have been at fault. If it is "
-            "not at fault, ask later, or with another id, prompt or parameters.",
+            f"request {user_id!r} is refused: {what} was unfinished when the engine died, "
+            f"{self._records[key].num_deaths} times, and no other request can be the cause. If it "
+            "is not the cause, retry later, or with another id, prompt or parameters.",
             parameter="request_id" if key[0] == _ID else "prompt",
         )
 
@@ -155,6 +155,6 @@ class CrashTracker:
 def _keys(user_id: str, request: EngineCoreRequest) -> tuple[Key, Key, Key]:
     prompt = hashlib.blake2b(",".join(map(str, request.prompt_token_ids)).encode(), digest_size=16)
     whole = prompt.copy()
-    params = replace(request.sampling_params, n=1, seed=None)  # alike for all completions of one
+    params = replace(request.sampling_params, n=1, seed=None)  # equal for all completions
     whole.update(repr((params, request.max_tokens, request.lora_id)).encode())
     return (_ID, user_id), (_REQUEST, whole.hexdigest()), (_PROMPT, prompt.hexdigest())

@@ -1,4 +1,4 @@
-"""When an engine that died is to be started again: soon at first, later each time, not for ever."""
+"""When to restart an engine that died: with growing delays, and a limit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dovetail.engine.supervision.rules import SupervisionRules
 class Restarts:
     """The deaths of one engine's processes. Not thread-safe.
 
-    A death that a request is to blame for is no reason to give up: the engine works. It does not
-    count towards `max_restarts`, unless that is 0.
+    A death that is blamed on a request is no reason to give up: the engine works. It does not count
+    towards `max_restarts`, unless that is 0.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
@@ -23,16 +23,16 @@ class Restarts:
 
     @property
     def num_deaths(self) -> int:
-        """How many deaths that count there were within the window, as of the last one."""
+        """The number of counted deaths within the window, as of the last one."""
         return len(self._counted_ns)
 
     @property
     def num_left(self) -> int:
-        """How many more restarts the window would allow, did every death count."""
+        """The number of restarts that would be left in the window if every death counted."""
         return max(0, self._rules.max_restarts - len(self._deaths_ns))
 
     def next_delay_s(self, *, is_by_request: bool = False) -> float | None:
-        """Note a death; return how long to wait before the next start, or None for no more.
+        """Record a death; return the delay of the next start, or None for no restart.
 
         is_by_request: whether a request is to blame.
         """

@@ -1,4 +1,4 @@
-"""What a supervisor goes by: limits and delays, all in seconds."""
+"""The rules of a supervisor: limits and delays, all in seconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LEAST = {"max_restarts": 0, "max_deaths": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisionRules:
-    """When an engine counts as stalled, when it is killed for it, and when it is started again.
+    """When an engine counts as stalled, when it is killed, and when it is restarted.
 
-    max_restarts: within `window_s`; the next death is final. A death that a request is to blame for
+    max_restarts: within `window_s`; the next death is final. A death that is blamed on a request
     does not count, unless this is 0; see `crash_tracker`. first_delay_s, max_delay_s: before a
-    restart; doubled from one to the next within the window.
-    max_silence_s: an engine that shows no life for longer is STALLED; kill_silence_s: and killed.
-    max_step_s: likewise for a step that does not end; kill_step_s: it is killed for that.
-    max_deaths: how many engines may die with a request under way before it is suspected of it, and
-    refused once it was the only suspect; see `crash_tracker`.
+    restart; doubled at each restart within the window.
+    max_silence_s: an engine without heartbeats for longer is STALLED; kill_silence_s: it is killed.
+    max_step_s, kill_step_s: the same limits for the duration of a step.
+    max_deaths: how many engines may die while a request is unfinished before it is suspected, and
+    refused after it was the only suspect; see `crash_tracker`.
     """
 
     max_restarts: int = 5
@@ -34,12 +34,12 @@ class SupervisionRules:
     max_deaths: int = 2
 
     def __post_init__(self) -> None:
-        """Raise UserError, naming the rule, for a value that cannot be kept."""
+        """Raise UserError, naming the rule, for an invalid value."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if name in _LEAST:
                 right = type(value) is int and value >= _LEAST[name]
-                wanted = f"a whole number from {_LEAST[name]}"
+                wanted = f"an integer of at least {_LEAST[name]}"
             else:
                 right = type(value) in (int, float) and 0 < value < math.inf
                 wanted = "a number of seconds above 0"

@@ -1,9 +1,9 @@
-"""The owner of an engine's processes: watches them, and starts another engine when one dies.
+"""Owns an engine's processes: monitors them, and starts another engine when one dies.
 
-Holds the channel to the engine that runs, which ends with all its processes when it is shut down or
-killed. One thread looks for the engine's end, though nobody calls it, and kills one that shows no
-sign of life for long; another, while there is none, starts the next. Both hold the supervisor only
-weakly, so that one that is dropped ends. What is under way in an engine is in its `Work`.
+Holds the channel to the running engine; all processes of an engine end when it is shut down or
+killed. One thread detects the engine's end, even without calls, and kills an engine that stalls for
+long; while none runs, another thread starts the next. Both refer to the supervisor only weakly, so
+an unused supervisor is collected. The unfinished work of an engine is in its `Work`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
 _JOIN_S = 30.0
 _PAUSE_S = 10.0
-"""How long a new engine may take to pause as the last one was."""
+"""How long a new engine may take to restore the previous engine's pause."""
 
 
 class Supervisor:
-    """One engine after the other. May be used by several threads.
+    """Runs successive engines. Thread-safe.
 
-    num_restarts: engines started after the first. paused: how far the next engine is paused when it
-    starts.
+    num_restarts: engines started after the first. paused: the scope of the pause in which the next
+    engine starts.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Supervisor:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Start the first engine, in this thread; raise what its start raises."""
+        """Start the first engine, in this thread; raise the error of its start."""
         self.num_restarts = 0
         self.paused: PauseScope | None = None
         self._start = start
@@ -77,7 +77,7 @@ class Supervisor:
 
     @property
     def state(self) -> EngineState:
-        """How the engine is."""
+        """The state of the engine."""
         self._bury_dead()
         with self._changed:
             if self._final is not None:
@@ -92,25 +92,25 @@ class Supervisor:
 
     @property
     def error(self) -> EngineDeadError | None:
-        """Why there is no engine, and will be none; None while there may be one."""
+        """Why no engine runs or will be started; None otherwise."""
         return self._final
 
     def channel(self) -> ProcessChannel:
-        """Return the channel to the engine that runs.
+        """Return the channel to the running engine.
 
-        Raises UnavailableError while there is none, EngineDeadError if there will be none.
+        Raises UnavailableError while none runs, EngineDeadError if none will be started.
         """
         with self._changed:
             if self._final is not None:
                 raise self._final.with_traceback(None)
             if self._channel is None:
                 raise UnavailableError(
-                    "the engine died and is being started again; nothing was done. Ask again."
+                    "the engine died and is being restarted; the call was not made. Retry later."
                 )
             return self._channel
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until there is an engine; return whether there is. Raises EngineDeadError."""
+        """Wait until an engine runs; return whether one runs. Raises EngineDeadError."""
         self._bury_dead()
         with self._changed:
             self._changed.wait_for(
@@ -121,17 +121,17 @@ class Supervisor:
             return self._channel is not None
 
     def find_channel(self) -> ProcessChannel | None:
-        """Return the channel to the engine that runs, or None."""
+        """Return the channel to the running engine, or None."""
         return self._channel
 
     def is_current(self, channel: ProcessChannel) -> bool:
-        """Return whether this is the engine that runs."""
+        """Return whether this is the channel of the running engine."""
         return channel is self._channel
 
     def receive(self, timeout_s: float | None) -> Received | None:
-        """Return the next message of the engine, or of one that died; None if none came in time.
+        """Return the next message of the engine, or of a dead one; None if none arrived in time.
 
-        While an engine is started it waits like for outputs. Raises EngineDeadError.
+        Waits likewise while an engine is started. Raises EngineDeadError.
         """
         begun_ns = self._clock.now_ns()
         while not self._work.lost:
@@ -165,9 +165,9 @@ class Supervisor:
             return None, True
 
     def lose(self, channel: ProcessChannel, error: DovetailError) -> None:
-        """Bury an engine that died of `error`; what was under way is lost.
+        """Handle an engine that died of `error`: its unfinished work is lost.
 
-        Begins to start another one. Does nothing if that engine was buried before.
+        Begins to start another one. Does nothing if this engine was handled before.
         """
         with self._changed:
             if channel is not self._channel:
@@ -181,19 +181,19 @@ class Supervisor:
                 _first_line(error), was_killed=was_killed, restarts_left=self._restarts.num_left
             )
         channel.close()
-        logger.error("The engine died with %d requests under way: %s", num_lost, error)
+        logger.error("The engine died with %d unfinished requests: %s", num_lost, error)
         if not self._closing.is_set():
             self._begin(delay_s, _first_line(error))
 
     def shutdown(self) -> None:
-        """End the engine; one that is being started is ended as soon as it can be. Twice is fine.
+        """End the engine, or one that is being started. May be called twice.
 
-        Waits for that, half a minute at most.
+        Waits for it, at most half a minute.
         """
         self._closing.set()
         with self._changed:
             self._final = self._final or EngineDeadError(
-                "the engine was shut down; make a new one."
+                "the engine was shut down; create a new one."
             )
             channel, self._channel = self._channel, None
             self._changed.notify_all()
@@ -216,7 +216,7 @@ class Supervisor:
         self._starter.start()
 
     def _install(self, channel: ProcessChannel) -> None:
-        """Let a new engine take requests."""
+        """Make a new engine the current one."""
         with self._changed:
             wanted = not self._closing.is_set()
             if wanted:
@@ -226,18 +226,18 @@ class Supervisor:
         if not wanted:
             channel.close()
             return
-        logger.warning("The engine was started again, in process %d.", channel.process_id)
+        logger.warning("The engine was restarted in process %d.", channel.process_id)
 
     def _fail_to_start(self, error: Exception) -> float | None:
-        """Return how long to wait before the next attempt; give up and return None for none."""
-        logger.error("The engine could not be started again: %s", error)
+        """Return the delay of the next attempt; None, after giving up, for no more attempts."""
+        logger.error("The engine could not be restarted: %s", error)
         delay_s = self._restarts.next_delay_s()
         if delay_s is None:
             self._give_up(_first_line(error))
         return delay_s
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail, and take no lock that a thread may have held."""
+        """In a forked child: let every call fail, without locks that a thread may have held."""
         self._final = forked_error("this engine", self._owner_pid)
         self._channel = None
         self._changed = threading.Condition()
@@ -249,12 +249,12 @@ class Supervisor:
         with self._changed:
             self._final = self._final or EngineDeadError(
                 f"the engine died {self._restarts.num_deaths} times within "
-                f"{self._rules.window_s:g} s and is not started again; at last: {reason}"
+                f"{self._rules.window_s:g} s and is not restarted. The last reason: {reason}"
             )
             self._changed.notify_all()
 
     def _bury_dead(self) -> ProcessChannel | None:
-        """Return the channel of the engine that runs; bury one that has ended unnoticed."""
+        """Return the channel of the running engine; handle one that has ended unnoticed."""
         channel = self._channel
         if channel is None or not channel.link.has_ended():
             return channel
@@ -264,9 +264,9 @@ class Supervisor:
         return None
 
     def _find_end(self, channel: ProcessChannel) -> DovetailError | None:
-        """Return what an engine that has ended died of; keep what it said before.
+        """Return the error of an engine that has ended; keep its last messages.
 
-        None if another thread is reading: it will notice.
+        None if another thread is reading: that thread detects the end.
         """
         if not self._reading.acquire(blocking=False):
             return None
@@ -280,7 +280,7 @@ class Supervisor:
         return None
 
     def _look(self) -> None:
-        """Bury an engine that has ended; kill one that has done nothing for too long."""
+        """Handle an engine that has ended; kill one that has stalled for too long."""
         channel = self._bury_dead()
         if channel is None:
             return
@@ -292,14 +292,14 @@ class Supervisor:
 
     def _why_kill(self, progress: Progress) -> str:
         if progress.age_s > self._rules.kill_silence_s:
-            return f"it has shown no life for {progress.age_s:.0f} s"
+            return f"it sent no heartbeat for {progress.age_s:.0f} s"
         if progress.step_s > self._rules.kill_step_s:
             return f"a step has not ended within {progress.step_s:.0f} s"
         return ""
 
 
 def _watch(reference: weakref.ref[Supervisor], closing: threading.Event) -> None:
-    """In a thread: look after the engine, as long as anybody has its supervisor."""
+    """In a thread: monitor the engine while the supervisor is in use."""
     while not closing.wait(_LOOK_S):
         supervisor = reference()
         if supervisor is None:
@@ -314,14 +314,14 @@ def _start_again(
     closing: threading.Event,
     delay_s: float | None,
 ) -> None:
-    """In a thread: start an engine; if it fails, once more, until it is enough."""
+    """In a thread: start an engine; retry after failures until the limit."""
     while not closing.wait(delay_s):
         channel, failure = None, None
         try:
             channel = start()
             supervisor = reference()
             if supervisor is None:
-                return  # and the engine goes with its channel
+                return  # the engine ends with its channel
             _restore_pause(channel, supervisor.paused)
             supervisor._install(channel)
             return
@@ -337,13 +337,13 @@ def _start_again(
 
 
 def _restore_pause(channel: ProcessChannel, scope: PauseScope | None) -> None:
-    """Pause a new engine before it is given requests. Raises EngineDeadError if it does not."""
+    """Pause a new engine before it gets requests. Raises EngineDeadError if it does not pause."""
     if scope is None:
         return
     channel.send(Call(1, EnginePort.pause, (scope,)))
     reply = channel.receive(_PAUSE_S)
     if not isinstance(reply, Reply):
-        raise EngineDeadError("The new engine did not pause as the last one was paused.")
+        raise EngineDeadError("The new engine did not restore the pause of the previous one.")
     reply.result()
 
 

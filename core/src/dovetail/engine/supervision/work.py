@@ -1,4 +1,4 @@
-"""The calls and requests that an engine has not finished with, which are lost when it dies."""
+"""The unfinished calls and requests of an engine, which are lost when it dies."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NORMAL_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Work:
-    """What is under way in one engine after the other. May be used by several threads.
+    """The unfinished work of successive engines. Thread-safe.
 
-    lost: what whoever waits is to receive of the engines that died: replies, and requests' ends.
+    lost: replies and ends of requests of dead engines, which waiting callers are to receive.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock | None = None) -> None:
@@ -35,10 +35,10 @@ class Work:
         self._lock = threading.Lock()
 
     def begin(self, call: Call) -> Call:
-        """Note a call, and the requests that it hands over; return it with those that may run.
+        """Record a call and its requests; return it with those requests that may run.
 
-        Raises RequestError for a request that engines have died of, UnavailableError for one that
-        has to wait for another one of which they may have died.
+        Raises RequestError for a request that has crashed engines, UnavailableError for one that
+        has to wait for another suspect.
         """
         with self._lock:
             if call.operation.name == EnginePort.add_request.name:
@@ -46,13 +46,13 @@ class Work:
             elif call.operation.takes_requests:
                 call = self._admit_several(call)
             elif call.operation.name == EnginePort.abort_requests.name:
-                self._dismiss_all(call.arguments[0])  # an engine that dies now has not lost them
+                self._dismiss_all(call.arguments[0])  # not lost if the engine dies now
             if call.number:
                 self._calls[call.number] = call
             return call
 
     def withdraw(self, call: Call) -> bool:
-        """Forget a call that was not sent; return False if it is lost already."""
+        """Remove a call that was not sent; return False if it is already lost."""
         with self._lock:
             known = not call.number or self._calls.pop(call.number, None) is not None
             for request in _requests_of(call):
@@ -60,7 +60,7 @@ class Work:
             return known
 
     def note(self, message: Received) -> Received:
-        """Note what a message ends; return it as whoever waits receives it."""
+        """Record what a message completes; return it in the form for the caller."""
         with self._lock:
             if isinstance(message, EngineCoreOutputs):
                 for ending in message.finished:
@@ -76,12 +76,12 @@ class Work:
             return message
 
     def blames_request(self, *, was_killed: bool) -> bool:
-        """Return whether a request under way is to blame for the engine's death."""
+        """Return whether an unfinished request is to blame for the engine's death."""
         with self._lock:
             return self._crashes.blames_request(self._under_way(), was_killed=was_killed)
 
     def lose(self, reason: str, *, was_killed: bool, restarts_left: int) -> int:
-        """Move all that is under way into `lost`; return how many requests it was.
+        """Move all unfinished work into `lost`; return the number of requests.
 
         was_killed: by a SIGKILL that was not the supervisor's.
         """
@@ -108,7 +108,7 @@ class Work:
         return [(user_request_id(name), request) for name, request in self._requests.items()]
 
     def _unanswered(self) -> set[str]:
-        """Return the requests whose call gets an error as its reply: that ends them, too."""
+        """Return the requests whose call gets an error as its reply, which also ends them."""
         calls = self._calls.values()
         return {request.request_id for call in calls for request in _requests_of(call)}
 
@@ -143,7 +143,7 @@ class Work:
 
 
 def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
-    """Return the requests that a call hands over."""
+    """Return the requests of a call."""
     if not call.operation.takes_requests:
         return ()
     given = call.arguments[0]
@@ -151,10 +151,10 @@ def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
 
 
 def _lost_reply(call: Call, reason: str) -> Reply:
-    """Return the reply to a call that the engine died in: an abort has nothing left to do."""
+    """Return the reply to a call during which the engine died; an abort succeeds."""
     if call.operation.name == EnginePort.abort_requests.name:
         return Reply(call.number)
     error: DovetailError = UnavailableError(
-        f"The engine died during the call and is started again: {reason}"
+        f"The engine died during the call and is being restarted: {reason}"
     )
     return Reply(call.number, None, error)
