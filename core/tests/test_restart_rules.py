@@ -122,7 +122,7 @@ def test_a_prompt_with_changing_parameters_is_rejected_after_one_more_crash(trac
         poison = request(f"p{number}", temperature=0.1 + number / 10)
         tracker.admit(poison.request_id, poison)
         die(tracker, poison)
-    with pytest.raises(RequestError, match=r"its prompt was under way .* 3 times"):
+    with pytest.raises(RequestError, match=r"its prompt was unfinished .* 3 times"):
         tracker.admit("p", request("p", temperature=0.9))
 
 

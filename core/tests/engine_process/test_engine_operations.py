@@ -15,7 +15,7 @@ def test_a_sleeping_engine_runs_nothing_until_it_wakes(client_of, parts, talk, k
     client = client_of(kind, options={"worker_cls": parts.Sleepy})
     client.add_request(talk.request("a", max_tokens=400))
     assert client.get_outputs(5) is not None
-    with pytest.raises(UserError, match="under way"):
+    with pytest.raises(UserError, match="Requests are unfinished"):
         client.sleep()
     client.abort_requests(["a"])
     for level in (0, 3):
