@@ -76,5 +76,5 @@ def test_results_must_come_from_all_ranks(gathered):
 
 
 def test_a_result_that_was_not_gathered_is_rejected():
-    with pytest.raises(ContractError, match=r"answer of 1 of 2 ranks.*aggregate_outputs"):
+    with pytest.raises(ContractError, match=r"reports of 1 of 2 ranks.*aggregate_outputs"):
         RankedSide(Side(2), 2).update(b"1")

@@ -103,7 +103,7 @@ def test_an_event_loop_is_served_across_a_restart(supervised, talk):
         _, ends = await talk.Answers().collect_async(client, 1)
         assert time.monotonic() - begun < 2
         assert ends["a"][0] is FinishReason.ERROR and "SIGKILL" in ends["a"][1]
-        with pytest.raises(UnavailableError, match="started again"):
+        with pytest.raises(UnavailableError, match="is being restarted"):
             await client.add_request(talk.request("too early"))
         assert client.state is EngineState.RESTARTING
         waiting = asyncio.create_task(client.get_outputs())
@@ -245,7 +245,7 @@ def test_an_engine_that_always_crashes_is_given_up_with_a_reason(supervised, tal
     with pytest.raises(EngineDeadError, match=r"died 3 times .* status 9.*load_model"):
         client.get_outputs(20)
     assert client.state is EngineState.DEAD and client.error is not None
-    with pytest.raises(EngineDeadError, match="not started again"):
+    with pytest.raises(EngineDeadError, match="is not restarted"):
         client.add_request(talk.request("b"))
     client.abort_requests(["a"])
 
