@@ -148,7 +148,7 @@ def test_every_fault_is_reported_without_hangs_or_leaks(lives, healthy, point, a
     assert found.folders == [] == found.told["left"], found
     phase = point.partition(".")[2] + ")" if point.startswith("start.") else ""
     named = [f"injected at {point}", f"(start-up phase: {phase}"]
-    named += ["SIGKILL", "status 3", "no life", "within", "ended", "InjectedError"]
+    named += ["SIGKILL", "status 3", "no heartbeat", "within", "ended", "InjectedError"]
     message = found.told["message"]
     if message.strip():
         assert any(name in message for name in named), found
