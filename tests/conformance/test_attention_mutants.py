@@ -136,11 +136,11 @@ MUTANTS = {
     ),
     "not invariant beside others": (
         claiming("batch_invariant", layer=Beside),
-        "batch_invariant is claimed, and a row of .* tokens, beside others",
+        "batch_invariant is claimed, but a row of .* tokens, beside others",
     ),
     "not invariant in pieces": (
         claiming("batch_invariant", layer=InPieces),
-        "batch_invariant is claimed, and a row of .* tokens, with its last token apart",
+        "batch_invariant is claimed, but a row of .* tokens, with its last token in a separate",
     ),
     "no int8 cache": (
         claiming(kv_cache_dtypes=INT8),
