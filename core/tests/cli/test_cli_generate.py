@@ -96,7 +96,7 @@ def test_a_rejected_prompt_is_reported_and_the_others_are_answered(spell, capsys
         (["--temperature", "-1", "x"], "temperature=-1"),
         (["--hf-overrides", "{", "x"], "--hf-overrides"),
         (["--hf-overrides", "[1]", "x"], "not a JSON object"),
-        (["--trust-remote-code", "x"], "is refused"),
+        (["--trust-remote-code", "x"], "is not supported"),
         (["--scheduler-cls", "fcfz", "x"], "'fcfs'"),
         (["--scheduler-cls", "./mine.py:Mine", "x"], "names a file"),
         (["--executor-backend", "unproc", "x"], "'uniproc'"),

@@ -18,8 +18,8 @@ from dovetail.config.engine_args import EngineArgs
 from dovetail.errors import ConfigError
 
 ENGINE_GROUP = Group("Engine options", sort_key=2)
-_HIDDEN = "Refused"
-"""What the help of a field begins with that only says no: it can be given, but is not shown."""
+_HIDDEN = "Not supported"
+"""Prefix of the help of options that are never accepted. `--help` does not list them."""
 
 _PLAIN = (bool, int, float, str)
 _SHOWN_DEFAULTS = (int, float)
