@@ -37,9 +37,9 @@ LOAD = load()
 
 
 def size(*, of=None, load=LOAD, num_layers=3, **changes):
-    asked = {"available_bytes": 10**9, "num_blocks": None}
+    requested = {"available_bytes": 10**9, "num_blocks": None}
     made = groups(*(of or (spec(),)), num_layers=num_layers)
-    return size_cache(made, load, **(asked | changes))
+    return size_cache(made, load, **(requested | changes))
 
 
 def config(num_blocks, *specs):
@@ -72,12 +72,14 @@ def test_a_cache_needs_two_blocks(changes):
         size(**changes)
 
 
-def fit(config, length, *, step=64, asked=False):
-    return fit_model_len(config, max_model_len=length, max_step_tokens=step, asked_by_user=asked)
+def fit(config, length, *, step=64, requested=False):
+    return fit_model_len(
+        config, max_model_len=length, max_step_tokens=step, asked_by_user=requested
+    )
 
 
 def test_a_length_that_fits_is_kept():
-    assert fit(config(5), 64, asked=True) == (64, "")
+    assert fit(config(5), 64, requested=True) == (64, "")
 
 
 def test_a_length_that_does_not_fit_is_lowered_with_a_reason():
@@ -87,7 +89,7 @@ def test_a_length_that_does_not_fit_is_lowered_with_a_reason():
 
 def test_a_length_that_the_user_set_is_not_lowered():
     with pytest.raises(CapacityError, match=r"max_model_len=65 needs 6 KV blocks.*lower.*to 64"):
-        fit(config(5), 65, asked=True)
+        fit(config(5), 65, requested=True)
 
 
 def test_a_cache_that_holds_no_sequence_is_refused():

@@ -100,8 +100,8 @@ def test_plugins_list_shows_where_a_plugin_was_tested(
     assert main(["plugins", "list", "policy"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[-1] == "verified"
-    told = {line.split()[1]: line.split()[5:] for line in lines}
-    assert told["chip"] == ["Acme", "One,", "2026-11-21"] and told["canary"] == []
+    output = {line.split()[1]: line.split()[5:] for line in lines}
+    assert output["chip"] == ["Acme", "One,", "2026-11-21"] and output["canary"] == []
     assert main(["plugins", "show", "policy:chip"]) == 0
     assert "verified      Acme One, 2026-11-21" in capsys.readouterr().out
 
@@ -123,9 +123,9 @@ def test_plugins_that_cannot_be_read_are_reported_on_stderr(
 ) -> None:
     install(site, "odd-dist", "[dovetail.policy]\nodd = no_class_here\n")
     assert main(["plugins", "list", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "odd-dist 3.1 declares 'odd'" in told.err
-    json.loads(told.out)
+    output = capsys.readouterr()
+    assert "odd-dist 3.1 declares 'odd'" in output.err
+    json.loads(output.out)
 
 
 @pytest.mark.clock
@@ -140,7 +140,7 @@ def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         (["plugns"], "plugins"),
         (["plugins", "lst"], "list"),
@@ -151,20 +151,20 @@ def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_command_is_reported_with_the_nearest_word(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert told in captured.err
+    assert output in captured.err
     assert len(captured.err.splitlines()) <= 3
     assert "Traceback" not in captured.err
 
 
 def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "list", "schedulr", "--traceback"]) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" in told and "PluginNotFoundError" in told
+    output = capsys.readouterr().err
+    assert "Traceback" in output and "PluginNotFoundError" in output
 
 
 def test_long_errors_are_cut_with_a_note(
@@ -178,8 +178,8 @@ def test_long_errors_are_cut_with_a_note(
 
     monkeypatch.setattr(plugins_list, "PluginRegistry", fail)
     assert main(["plugins", "list"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told == ["dovetail: head", "  - one", "… and 2 more lines; --traceback shows them."]
+    output = capsys.readouterr().err.splitlines()
+    assert output == ["dovetail: head", "  - one", "… and 2 more lines; --traceback shows them."]
 
 
 def test_internal_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +222,12 @@ def test_collect_env_reports_facts_and_no_secrets(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     assert main(["collect-env"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for heading in ("Software", "System", "CPU", "Memory", "Tools and devices"):
-        assert f"\n{heading}\n" in f"\n{told}"
-    assert f"{sys.version_info.major}.{sys.version_info.minor}." in told
-    assert "hf_very_secret" not in told
-    assert str(Path.home()) not in told
+        assert f"\n{heading}\n" in f"\n{output}"
+    assert f"{sys.version_info.major}.{sys.version_info.minor}." in output
+    assert "hf_very_secret" not in output
+    assert str(Path.home()) not in output
 
 
 def test_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,7 @@ def test_extension_fields_match_the_recorded_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "report"),
     [
         ({"hooks": "mine"}, "hooks='mine' must be a list of plugins"),
         ({"stat_loggers": ["a", 3]}, r"stat_loggers\[1\]=3 must name a plugin"),
@@ -224,8 +224,8 @@ def test_extension_fields_match_the_recorded_names() -> None:
         ({"kv_transfer_timeout_s": float("nan")}, "kv_transfer_timeout_s=nan must be a number"),
     ],
 )
-def test_extensions_are_lists_of_plugins(fields: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_extensions_are_lists_of_plugins(fields: dict[str, object], report: str) -> None:
+    with pytest.raises(ConfigError, match=report):
         ExtensionsConfig(**fields)
 
 

@@ -145,8 +145,8 @@ def test_every_deciding_call_is_recorded_and_no_other_call(record, path):
     assert kinds[-1] is RecordKind.RESET_PREFIX_CACHE
     assert decode_names(records[4][2]) == ["new"]
     assert decode_names(records[6][2]) == ["a", "nobody"]
-    told = [reading for _, readings, _ in records for reading in readings]
-    assert told == [*range(1, len(told) + 1)] and len(told) >= 4
+    report = [reading for _, readings, _ in records for reading in readings]
+    assert report == [*range(1, len(report) + 1)] and len(report) >= 4
 
 
 def test_a_refused_request_leaves_nothing(record, path):
@@ -324,8 +324,8 @@ def test_a_damaged_record_is_reported_after_the_valid_records(record, path):
 @pytest.mark.parametrize("change", [{"limits": {"later": 1}}, {"seed": None, "more": 2}, None])
 def test_a_header_of_another_version_is_refused(change, record, path):
     record()
-    told = json.loads(read(path)[0][2])
-    payload = json.dumps(told | change if change else "text").encode()
+    report = json.loads(read(path)[0][2])
+    payload = json.dumps(report | change if change else "text").encode()
     with pytest.raises(UserError, match="header cannot be read"):
         LogHeader.decode(payload)
 

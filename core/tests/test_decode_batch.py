@@ -9,14 +9,14 @@ from dovetail.scheduling.decode_batch import DecodeBatch
 
 def decoding(row, *, computed=5, max_tokens=9, stop=()):
     """Return a request with a computed prompt and its first token in flight."""
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=f"r{row}",
         prompt_token_ids=tuple(range(computed)),
         sampling_params=SamplingParams(),
         max_tokens=max_tokens,
         stop_token_ids=frozenset(stop),
     )
-    made = Request(asked, max_model_len=1000)
+    made = Request(requested, max_model_len=1000)
     made.row = row
     made.num_computed_tokens, made.num_tokens_with_pending = computed, computed + 1
     return made

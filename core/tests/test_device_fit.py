@@ -93,8 +93,8 @@ def test_a_plugin_for_another_device_is_skipped_and_not_set_aside(box):
         ("probed", REFUSED),
         ("fitting", TAKEN),
     ]
-    told = {one.name: one.reasons for one in explanation.verdicts}
-    assert all(told[name] == (reason,) for name, reason in REFUSALS.items())
+    message = {one.name: one.reasons for one in explanation.verdicts}
+    assert all(message[name] == (reason,) for name, reason in REFUSALS.items())
     assert choose(registry, platform, "ops", "auto") is registry.load("ops", "fitting")
     assert not registry.set_aside
 
@@ -136,8 +136,8 @@ def test_the_error_for_an_unusable_platform_lists_the_usable_ones(box):
     registry, _ = box
     with pytest.raises(PluginError) as refusal:
         choose_platform(registry, "absent")
-    told = "it cannot be used here: no such chip; no driver. What can be used here: box."
-    assert told in str(refusal.value)
+    message = "it cannot be used here: no such chip; no driver. What can be used here: box."
+    assert message in str(refusal.value)
 
 
 def test_the_error_for_an_unsuitable_attention_backend_lists_the_suitable_ones(plugin_site):

@@ -32,12 +32,12 @@ def content(*places):
     )
 
 
-def asked(name, *places, num_prompt=12):
+def requested(name, *places, num_prompt=12):
     return replace(make_request(name, range(num_prompt)), encoder_inputs=content(*places))
 
 
 def request(name, *places, row=0):
-    made = Request(asked(name, *places), max_model_len=32)
+    made = Request(requested(name, *places), max_model_len=32)
     made.row = row
     return made
 
@@ -120,7 +120,7 @@ def test_content_that_can_never_be_encoded_is_refused(sizes, chunks):
         )
     )
     with pytest.raises(RequestError, match="encoder tokens"):
-        scheduler.add_request(asked("a", *places))
+        scheduler.add_request(requested("a", *places))
     assert scheduler.depth().num_waiting == 0
 
 
@@ -142,8 +142,8 @@ def test_a_policy_receives_the_reason():
             strict=True,
         )
     )
-    scheduler.add_request(asked("a", (0, 6, "x"), num_prompt=8))
-    scheduler.add_request(asked("b", (0, 6, "y"), num_prompt=8))
+    scheduler.add_request(requested("a", (0, 6, "x"), num_prompt=8))
+    scheduler.add_request(requested("b", (0, 6, "y"), num_prompt=8))
     scheduler.schedule()
     assert answers[0].num_tokens == 8
     assert answers[1].denied is Denied.ENCODER

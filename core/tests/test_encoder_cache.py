@@ -16,14 +16,14 @@ def request(name, *contents):
     for content, size in contents:
         items.append(EncoderInput(position=end, num_tokens=size, content_hash=content))
         end += size
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=name,
         prompt_token_ids=(1,) * (end + 1),
         sampling_params=SamplingParams(),
         max_tokens=1,
         encoder_inputs=tuple(items),
     )
-    return Request(asked, max_model_len=256)
+    return Request(requested, max_model_len=256)
 
 
 def test_an_output_is_computed_once_and_shared():

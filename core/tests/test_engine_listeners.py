@@ -67,22 +67,22 @@ def make(request, tmp_path):
         one.shutdown()
 
 
-def heard(cls=Heard):
+def notified(cls=Heard):
     (one,) = Kept.made[cls]
     return [name for name, _ in one.heard], one
 
 
 def test_hooks_are_notified_of_all_engine_events(make):
     with make(hooks=[Heard]) as llm:
-        names, one = heard()
+        names, one = notified()
         assert names == ["on_engine_start"]
         assert one.heard[0][1] is llm.llm_engine.config  # resolved
         (output,) = llm.generate("say", GREEDY)
     llm.shutdown()
-    names, one = heard()
+    names, one = notified()
     assert names[0] == "on_engine_start" and names[-1] == "on_engine_stop"
     assert names.count("on_engine_stop") == 1
-    steps = [told for name, told in one.heard if name == "on_step"]
+    steps = [message for name, message in one.heard if name == "on_step"]
     assert sum(step.num_new_tokens for step in steps) == len(output.outputs[0].token_ids) == 6
     assert sum(step.num_finished for step in steps) == 1
     assert not any(step.num_failed for step in steps)
@@ -200,16 +200,16 @@ def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
         assert "'" in warnings[1] and "failed in on_step: RuntimeError: tired" in warnings[1]
         (jam,), (well,) = Kept.made[Jams], Kept.made[Logged]
         assert jam.num_closed == 1 and len(well.steps) >= 6
-        assert [name for name, _ in heard(Breaks)[1].heard].count("on_step") == 1
-        assert heard()[0].count("on_step") == len(well.steps)
+        assert [name for name, _ in notified(Breaks)[1].heard].count("on_step") == 1
+        assert notified()[0].count("on_step") == len(well.steps)
 
 
 def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
     with make(hooks=[Heard]) as llm:
         with pytest.raises(RequestError):
             llm.generate([[5] * 500], GREEDY)
-        told = [told for name, told in heard()[1].heard if name == "on_request_error"]
-        (name, error), *_ = told
+        message = [message for name, message in notified()[1].heard if name == "on_request_error"]
+        (name, error), *_ = message
         assert name == "0" and error.parameter == "prompt"
         # This engine never fails a running request; another scheduler may.
         core = llm.llm_engine.client.core
@@ -225,10 +225,10 @@ def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
         monkeypatch.setattr(core.scheduler, "update_from_output", fail)
         (output,) = llm.generate("say", GREEDY)
         assert output.error == "lost its cache"
-        entries = heard()[1].heard
-        (*_, (name, error)) = [told for hook, told in entries if hook == "on_request_error"]
+        entries = notified()[1].heard
+        (*_, (name, error)) = [message for hook, message in entries if hook == "on_request_error"]
         assert (name, str(error)) == ("1", "lost its cache")
-        assert sum(told.num_failed for hook, told in entries if hook == "on_step") == 1
+        assert sum(message.num_failed for hook, message in entries if hook == "on_step") == 1
 
 
 def test_a_start_that_a_hook_aborts_leaves_nothing_behind(make):
@@ -238,7 +238,7 @@ def test_a_start_that_a_hook_aborts_leaves_nothing_behind(make):
 
     with pytest.raises(PluginError, match=r"Refuses' failed in on_engine_start: .*not today"):
         make(hooks=[Heard, Refuses], stat_loggers=[Logged])
-    assert heard()[0] == ["on_engine_start", "on_engine_stop"]
+    assert notified()[0] == ["on_engine_start", "on_engine_stop"]
     assert Kept.made[Logged][0].num_closed == 1
     assert Kept.made[Worker][0].calls[-1] == "shutdown"
 

@@ -61,8 +61,10 @@ def test_a_record_contains_each_point_once(tmp_path):
 )
 def test_faults_are_read_from_the_environment(spec, status):
     code = "from dovetail.faults import fault; fault('core.launch')"
-    asked = os.environ | {VARIABLE: f"core.launch:{spec}"}
-    done = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, check=False)
+    requested = os.environ | {VARIABLE: f"core.launch:{spec}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=requested, capture_output=True, check=False
+    )
     assert done.returncode == status
 
 

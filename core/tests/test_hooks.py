@@ -52,7 +52,7 @@ class Exits(Plain):
 
 
 @pytest.fixture(autouse=True)
-def told():
+def message():
     TOLD.clear()
     return TOLD
 
@@ -71,9 +71,9 @@ def test_the_hook_names_match_the_recorded_list():
     )
 
 
-def test_hooks_are_called_in_the_given_order(told):
+def test_hooks_are_called_in_the_given_order(message):
     load(Last, Plain, First).notify("on_engine_start", config="c")
-    assert told == ["first of c", "last", "plain"]  # tryfirst, then in the given order
+    assert message == ["first of c", "last", "plain"]  # tryfirst, then in the given order
 
 
 def test_only_defined_hooks_are_subscribed():
@@ -131,7 +131,7 @@ async def later(self, step):
 
 
 @pytest.mark.parametrize(
-    ("hooks_cls", "told"),
+    ("hooks_cls", "message"),
     [
         (method("on_stp", lambda self, step: None), "not a hook. Did you mean 'on_step'"),
         (method("register_metrics", lambda self: None), "'register_metrics', which is not a hook"),
@@ -145,8 +145,8 @@ async def later(self, step):
         ),
     ],
 )
-def test_invalid_hook_methods_are_rejected(hooks_cls, told):
-    with pytest.raises(ContractError, match=told):
+def test_invalid_hook_methods_are_rejected(hooks_cls, message):
+    with pytest.raises(ContractError, match=message):
         load(hooks_cls).subscribers("on_step")
 
 
@@ -192,8 +192,8 @@ def test_a_failing_registration_is_reported_and_ends_the_command_line(
 ):
     monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Failing")
     assert main(["plugins", "list"]) == 2
-    told = capsys.readouterr()
-    assert "'Failing' failed in register_cli: KeyError" in told.err and not told.out
+    message = capsys.readouterr()
+    assert "'Failing' failed in register_cli: KeyError" in message.err and not message.out
     monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Nobody")
     assert main(["plugins", "list"]) == 2
     assert "Nobody" in capsys.readouterr().err

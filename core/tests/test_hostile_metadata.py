@@ -104,8 +104,8 @@ def test_entry_points_that_cannot_be_read_are_set_aside(site, damage):
 def test_a_distribution_without_a_proper_name_is_set_aside(site, damage):
     damage(site / "odd_mine-1.0.dist-info/METADATA")
     registry = check_others_are_unharmed()
-    (told,) = [one for one in registry.set_aside if "odd_mine-1.0.dist-info" in one]
-    assert told.isprintable() and len(told) < 500
+    (message,) = [one for one in registry.set_aside if "odd_mine-1.0.dist-info" in one]
+    assert message.isprintable() and len(message) < 500
 
 
 def test_the_first_of_two_names_in_a_file_is_used(site):
@@ -142,8 +142,8 @@ def test_an_entry_point_that_names_no_class_is_set_aside(site, line):
     points = site / "odd_mine-1.0.dist-info/entry_points.txt"
     points.write_text(f"[dovetail.policy]\n{line}\nmine = odd_mine:Mine [extra]\n")
     registry = check_others_are_unharmed()
-    (told,) = [one for one in registry.set_aside if one.startswith("odd-mine")]
-    assert told.isprintable() and len(told) < 500
+    (message,) = [one for one in registry.set_aside if one.startswith("odd-mine")]
+    assert message.isprintable() and len(message) < 500
     assert [one.name for one in registry.candidates("policy") if "odd" in one.target] == ["mine"]
     assert registry.load("policy", "mine").__name__ == "Mine"
 

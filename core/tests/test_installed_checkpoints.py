@@ -72,10 +72,10 @@ def test_resolving_names_imports_nothing(site: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_installed_ones(site: Path) -> None:
-    told = refusal("zzzzzz")
-    assert "does not exist" in told
+    report = refusal("zzzzzz")
+    assert "does not exist" in report
     for name in ("absent-toy", "broken-toy", "tiny-toy"):
-        assert name in told
+        assert name in report
 
 
 def test_a_path_is_not_a_name(site: Path) -> None:
@@ -84,11 +84,11 @@ def test_a_path_is_not_a_name(site: Path) -> None:
 
 @pytest.mark.parametrize(("name", "cause"), [("broken-toy", "OSError"), ("absent-toy", "no_such")])
 def test_a_broken_package_is_named(site: Path, name: str, cause: str) -> None:
-    told = refusal(name)
-    assert "toy 3.1" in told and cause in told
+    report = refusal(name)
+    assert "toy 3.1" in report and cause in report
 
 
 def test_a_name_of_two_packages_is_rejected(site: Path) -> None:
     install(site, "other", "tiny-toy = other_package:model_dir\n")
-    told = refusal("tiny-toy")
-    assert "toy 3.1" in told and "other 3.1" in told
+    report = refusal("tiny-toy")
+    assert "toy 3.1" in report and "other 3.1" in report

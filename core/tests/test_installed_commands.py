@@ -52,16 +52,16 @@ def test_help_imports_no_command_of_a_plugin(zoo, capsys):
     assert main(["--help"]) == 0
     assert "Commands of acme-zoo." in capsys.readouterr().out
     assert main(["zoo", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "Feed an animal." in told and "free-all" in told
+    message = capsys.readouterr().out
+    assert "Feed an animal." in message and "free-all" in message
     assert "acme_zoo" not in sys.modules
 
 
 def test_a_command_that_cannot_be_imported_is_reported_by_its_distribution(zoo, capsys):
     assert main(["zoo", "free-all"]) == 2
-    told = capsys.readouterr().err
-    assert "'zoo.free-all' of acme-zoo 1.0" in told and "RuntimeError: imported" in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "'zoo.free-all' of acme-zoo 1.0" in message and "RuntimeError: imported" in message
+    assert "Traceback" not in message
     assert main(["--traceback", "zoo", "free-all"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -136,8 +136,8 @@ def test_devkit_commands_without_the_devkit_print_one_line(command, zoo, capsys,
     only_zoo = partial(find_commands, installed=distributions(path=[str(zoo.path)]))
     monkeypatch.setattr(commands, "find_commands", only_zoo)
     assert main(command.split()) == 2
-    told = capsys.readouterr().err
-    assert "pip install dovetail-devkit" in told and len(told.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert "pip install dovetail-devkit" in message and len(message.splitlines()) == 1
 
 
 def test_an_outside_distribution_cannot_take_a_command_of_the_devkit(zoo):

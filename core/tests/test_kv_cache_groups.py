@@ -27,13 +27,13 @@ def manager(*specs, num_blocks=40, **options):
 
 
 def request(tokens, name="r"):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=name,
         prompt_token_ids=tuple(tokens),
         sampling_params=SamplingParams(),
         max_tokens=64,
     )
-    return Request(asked, max_model_len=256)
+    return Request(requested, max_model_len=256)
 
 
 def admitted(cache, tokens, name="r"):
@@ -217,10 +217,10 @@ def test_a_reserve_does_not_count_if_the_window_frees_blocks():
 def test_blocks_of_leaving_requests_count_as_room(num_tokens, fits):
     cache = manager(full(), num_blocks=4)
     one = admitted(cache, range(12))
-    asked = request(range(50, 80), "s")
-    hit = cache.lookup(asked)
-    assert not cache.fits(asked, hit, 8)
-    assert cache.fits(asked, hit, num_tokens, leaving=[one]) == fits
+    requested = request(range(50, 80), "s")
+    hit = cache.lookup(requested)
+    assert not cache.fits(requested, hit, 8)
+    assert cache.fits(requested, hit, num_tokens, leaving=[one]) == fits
     assert cache.num_free_blocks == 1
 
 
@@ -228,24 +228,24 @@ def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(8))
     two = admitted(cache, [*range(8), 8, 9], "s")  # shares two blocks, has one more
-    asked = request(range(50, 80), "t")
-    hit = cache.lookup(asked)
-    assert cache.fits(asked, hit, 8, leaving=[two])
-    assert not cache.fits(asked, hit, 9, leaving=[two])
-    assert not cache.fits(asked, hit, 8, leaving=[one])
-    assert cache.fits(asked, hit, 16, leaving=[one, two])
+    requested = request(range(50, 80), "t")
+    hit = cache.lookup(requested)
+    assert cache.fits(requested, hit, 8, leaving=[two])
+    assert not cache.fits(requested, hit, 9, leaving=[two])
+    assert not cache.fits(requested, hit, 8, leaving=[one])
+    assert cache.fits(requested, hit, 16, leaving=[one, two])
 
 
 def test_a_prefix_hit_in_freed_blocks_does_not_count_as_room():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(16))
-    asked = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")
-    hit = cache.lookup(asked)
+    requested = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")
+    hit = cache.lookup(requested)
     assert hit.num_tokens == 8
-    assert cache.fits(asked, hit, 16, leaving=[one])
-    assert not cache.fits(asked, hit, 17, leaving=[one])
+    assert cache.fits(requested, hit, 16, leaving=[one])
+    assert not cache.fits(requested, hit, 17, leaving=[one])
     cache.free(one, last_step=-1)
-    assert cache.admit(asked, cache.lookup(asked), 16)
+    assert cache.admit(requested, cache.lookup(requested), 16)
 
 
 def test_pinned_blocks_outlive_their_request():

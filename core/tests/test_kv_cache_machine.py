@@ -151,14 +151,14 @@ class CacheMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, len(beginning)))
         tokens = [*beginning[:cut], *data.draw(st.lists(st.integers(1, 9), max_size=6)), 3]
         self.num_made += 1
-        asked = EngineCoreRequest(
+        requested = EngineCoreRequest(
             request_id=str(self.num_made),
             prompt_token_ids=tokens,
             sampling_params=SamplingParams(),
             max_tokens=20,
             cache_salt=salt,
         )
-        request = Request(asked, max_model_len=64)
+        request = Request(requested, max_model_len=64)
         hit = self.cache.lookup(request)
         assert hit.num_tokens == self.longest(request)
         count = min(request.num_tokens - hit.num_tokens, data.draw(st.integers(1, MAX_STEP)))

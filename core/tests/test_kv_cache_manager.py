@@ -19,14 +19,14 @@ def manager(num_blocks=10, *, caching=True):
 
 
 def request(tokens, *, salt="", **params):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id="r",
         prompt_token_ids=tuple(tokens),
         sampling_params=SamplingParams(**params),
         max_tokens=8,
         cache_salt=salt,
     )
-    return Request(asked, max_model_len=64)
+    return Request(requested, max_model_len=64)
 
 
 def served(cache, tokens, **changes):

@@ -18,15 +18,15 @@ SIZE = 4
 
 
 def hashes(tokens=range(12), *, size=SIZE, **changes):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id="r",
         prompt_token_ids=tuple(tokens),
         sampling_params=SamplingParams(),
         max_tokens=8,
         **changes,
     )
-    made = Request(asked, max_model_len=64)
-    extend_hashes(made, len(asked.prompt_token_ids) // size, size)
+    made = Request(requested, max_model_len=64)
+    extend_hashes(made, len(requested.prompt_token_ids) // size, size)
     return made.block_hashes
 
 
@@ -45,7 +45,7 @@ def test_a_hash_covers_its_tokens_and_all_previous_tokens():
 
 
 def test_hashes_are_computed_once_and_appended():
-    asked = hashes(range(8))
+    requested = hashes(range(8))
     made = Request(
         EngineCoreRequest(
             request_id="r",
@@ -58,7 +58,7 @@ def test_hashes_are_computed_once_and_appended():
     extend_hashes(made, 1, SIZE)
     extend_hashes(made, 2, SIZE)
     extend_hashes(made, 1, SIZE)
-    assert made.block_hashes == asked
+    assert made.block_hashes == requested
 
 
 SALTS = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("abc", ""), ("a\0", "")]
@@ -129,14 +129,14 @@ def test_copied_hashes_equal_computed_hashes(seed):
             "lora_id": rng.choice(["", "a"]),
             "encoder_inputs": rng.choice([(), (), (image(rng.randrange(50), 8),)]),
         }
-        asked = EngineCoreRequest(
+        requested = EngineCoreRequest(
             request_id="r",
             prompt_token_ids=tuple(tokens),
             sampling_params=SamplingParams(),
             max_tokens=8,
             **changes,
         )
-        made = Request(asked, max_model_len=64)
+        made = Request(requested, max_model_len=64)
         for num_blocks in sorted(rng.sample(range(16), 3)):
             hasher.extend(made, num_blocks)
         hasher.extend(made, 15)
@@ -146,13 +146,13 @@ def test_copied_hashes_equal_computed_hashes(seed):
 def test_copied_hashes_do_not_count_toward_the_limit():
     hasher, made = PrefixHasher(SIZE), []
     for name in "abc":
-        asked = EngineCoreRequest(
+        requested = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=tuple(range(60)),
             sampling_params=SamplingParams(),
             max_tokens=8,
         )
-        made.append(Request(asked, max_model_len=64))
+        made.append(Request(requested, max_model_len=64))
     assert [hasher.extend(made[0], 15, 6) for _ in range(4)] == [6, 6, 3, 0]
     assert hasher.extend(made[1], 15, 6) == hasher.extend(made[2], 15) == 0
     assert made[0].block_hashes == made[1].block_hashes == made[2].block_hashes == hashes(range(60))

@@ -33,8 +33,8 @@ class Table:
 
     def add(self, name, num_prompt=4, *, max_tokens=9, stop=()):
         prompt = [ord(name) * 100 + place for place in range(num_prompt)]
-        asked = make_request(name, prompt, max_tokens=max_tokens)
-        self.scheduler.add_request(replace(asked, stop_token_ids=frozenset(stop)))
+        requested = make_request(name, prompt, max_tokens=max_tokens)
+        self.scheduler.add_request(replace(requested, stop_token_ids=frozenset(stop)))
 
     def plan(self):
         plan = self.scheduler.schedule()

@@ -42,7 +42,7 @@ def refusal(site, kind, name):
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
+    ("requested", "meant"),
     [
         ("deadline_fair", "deadline-fair"),
         ("Deadline Fair", "deadline-fair"),
@@ -54,25 +54,25 @@ def refusal(site, kind, name):
         ("zzz", ""),
     ],
 )
-def test_the_nearest_name_of_all_accepted_kinds_is_suggested(site, asked, meant):
-    told = refusal(site, "scheduler", asked)
+def test_the_nearest_name_of_all_accepted_kinds_is_suggested(site, requested, meant):
+    message = refusal(site, "scheduler", requested)
     if meant:
-        assert f"Did you mean {meant!r}?" in told
+        assert f"Did you mean {meant!r}?" in message
     else:
-        assert "Did you mean" not in told
-    assert "deadline-fair" in told and "my_scheduler" in told
+        assert "Did you mean" not in message
+    assert "deadline-fair" in message and "my_scheduler" in message
 
 
 def test_the_error_names_the_option(site, tmp_path):
     options = {**SMALL_ENGINE, "skip_tokenizer_init": True}
-    told = r"scheduler_cls \(scheduling_policy\)='deadline_fair': .*Did you mean 'deadline-fair'"
+    message = r"scheduler_cls \(scheduling_policy\)='deadline_fair': .*Did you mean 'deadline-fair'"
     for name in ("scheduler_cls", "scheduling_policy"):
-        with pytest.raises(PluginNotFoundError, match=told):
+        with pytest.raises(PluginNotFoundError, match=message):
             LLM(write_fake_config(tmp_path), **options, **{name: "deadline_fair"})
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
+    ("requested", "meant"),
     [
         ("GemmaForCausalLM", ""),
         ("MixtralForCausalLM", ""),
@@ -93,20 +93,20 @@ def test_the_error_names_the_option(site, tmp_path):
         ("Qwen2ForCasualLM", "Qwen2ForCausalLM"),
     ],
 )
-def test_only_a_misspelled_architecture_gets_a_suggestion(site, asked, meant):
-    told = refusal(site, "model", asked)
-    assert f"architecture {asked!r}" in told
-    assert ("Did you mean" in told) is bool(meant) and repr(meant or asked) in told
-    assert f"Installed models: {', '.join(sorted(MODELS))} (acme 1.0)" in told
-    assert "dovetail plugins new model" in told and len(told.splitlines()) == 3
+def test_only_a_misspelled_architecture_gets_a_suggestion(site, requested, meant):
+    message = refusal(site, "model", requested)
+    assert f"architecture {requested!r}" in message
+    assert ("Did you mean" in message) is bool(meant) and repr(meant or requested) in message
+    assert f"Installed models: {', '.join(sorted(MODELS))} (acme 1.0)" in message
+    assert "dovetail plugins new model" in message and len(message.splitlines()) == 3
 
 
 def test_the_suggestions_of_a_module_exclude_its_imports(site):
-    told = refusal(site, "policy", "acme.parts:DeadlineFare")
-    assert "Did you mean 'DeadlineFair'?" in told
-    assert "Classes in it: DeadlineFair, MyScheduler, LlamaForCausalLM." in told
+    message = refusal(site, "policy", "acme.parts:DeadlineFare")
+    assert "Did you mean 'DeadlineFair'?" in message
+    assert "Classes in it: DeadlineFair, MyScheduler, LlamaForCausalLM." in message
     for imported in ("OrderedDict", "Policy,", "dataclass"):
-        assert imported not in told
+        assert imported not in message
     assert "Did you mean" not in refusal(site, "policy", "acme.parts:OrderDict")
 
 

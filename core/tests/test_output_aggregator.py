@@ -32,15 +32,15 @@ class Side(FakeSchedulerSide):
 def test_the_result_of_rank_0_is_returned_with_the_transfers_of_all_ranks():
     whole = aggregate_outputs([output(b"a"), output(b"b", tokens=())])
     assert list(whole.token_ids) == [7] and whole.step_id == 3
-    told = []
+    message = []
 
     class Told(FakeSchedulerSide):
         def update(self, answer, rank=0):
-            told.append((rank, answer))
+            message.append((rank, answer))
             return KVOutcome()
 
     RankedSide(Told(2), 2).update(whole.kv_transfer)
-    assert told == [(0, b"a"), (1, b"b")]
+    assert message == [(0, b"a"), (1, b"b")]
 
 
 def test_nothing_is_gathered_without_transfers():

@@ -40,7 +40,7 @@ def start(tmp_path):
 
 
 def prefers(answer, kind="worker"):
-    return platform(prefer=lambda self, asked: answer if asked == kind else ())
+    return platform(prefer=lambda self, requested: answer if requested == kind else ())
 
 
 WRONG = {
@@ -83,16 +83,18 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_an_invalid_return_value_is_reported_as_an_error_of_the_platform(case, start):
-    platform_cls, error, told = WRONG[case]
-    with pytest.raises(error, match=f"(?s){told}") as refusal:
+    platform_cls, error, message = WRONG[case]
+    with pytest.raises(error, match=f"(?s){message}") as refusal:
         start(platform_cls, worker_cls="auto")
     assert "StartError" not in type(refusal.value).__name__
 
 
 def test_a_preferred_worker_that_is_not_installed_is_named(start, plugin_site, tmp_path):
     missing = prefers(("npu", "npu2@acme"))
-    told = r"platform 'fake' prefers the worker 'npu', 'npu2@acme', which is not installed\. Inst"
-    with pytest.raises(PluginNotFoundError, match=told):
+    message = (
+        r"platform 'fake' prefers the worker 'npu', 'npu2@acme', which is not installed\. Inst"
+    )
+    with pytest.raises(PluginNotFoundError, match=message):
         start(missing, worker_cls="auto")
     start(missing)  # one that is named needs no preference
     args = EngineArgs(write_fake_config(tmp_path), platform=missing, worker_cls="auto")
@@ -111,9 +113,9 @@ def test_a_warning_names_preferred_plugins_that_are_not_installed(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert choose(registry, prefers(names, kind)(), kind, "auto")
-    told = [one.getMessage() for one in caplog.records]
-    assert len(told) == num_warnings
-    assert all(f"prefers the {kind} 'gone', which is not installed" in one for one in told)
+    message = [one.getMessage() for one in caplog.records]
+    assert len(message) == num_warnings
+    assert all(f"prefers the {kind} 'gone', which is not installed" in one for one in message)
 
 
 ODD = """
@@ -134,8 +136,8 @@ def test_an_automatic_platform_without_names_is_set_aside(plugin_site, caplog):
     plugin_site.add("dovetail-a", {"platform": targets}, init=ODD)
     registry = plugin_site.registry()
     assert type(choose_platform(registry, "auto")).__name__ == "Sound"
-    (told,) = registry.set_aside
-    assert "it needs a PlatformInfo" in told and told in caplog.text
+    (message,) = registry.set_aside
+    assert "it needs a PlatformInfo" in message and message in caplog.text
     explained = explain(plugin_site.registry(), "platform", Criteria(references=("auto",)))
     assert [one.name for one in explained.chosen] == ["sound"]
 
@@ -145,10 +147,10 @@ class OtherWorker(FakeWorker):
 
 
 def test_a_worker_for_another_device_is_rejected_before_construction(start):
-    told = (
+    message = (
         r"worker 'OtherWorker' was requested on the platform 'fake', but it cannot be used here: "
         "it runs on npu, and the platform's device is cpu"
     )
-    with pytest.raises(PluginError, match=told):
+    with pytest.raises(PluginError, match=message):
         start(FakePlatform, worker_cls=OtherWorker)
     start(platform(info=PlatformInfo(name="n", device_type="npu")), worker_cls=OtherWorker)

@@ -89,9 +89,9 @@ def test_if_all_candidates_fail_every_reason_is_reported(plugin_site):
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     with pytest.raises(PluginNotFoundError) as refusal:
         choose(plugin_site.registry(), Prefers("gone"), "policy", "auto")
-    told = str(refusal.value)
-    assert "acme: an outside plugin: name it, or allow it with plugins_allow=policy:acme" in told
-    assert "\n  - dovetail-a: Cannot load" in told
+    message = str(refusal.value)
+    assert "acme: an outside plugin: name it, or allow it with plugins_allow=policy:acme" in message
+    assert "\n  - dovetail-a: Cannot load" in message
 
 
 def test_a_platform_that_cannot_be_loaded_is_set_aside_unless_it_is_named(plugin_site, caplog):
@@ -153,10 +153,10 @@ def test_a_plugin_with_unmet_needs_is_rejected_before_its_import(plugin_site):
     assert choose_platform(registry, "box").info.name == "box"
     with pytest.raises(PluginError) as refusal:
         registry.load("policy", "acme")
-    told = str(refusal.value)
-    assert "The policy 'acme' of acme 1.0 needs box.lids, which neither the core nor the" in told
-    assert "platform 'box' provides. Did you mean 'box.lid'?" in told
-    assert "The platform provides: box.lid." in told
+    message = str(refusal.value)
+    assert "The policy 'acme' of acme 1.0 needs box.lids, which neither the core nor the" in message
+    assert "platform 'box' provides. Did you mean 'box.lid'?" in message
+    assert "The platform provides: box.lid." in message
     assert "acme" not in sys.modules
 
 

@@ -97,8 +97,8 @@ def test_other_threads_continue_printing(capsys):
     assert notes == ["Importing acme printed 'from the plugin'."]
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(1.0, []), (2.5, ["Importing acme took 2.5 s."])])
-def test_a_slow_import_is_logged(plugin_site, monkeypatch, seconds, told):
+@pytest.mark.parametrize(("seconds", "message"), [(1.0, []), (2.5, ["Importing acme took 2.5 s."])])
+def test_a_slow_import_is_logged(plugin_site, monkeypatch, seconds, message):
     class Waiting:
         clock = ManualClock()
 
@@ -107,7 +107,7 @@ def test_a_slow_import_is_logged(plugin_site, monkeypatch, seconds, told):
     plugin_site.add("acme", ENTRIES, parts=wait + POLICY)
     registry = plugin_site.registry(clock=Waiting.clock)
     registry.load("policy", "fair")
-    assert list(registry.resolutions[0].notes) == told
+    assert list(registry.resolutions[0].notes) == message
 
 
 # --- constructors and calls

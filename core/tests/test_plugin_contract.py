@@ -84,13 +84,13 @@ def test_a_missing_contract_version_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "message"),
     [("0.2", "newer"), ("1.0", "newer"), ("0.0", "older"), (0.1, "write a str")],
 )
-def test_other_versions_are_refused(version: object, told: str) -> None:
+def test_other_versions_are_refused(version: object, message: str) -> None:
     made = type("Made", (Loader,), {"CONTRACT_VERSION": version})
     (problem,) = problems("weight_loader", made)
-    assert told in problem
+    assert message in problem
 
 
 def test_a_class_of_another_kind_is_refused() -> None:
@@ -215,7 +215,7 @@ def test_signatures_that_accept_every_call_are_valid(changes: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"execute_model": lambda self: None}, "does not take 'plan'"),
         ({"execute_model": lambda: None}, "takes no 'self'"),
@@ -232,9 +232,9 @@ def test_signatures_that_accept_every_call_are_valid(changes: dict[str, Any]) ->
         ),
     ],
 )
-def test_signatures_that_reject_a_call_are_invalid(changes: dict[str, Any], told: str) -> None:
+def test_signatures_that_reject_a_call_are_invalid(changes: dict[str, Any], message: str) -> None:
     found = problems("executor", executor(**changes))
-    assert told in found[0]
+    assert message in found[0]
 
 
 class Words:

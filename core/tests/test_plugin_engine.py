@@ -182,11 +182,11 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
             }
             return ConfigPatch(changes=wishes)
 
-    told = {c.field: c for c in start(platform=Wishing).llm_engine.config.explain()}
-    change = told["cache.gpu_memory_utilization"]
+    message = {c.field: c for c in start(platform=Wishing).llm_engine.config.explain()}
+    change = message["cache.gpu_memory_utilization"]
     assert (change.before, change.after) == (None, 0.5)
     assert change.reason == "platform fake: memory is shared"
-    assert "scheduler.max_num_seqs" not in told and "model.max_model_len" not in told
+    assert "scheduler.max_num_seqs" not in message and "model.max_model_len" not in message
 
 
 # --- the step path ------------------------------------------------------------------------------

@@ -39,12 +39,12 @@ def broken_by(plugin_site, manifest, entries=None):
     with pytest.raises(PluginLoadError) as refusal:
         registry.describe("policy", "fair")
     assert "acme" not in sys.modules
-    told = str(refusal.value)
-    assert "the manifest of acme 1.0 is broken" in told and "acme/dovetail.toml" in told
-    assert "Fix it, or install another version" in told
+    message = str(refusal.value)
+    assert "the manifest of acme 1.0 is broken" in message and "acme/dovetail.toml" in message
+    assert "Fix it, or install another version" in message
     (sentence,) = registry.set_aside
     assert "The manifest of acme 1.0 is broken" in sentence
-    return told
+    return message
 
 
 # --- contents -------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
 
 
 @pytest.mark.parametrize(
-    ("manifest", "told"),
+    ("manifest", "message"),
     [
         ("[[plugin]\n", "it cannot be read"),
         (b"\xff".decode("latin-1") + "=", "it cannot be read"),
@@ -178,13 +178,13 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         ),
     ],
 )
-def test_a_broken_manifest_is_reported_by_name(plugin_site, manifest, told):
-    assert told in broken_by(plugin_site, manifest)
+def test_a_broken_manifest_is_reported_by_name(plugin_site, manifest, message):
+    assert message in broken_by(plugin_site, manifest)
 
 
 def test_all_manifest_errors_are_reported_at_once(plugin_site):
-    told = broken_by(plugin_site, HEAD + 'rank = "x"\napi = "1"\n')
-    assert "rank = 'x'" in told and "api = '1'" in told
+    message = broken_by(plugin_site, HEAD + 'rank = "x"\napi = "1"\n')
+    assert "rank = 'x'" in message and "api = '1'" in message
 
 
 def test_a_broken_manifest_affects_its_own_distribution_only(plugin_site):

@@ -92,16 +92,16 @@ def test_without_options_the_defaults_are_used(acme):
 
 
 def test_an_unknown_plugin_option_is_reported_with_the_nearest_name(acme):
-    told = refusal(acme(fair={"wieght": 2}))
-    assert "the policy 'fair' of acme 1.0 has no option 'wieght'. Did you mean 'weight'?" in told
-    assert "Options: weight, tenants, window_s." in told
+    message = refusal(acme(fair={"wieght": 2}))
+    assert "the policy 'fair' of acme 1.0 has no option 'wieght'. Did you mean 'weight'?" in message
+    assert "Options: weight, tenants, window_s." in message
 
 
 def test_an_invalid_option_value_is_reported_with_the_remedy(acme):
-    told = refusal(acme(fair={"weight": -1, "window_s": "soon"}))
-    assert "options of the policy 'fair' of acme 1.0 are wrong" in told
-    assert "weight=-1: Input should be greater than or equal to 0" in told
-    assert "window_s='soon': " in told
+    message = refusal(acme(fair={"weight": -1, "window_s": "soon"}))
+    assert "options of the policy 'fair' of acme 1.0 are wrong" in message
+    assert "weight=-1: Input should be greater than or equal to 0" in message
+    assert "window_s='soon': " in message
 
 
 def test_an_unknown_plugin_is_reported_with_the_nearest_name(acme):
@@ -124,13 +124,13 @@ def test_options_must_be_a_mapping(acme):
 
 
 def test_options_under_two_names_of_one_plugin_are_rejected(acme):
-    told = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
-    assert "'fair' and 'policy:fair' are the same plugin; give one" in told
+    message = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
+    assert "'fair' and 'policy:fair' are the same plugin; give one" in message
 
 
 def test_options_of_a_plugin_without_options_are_rejected(acme):
-    told = refusal(acme(whole={"x": 1}), "whole", "scheduler")
-    assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in told
+    message = refusal(acme(whole={"x": 1}), "whole", "scheduler")
+    assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in message
 
 
 def test_a_name_of_two_kinds_must_be_qualified_if_both_have_options(plugin_site):
@@ -192,16 +192,16 @@ def test_without_an_options_model_options_are_passed_by_the_context_only():
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [("int", "not a pydantic model"), ("Gone", "has no attribute 'Gone'"), ("3", "")],
 )
-def test_an_invalid_options_model_is_an_error_of_the_plugin(plugin_site, model, told):
+def test_an_invalid_options_model_is_an_error_of_the_plugin(plugin_site, model, message):
     manifest = f'[[plugin]]\nkind = "policy"\nname = "fair"\noptions = "acme.model:{model}"\n'
     entries = {"policy": {"fair": ".parts:Fair"}}
     source = "int = int\n"
     plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=source)
     error = ContractError if model == "int" else ImportError
-    assert told in refusal(plugin_site.registry(), error=error)
+    assert message in refusal(plugin_site.registry(), error=error)
 
 
 def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_site):
@@ -220,7 +220,7 @@ def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_
 
 
 @pytest.mark.parametrize(
-    ("key", "chosen", "told"),
+    ("key", "chosen", "message"),
     [
         ("jsonl", {}, "'jsonl' has options, but"),
         ("stat_logger:jsonl", {}, "no stat_logger is used. Remove 'stat_logger:jsonl' from"),
@@ -228,7 +228,7 @@ def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_
         ("ByteTokenizer", {}, "there is no plugin 'ByteTokenizer'"),
     ],
 )
-def test_an_engine_refuses_options_that_nothing_uses(tmp_path, key, chosen, told):
+def test_an_engine_refuses_options_that_nothing_uses(tmp_path, key, chosen, message):
     options = {**SMALL_ENGINE, **FAKE_PARTS, **chosen, "plugin_options": {key: {"path": "x"}}}
-    with pytest.raises(ConfigError, match=f"plugin_options: .*{told}"):
+    with pytest.raises(ConfigError, match=f"plugin_options: .*{message}"):
         LLM(write_fake_config(tmp_path), **options)

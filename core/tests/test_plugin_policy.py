@@ -69,8 +69,8 @@ def install(site, *names, **more):
 def test_a_rule_is_a_glob_of_kind_name_and_distribution(rule, matches):
     allowing, denying = PluginPolicy(allow=(rule,)), PluginPolicy(deny=(rule,))
     assert allowing.consents("policy", "fair", "acme") is matches
-    told = denying.denial("policy", "fair", "acme", first_party=False)
-    assert (told == f"the rule {rule!r} of plugins_deny") is matches
+    message = denying.denial("policy", "fair", "acme", first_party=False)
+    assert (message == f"the rule {rule!r} of plugins_deny") is matches
 
 
 def test_distribution_names_are_normalized():

@@ -44,9 +44,9 @@ def shipped(plugin_site):
 
 def test_resolutions_contain_plain_data_only(shipped):
     assert pickle.loads(pickle.dumps(shipped)) == shipped
-    told = json.loads(json.dumps([dataclasses.asdict(one) for one in shipped]))
-    assert told[0]["options"] == {"weight": 3} and told[0]["roles"] == ["engine", "worker"]
-    assert told[1]["target"] == "acme.parts:Policy" and told[1]["distribution"] == ""
+    message = json.loads(json.dumps([dataclasses.asdict(one) for one in shipped]))
+    assert message[0]["options"] == {"weight": 3} and message[0]["roles"] == ["engine", "worker"]
+    assert message[1]["target"] == "acme.parts:Policy" and message[1]["distribution"] == ""
 
 
 # --- ranks --------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ def test_a_contract_mismatch_names_both_versions_before_the_import(plugin_site, 
     registry = old(plugin_site, api)
     with pytest.raises(ContractError) as refusal:
         registry.load("policy", "old")
-    told = str(refusal.value)
-    assert f"'old' of acme 1.0 is made for version {api} of the policy contract" in told
-    assert f"this core has {NOW} (and adapters for: none)" in told
+    message = str(refusal.value)
+    assert f"'old' of acme 1.0 is made for version {api} of the policy contract" in message
+    assert f"this core has {NOW} (and adapters for: none)" in message
     assert "acme" not in sys.modules
 
 
@@ -159,13 +159,13 @@ def test_a_class_can_declare_an_earlier_contract_version():
 
 
 @pytest.mark.parametrize(
-    ("adapter", "told"),
+    ("adapter", "message"),
     [(lambda cls: cls(), "has to return a class"), (lambda cls: cls, "forward")],
 )
-def test_an_adapter_must_return_a_class_of_the_current_contract(adapter, told):
+def test_an_adapter_must_return_a_class_of_the_current_contract(adapter, message):
     class Older:
         CONTRACT_VERSION = "0.0"
 
     registry = PluginRegistry(distributions=[], adapters={("model", "0.0"): adapter})
-    with pytest.raises(ContractError, match=told):
+    with pytest.raises(ContractError, match=message):
         registry.load("model", Older)

@@ -265,13 +265,13 @@ def test_shared_blocks_do_not_count_as_freed(steer):
 
 
 def foreign(name="x"):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=name,
         prompt_token_ids=(1,),
         sampling_params=SamplingParams(),
         max_tokens=1,
     )
-    return Request(asked, max_model_len=8)
+    return Request(requested, max_model_len=8)
 
 
 ILLEGAL = {

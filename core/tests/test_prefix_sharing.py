@@ -208,9 +208,9 @@ def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkey
     assert sum(len(one.block_hashes) for one in requests) < 20 * 64
     for _ in range(4):
         driver.step()
-    heard = driver.scheduler.policy.heard
-    assert heard["like"] == heard["copy"] == 800
-    assert heard["r3"] == 0
+    notified = driver.scheduler.policy.heard
+    assert notified["like"] == notified["copy"] == 800
+    assert notified["r3"] == 0
 
 
 @pytest.mark.parametrize("windows", [(0, 0), (0, 12), (12,)])

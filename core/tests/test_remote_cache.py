@@ -60,13 +60,13 @@ def make(*windows, num_blocks=20):
 
 
 def request(tokens, name="r"):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=name,
         prompt_token_ids=tuple(tokens),
         sampling_params=SamplingParams(),
         max_tokens=8,
     )
-    return Request(asked, max_model_len=64)
+    return Request(requested, max_model_len=64)
 
 
 def stored_elsewhere(*windows, tokens=range(12)):

@@ -139,12 +139,12 @@ def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
         EncoderInput(position=first, num_tokens=4, content_hash=bytes([first])) for first in (2, 8)
     )
     prompt = list(range(14))
-    asked = make_request("a", prompt, max_tokens=3)
+    requested = make_request("a", prompt, max_tokens=3)
     try:
-        core.add_request(replace(asked, encoder_inputs=content))
+        core.add_request(replace(requested, encoder_inputs=content))
         large = (EncoderInput(position=0, num_tokens=5, content_hash=b"x"),)
         with pytest.raises(RequestError, match="5 encoder tokens at once, and 4 fit"):
-            core.add_request(replace(asked, request_id="b", encoder_inputs=large))
+            core.add_request(replace(requested, request_id="b", encoder_inputs=large))
         steps = []
         while core.has_work():
             steps.append(core.step())
@@ -154,7 +154,7 @@ def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
     assert [len(step.token_ids) for step in steps] == [0, 1, 1, 1]
     assert [step.stats.num_scheduled_tokens for step in steps] == [8, 6, 1, 1]
     tokens = [token for step in steps for token in step.token_ids]
-    assert tokens == expected(prompt, 3, asked.seed, encode(content))
+    assert tokens == expected(prompt, 3, requested.seed, encode(content))
 
 
 class SlowGate(AdmissionGate):

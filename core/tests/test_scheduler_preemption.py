@@ -27,7 +27,7 @@ class ByPriorityNow(ByPriority):
 class Listening(Policy):
     """Records its notifications in one list for all instances of a test."""
 
-    heard: ClassVar[list] = []
+    notified: ClassVar[list] = []
 
     def on_arrival(self, request, view):
         self.heard.append(("arrival", request.request_id))
@@ -306,16 +306,16 @@ def test_no_request_waits_for_one_of_lower_priority(drive, policy, depth):
 
 
 @pytest.fixture
-def heard():
+def notified():
     Listening.heard = []
     return Listening.heard
 
 
-def test_a_policy_is_notified_of_all_events_of_a_request(drive, heard):
+def test_a_policy_is_notified_of_all_events_of_a_request(drive, notified):
     driver = drive(policy=Listening, max_num_batched_tokens=8)
     driver.add("a", 10, max_tokens=2)
     driver.run()
-    assert heard == [
+    assert notified == [
         ("arrival", "a"),
         ("granted", "a", 8),
         ("granted", "a", 2),
@@ -326,22 +326,22 @@ def test_a_policy_is_notified_of_all_events_of_a_request(drive, heard):
     ]
 
 
-def test_a_policy_is_notified_of_evictions_and_aborts(drive, heard):
+def test_a_policy_is_notified_of_evictions_and_aborts(drive, notified):
     driver, _ = crowded(drive, policy=Listening)
     driver.step()
     driver.scheduler.abort_requests(["c"])
-    assert ("evict", "b", 12) in heard
-    assert heard[-1] == ("finish", "c")
+    assert ("evict", "b", 12) in notified
+    assert notified[-1] == ("finish", "c")
 
 
-def test_the_policy_of_the_context_overrides_that_of_a_subclass(drive, heard):
+def test_the_policy_of_the_context_overrides_that_of_a_subclass(drive, notified):
     class Named(Scheduler):
         policy_cls = Listening
 
     drive(cls=Named).add("a", 3)
-    assert heard == [("arrival", "a")]
+    assert notified == [("arrival", "a")]
     drive(cls=Named, policy=ByPriority).add("b", 3)
-    assert heard == [("arrival", "a")]
+    assert notified == [("arrival", "a")]
 
 
 def test_a_policy_can_read_the_state_and_the_clock(drive):

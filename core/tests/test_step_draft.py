@@ -9,13 +9,13 @@ from dovetail.scheduling.encoder_budget import EncoderBudget
 
 
 def request(row, num_tokens=6, *, computed=0, blocks=(1, 2)):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=f"r{row}",
         prompt_token_ids=tuple(range(num_tokens)),
         sampling_params=SamplingParams(),
         max_tokens=8,
     )
-    made = Request(asked, max_model_len=64)
+    made = Request(requested, max_model_len=64)
     made.row, made.generation = row, 1
     made.num_computed_tokens = computed
     made.blocks = [list(blocks)]

@@ -12,14 +12,14 @@ from dovetail.scheduling.step_result import process_result
 
 
 def request(row=0, *, prompt=(1, 2, 3), max_tokens=8, stop=(), **params):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=f"r{row}",
         prompt_token_ids=tuple(prompt),
         sampling_params=SamplingParams(**params),
         max_tokens=max_tokens,
         stop_token_ids=frozenset(stop),
     )
-    made = Request(asked, max_model_len=64)
+    made = Request(requested, max_model_len=64)
     made.row, made.status = row, RequestStatus.RUNNING
     made.num_cached_tokens = 0
     return made
@@ -176,8 +176,8 @@ def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more
     return process_result(StepRecord(decode_record, {one: 3 for one, _ in rest}), plan, output)
 
 
-def decoding(row, **asked):
-    made = request(row, **asked)
+def decoding(row, **requested):
+    made = request(row, **requested)
     made.token_ids.append(50)
     made.admission = row
     return made

@@ -8,14 +8,14 @@ from dovetail.scheduling.waiting_queue import HeapQueue, SortedQueue
 
 
 def request(sequence, priority=0):
-    asked = EngineCoreRequest(
+    requested = EngineCoreRequest(
         request_id=f"r{sequence}",
         prompt_token_ids=(1,),
         sampling_params=SamplingParams(),
         max_tokens=1,
         priority=priority,
     )
-    return Request(asked, max_model_len=8, sequence=sequence)
+    return Request(requested, max_model_len=8, sequence=sequence)
 
 
 def by_priority(one):
@@ -153,8 +153,8 @@ def test_dynamic_ranks_are_computed_in_each_step():
 
 
 def test_a_static_rank_is_computed_once():
-    asked = []
-    queue = HeapQueue(lambda one: asked.append(one.sequence) or one.sequence)
+    requested = []
+    queue = HeapQueue(lambda one: requested.append(one.sequence) or one.sequence)
     for sequence in range(5):
         queue.push(request(sequence))
-    assert drain(queue) == asked == [0, 1, 2, 3, 4]
+    assert drain(queue) == requested == [0, 1, 2, 3, 4]

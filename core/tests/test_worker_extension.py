@@ -132,7 +132,7 @@ def with_member(name, value):
 
 
 @pytest.mark.parametrize(
-    ("extension", "told"),
+    ("extension", "message"),
     [
         (with_member("load_model", lambda self: None), r"load_model is a name of .*FakeWorker"),
         (with_member("row_model_cls", None), r"row_model_cls is a name of .*FakeWorker"),
@@ -144,8 +144,8 @@ def with_member(name, value):
         (type("Deep", (with_member("shutdown", 1),), {}), "shutdown is a name of"),
     ],
 )
-def test_an_existing_attribute_name_is_rejected(start, extension, told):
-    with pytest.raises(ContractError, match=told) as caught:
+def test_an_existing_attribute_name_is_rejected(start, extension, message):
+    with pytest.raises(ContractError, match=message) as caught:
         start(extension)
     assert "cannot extend the worker dovetail_devkit.fakes.worker:FakeWorker" in str(caught.value)
 

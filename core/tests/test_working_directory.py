@@ -69,8 +69,8 @@ def test_a_deleted_working_directory_raises_a_typed_error(entry, model, deleted)
 )
 def test_commands_report_a_deleted_directory_in_three_lines(command, deleted, capsys):
     assert main(command) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("dovetail: ") and len(told.splitlines()) <= 3
+    message = capsys.readouterr().err
+    assert message.startswith("dovetail: ") and len(message.splitlines()) <= 3
 
 
 def test_commands_that_need_no_directory_work(deleted, capsys):

@@ -83,9 +83,9 @@ def kit(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
 
     def run(*plugins, options=()):
-        asked = [word for plugin in plugins for word in ("--dovetail-plugin", plugin)]
+        requested = [word for plugin in plugins for word in ("--dovetail-plugin", plugin)]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked, *options],
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *requested, *options],
             cwd=tmp_path,
             env=environment | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -149,18 +149,18 @@ def test_a_plugin_for_another_device_is_skipped_and_counted(kit, wrong_parts):
 
 
 @pytest.mark.parametrize(
-    ("plugin", "told"),
+    ("plugin", "printed"),
     [
         ("polcy:fcfs", "no plugin kind 'polcy'. Did you mean 'policy'?"),
         ("policy:fcfz", "no policy plugin 'fcfz'. Did you mean 'fcfs'?"),
         ("policy:wrong_parts:Fickel", "no attribute 'Fickel'. Did you mean 'Fickle'?"),
     ],
 )
-def test_an_unknown_plugin_is_a_usage_error_of_one_line(kit, wrong_parts, plugin, told):
+def test_an_unknown_plugin_is_a_usage_error_of_one_line(kit, wrong_parts, plugin, printed):
     code, output = kit(plugin)
     assert code == USAGE_ERROR, output
     (line,) = [line for line in output.splitlines() if line.strip()]
-    assert told in line
+    assert printed in line
 
 
 def test_pytest_without_the_option_imports_nothing_of_dovetail():

@@ -31,7 +31,7 @@ def scheduler(kv_cache=NOTHING_KEPT, **limits):
     )
 
 
-def asked(name, num_tokens=3, max_tokens=4, stop=(), **params):
+def requested(name, num_tokens=3, max_tokens=4, stop=(), **params):
     return EngineCoreRequest(
         request_id=name,
         prompt_token_ids=list(range(num_tokens)),
@@ -75,7 +75,7 @@ def alive(scheduler):
 def test_every_request_gets_all_its_tokens(depth):
     subject = scheduler()
     for i in range(5):
-        subject.add_request(asked(f"r{i}", num_tokens=1 + 3 * i, max_tokens=1 + i))
+        subject.add_request(requested(f"r{i}", num_tokens=1 + 3 * i, max_tokens=1 + i))
     tokens, finished = run_dry(subject, depth)
     assert tokens == {f"r{i}": 1 + i for i in range(5)}
     assert {end.reason for end in finished.values()} == {FinishReason.LENGTH}
@@ -85,8 +85,8 @@ def test_every_request_gets_all_its_tokens(depth):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_long_prompt_runs_in_chunks_and_turns_are_fair(depth):
     subject = scheduler()
-    subject.add_request(asked("long", num_tokens=10))
-    subject.add_request(asked("short", num_tokens=2))
+    subject.add_request(requested("long", num_tokens=10))
+    subject.add_request(requested("short", num_tokens=2))
     runs = []
 
     def note(plan):
@@ -100,8 +100,8 @@ def test_a_long_prompt_runs_in_chunks_and_turns_are_fair(depth):
 
 def test_a_stop_token_ends_a_request_but_not_before_min_tokens():
     subject = scheduler()
-    subject.add_request(asked("a", stop=[1]))
-    subject.add_request(asked("b", stop=[1], min_tokens=3))
+    subject.add_request(requested("a", stop=[1]))
+    subject.add_request(requested("b", stop=[1], min_tokens=3))
     tokens, finished = run_dry(subject)
     assert tokens == {"a": 1, "b": 3}
     assert finished["a"].reason == FinishReason.STOP
@@ -110,8 +110,8 @@ def test_a_stop_token_ends_a_request_but_not_before_min_tokens():
 
 def test_an_abort_in_flight_drops_the_result_and_frees_the_row():
     subject = scheduler(max_num_seqs=1)
-    subject.add_request(asked("a"))
-    subject.add_request(asked("b"))
+    subject.add_request(requested("a"))
+    subject.add_request(requested("b"))
     plan = subject.schedule()
     assert subject.abort_requests(["a", "nobody", "a"]) == ["a"]
     blocked = subject.schedule()
@@ -124,8 +124,13 @@ def test_an_abort_in_flight_drops_the_result_and_frees_the_row():
 
 def test_requests_that_can_never_run_are_rejected():
     subject = scheduler(max_model_len=8, enable_chunked_prefill=False)
-    subject.add_request(asked("a"))
-    for request in (asked("a"), asked("b", num_tokens=8), asked("c", 5), asked("d", 0)):
+    subject.add_request(requested("a"))
+    for request in (
+        requested("a"),
+        requested("b", num_tokens=8),
+        requested("c", 5),
+        requested("d", 0),
+    ):
         with pytest.raises(RequestError):
             subject.add_request(request)
 
@@ -146,7 +151,7 @@ def test_random_programs_follow_the_contract(seed):
         if turn < 200 and rng.random() < 0.2:
             name = f"r{turn}"
             wanted[name] = rng.randint(1, 6)
-            subject.add_request(asked(name, rng.randint(1, 12), wanted[name]))
+            subject.add_request(requested(name, rng.randint(1, 12), wanted[name]))
         if wanted and rng.random() < 0.05:
             for name in subject.abort_requests([rng.choice(list(wanted))]):
                 del wanted[name]

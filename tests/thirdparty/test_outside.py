@@ -124,19 +124,19 @@ def test_an_outside_package_generates_without_torch(python, model, table):
     arguments = json.dumps([str(model), PROMPTS, NUM_TOKENS])
     (model / "script.py").write_text(SCRIPT)
     lines = run(python, "-I", model / "script.py", arguments).splitlines()
-    told = json.loads(lines[-1])
-    assert told["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in PROMPTS]
-    assert not told["torch"], "torch is installed there: the core or the package pulls it in"
-    assert told["loaded"] == []
+    message = json.loads(lines[-1])
+    assert message["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in PROMPTS]
+    assert not message["torch"], "torch is installed there: the core or the package pulls it in"
+    assert message["loaded"] == []
 
 
 def test_an_outside_policy_is_selected_by_name_and_used(python, model, table):
     prompts = [[token] * length for token, length in enumerate((2, 4, 6, 3, 5))]
     arguments = json.dumps([str(model), prompts, NUM_TOKENS])
     (model / "policy.py").write_text(POLICY_SCRIPT)
-    told = json.loads(run(python, "-I", model / "policy.py", arguments).splitlines()[-1])
-    assert told["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in prompts]
-    assert told["order"] == [3, 0, 4, 1, 2]
+    message = json.loads(run(python, "-I", model / "policy.py", arguments).splitlines()[-1])
+    assert message["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in prompts]
+    assert message["order"] == [3, 0, 4, 1, 2]
 
 
 def test_its_entry_points_are_found_by_name(python):

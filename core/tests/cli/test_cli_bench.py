@@ -18,7 +18,7 @@ CASES_FILE = Path(__file__).parents[3] / "bench" / "cases.py"
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list[tuple[tuple[int, ...], object]]:
+def requested(monkeypatch) -> list[tuple[tuple[int, ...], object]]:
     """Record (prompt, params) of every request of the engine."""
     seen = []
     add_request = LLMEngine.add_request
@@ -36,17 +36,17 @@ def bench(command: str, options: list[str], *more: str, input_len: int = 9) -> l
     return ["bench", command, *options, *lengths, *more]
 
 
-def test_latency_runs_one_request_at_a_time(spell, asked, tmp_path, capsys) -> None:
+def test_latency_runs_one_request_at_a_time(spell, requested, tmp_path, capsys) -> None:
     file = tmp_path / "out.json"
     arguments = bench("latency", spell(), "--repeats", "3", "--warmup", "2", "--json", str(file))
     assert main(arguments) == 0
-    assert len(asked) == 5
-    assert all(len(prompt) == 9 for prompt, _ in asked)
-    assert len({prompt for prompt, _ in asked}) == 5
-    assert all(p.greedy and p.ignore_eos and p.max_tokens == 5 for _, p in asked)
-    told = json.loads(file.read_text())
-    assert told["case"] == {"input_len": 9, "output_len": 5, "warmup": 2, "repeats": 3}
-    measures = told["measures"]
+    assert len(requested) == 5
+    assert all(len(prompt) == 9 for prompt, _ in requested)
+    assert len({prompt for prompt, _ in requested}) == 5
+    assert all(p.greedy and p.ignore_eos and p.max_tokens == 5 for _, p in requested)
+    output = json.loads(file.read_text())
+    assert output["case"] == {"input_len": 9, "output_len": 5, "warmup": 2, "repeats": 3}
+    measures = output["measures"]
     assert set(measures) == {"time_to_first_token", "whole_request", "between_tokens", "decode"}
     for found in measures.values():
         assert len(found["values"]) == 3
@@ -70,37 +70,37 @@ def test_the_platform_that_was_chosen_is_named(spell, tmp_path, capsys, monkeypa
     assert [one["name"] for one in plugins if one["kind"] == "platform"] == ["cpu"]
 
 
-def test_throughput_submits_all_requests_at_once(spell, asked, tmp_path) -> None:
+def test_throughput_submits_all_requests_at_once(spell, requested, tmp_path) -> None:
     file = tmp_path / "out.json"
     more = ("--num-prompts", "4", "--repeats", "2", "--warmup", "0", "--json", str(file))
     assert main(bench("throughput", spell(), *more)) == 0
-    assert len({prompt for prompt, _ in asked}) == 8
-    told = json.loads(file.read_text())
-    measures = told["measures"]
+    assert len({prompt for prompt, _ in requested}) == 8
+    output = json.loads(file.read_text())
+    measures = output["measures"]
     for place in range(2):
         seconds = measures["whole_run"]["values"][place]
         assert measures["output"]["values"][place] == pytest.approx(4 * 5 / seconds)
         assert measures["input"]["values"][place] == pytest.approx(4 * 9 / seconds)
-    kinds = {found["kind"]: found["name"] for found in told["engine"]["plugins"]}
+    kinds = {found["kind"]: found["name"] for found in output["engine"]["plugins"]}
     assert (kinds["scheduler"], kinds["worker"]) == ("fcfs", "BigramWorker")
 
 
-def test_prompts_are_determined_by_the_seed(spell, asked) -> None:
+def test_prompts_are_determined_by_the_seed(spell, requested) -> None:
     options = spell()
     for seed in ("1", "1", "2"):
         assert main(bench("latency", options, "--repeats", "1", "--seed", seed)) == 0
-    prompts = [prompt for prompt, _ in asked]
+    prompts = [prompt for prompt, _ in requested]
     assert prompts[0:2] == prompts[2:4] != prompts[4:6]
 
 
 def test_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
     assert main(["bench", "latency", *spell(), "--output-len", "1", "--repeats", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "time to first token" in told and "between tokens" not in told
+    output = capsys.readouterr().out
+    assert "time to first token" in output and "between tokens" not in output
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "told"),
+    ("command", "arguments", "output"),
     [
         ("latency", ["--repeats", "0"], "--repeats 0"),
         ("latency", ["--warmup", "-1"], "--warmup"),
@@ -109,16 +109,16 @@ def test_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
         ("throughput", ["--json", "/no/such/folder/x"], "/no/such/folder/x"),
     ],
 )
-def test_invalid_arguments_are_reported(spell, capsys, command, arguments, told) -> None:
+def test_invalid_arguments_are_reported(spell, capsys, command, arguments, output) -> None:
     assert main(bench(command, spell(length=64), *arguments)) == 2
     captured = capsys.readouterr().err
-    assert told in captured and len(captured.splitlines()) <= 3
+    assert output in captured and len(captured.splitlines()) <= 3
 
 
-def test_requests_that_exceed_the_engines_limits_are_rejected(spell, asked, capsys) -> None:
+def test_requests_that_exceed_the_engines_limits_are_rejected(spell, requested, capsys) -> None:
     assert main(bench("latency", spell(length=64), input_len=60)) == 2
     assert "65 tokens" in capsys.readouterr().err
-    assert asked == []
+    assert requested == []
 
 
 def test_the_summary_has_median_and_spread() -> None:

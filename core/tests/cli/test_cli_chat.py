@@ -59,14 +59,14 @@ def never() -> bool:
 
 def after(count: int):
     """Return a predicate that is true from its `count`-th call on."""
-    asked = []
-    return lambda: bool(asked.append(None)) or len(asked) >= count
+    requested = []
+    return lambda: bool(requested.append(None)) or len(requested) >= count
 
 
 def test_only_answers_are_written_to_a_pipe(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc"), "hello", "", "again") == 0
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("abc\nabc\n", "")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("abc\nabc\n", "")
 
 
 def test_history_is_kept_and_reset(session) -> None:
@@ -141,16 +141,16 @@ def test_the_oldest_turns_are_dropped_first(session) -> None:
 def test_dropped_turns_are_reported(spell, monkeypatch, capsys) -> None:
     lines = [f"a longer question {number}" for number in range(5)]
     assert converse(monkeypatch, spell("abc", length=128), *lines) == 0
-    told = capsys.readouterr()
-    assert told.out == "abc\n" * 5
-    assert "2 oldest messages are left out" in told.err
+    output = capsys.readouterr()
+    assert output.out == "abc\n" * 5
+    assert "2 oldest messages are left out" in output.err
 
 
 def test_a_message_that_never_fits_is_rejected_and_dropped(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc", length=64), "x" * 80, "ok") == 0
-    told = capsys.readouterr()
-    assert told.out == "abc\n"
-    assert len(told.err.splitlines()) == 1 and "64" in told.err
+    output = capsys.readouterr()
+    assert output.out == "abc\n"
+    assert len(output.err.splitlines()) == 1 and "64" in output.err
 
 
 def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
@@ -165,7 +165,7 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "output"),
     [
         ("/params temprature=1", "'temperature'"),
         ("/params temperature=-1", "temperature=-1"),
@@ -177,19 +177,19 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
     ],
 )
 def test_an_invalid_command_prints_one_line_and_the_session_continues(
-    spell, monkeypatch, capsys, line, told
+    spell, monkeypatch, capsys, line, output
 ) -> None:
     assert converse(monkeypatch, spell("abc"), line, "hello") == 0
     captured = capsys.readouterr()
     assert captured.out == "abc\n"
     assert len(captured.err.splitlines()) == 1
-    assert told in captured.err
+    assert output in captured.err
 
 
 def test_help_names_every_command(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell(), "/help") == 0
-    told = capsys.readouterr().out
-    assert all(word in told for word in ("/params", "/reset", "/help", "/exit", "Ctrl-C", '"""'))
+    output = capsys.readouterr().out
+    assert all(word in output for word in ("/params", "/reset", "/help", "/exit", "Ctrl-C", '"""'))
 
 
 def test_a_path_is_not_a_command(spell, monkeypatch, capsys) -> None:

@@ -59,7 +59,7 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
 
 def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, capsys) -> None:
     assert main(["demo"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         "random weights",
         "the sea is",
@@ -73,16 +73,16 @@ def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, cap
         "dovetail-sched-fcfs",
         "config.json names it",
     ):
-        assert words in told
+        assert words in output
     # Other platforms were loaded and probed, too.
-    (row,) = [line for line in told.splitlines() if line.startswith("platform ")]
+    (row,) = [line for line in output.splitlines() if line.startswith("platform ")]
     assert row.split()[1:3] == ["cpu", "dovetail-cpu"]
 
 
 def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None:
     part = "dovetail_sched_priority:PriorityPolicy"
     assert main(["demo", "--scheduler-cls", part]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         "the sea",
         "the bird",
@@ -91,16 +91,16 @@ def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None
         "1 of 2 answers are correct",
         f"scheduler_cls = {part}",
     ):
-        assert words in told
-    assert "all 2 the same" in told
-    assert "attention_backend" not in told  # the run uses the requested plugin only
+        assert words in output
+    assert "all 2 the same" in output
+    assert "attention_backend" not in output  # the run uses the requested plugin only
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(no_demo_model, capsys) -> None:
     assert main(["demo", "--scheduler-cls", "priorty"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "'priority'" in told.err and len(told.err.splitlines()) <= 3
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "'priority'" in output.err and len(output.err.splitlines()) <= 3
 
 
 def test_the_demo_deletes_its_files(no_demo_model) -> None:

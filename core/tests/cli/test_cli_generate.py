@@ -60,9 +60,9 @@ def test_json_output_has_one_object_per_line(spell, capsys) -> None:
 
 def test_chat_goes_through_the_template(spell, capsys) -> None:
     assert main(["generate", *spell("abc"), "--chat", "--json", "hello"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["prompt"], told["text"]) == ("hello", "abc")
-    assert told["num_prompt_tokens"] == len("user: hello\nassistant: ")
+    output = json.loads(capsys.readouterr().out)
+    assert (output["prompt"], output["text"]) == ("hello", "abc")
+    assert output["num_prompt_tokens"] == len("user: hello\nassistant: ")
 
 
 def test_prompts_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path) -> None:
@@ -80,13 +80,13 @@ def test_prompts_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path
 def test_a_rejected_prompt_is_reported_and_the_others_are_answered(spell, capsys) -> None:
     options = spell("abc", length=16)
     assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2
-    told = capsys.readouterr()
-    assert told.out == "abc\n\nabc\n"
-    assert told.err.startswith("dovetail: prompt 2: ") and "16" in told.err
+    output = capsys.readouterr()
+    assert output.out == "abc\n\nabc\n"
+    assert output.err.startswith("dovetail: prompt 2: ") and "16" in output.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         ([], "No prompt is given"),
         (["--prompts-file", "no-such-file"], "no-such-file"),
@@ -104,25 +104,25 @@ def test_a_rejected_prompt_is_reported_and_the_others_are_answered(spell, capsys
     ],
 )
 def test_invalid_arguments_are_reported_in_at_most_three_lines(
-    spell, arguments, told, capsys
+    spell, arguments, output, capsys
 ) -> None:
     assert main(["generate", *spell(), *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert told in captured.err
+    assert output in captured.err
     assert len(captured.err.splitlines()) <= 3
 
 
 @pytest.mark.clock
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         (["--model", "nowhere"], "'nowhre-llama'"),
         (["--model", "nowhre-llama", "--scheduler-cls", "fcfz"], "'fcfs'"),
     ],
 )
 def test_invalid_arguments_are_reported_before_the_engine_starts(
-    tmp_path: Path, arguments, told
+    tmp_path: Path, arguments, output
 ) -> None:
     (tmp_path / "nowhre-llama").mkdir()
     (tmp_path / "nowhre-llama" / "config.json").write_text('{"architectures": ["Llama"]}')
@@ -136,7 +136,7 @@ def test_invalid_arguments_are_reported_before_the_engine_starts(
     )
     elapsed = time.perf_counter() - start
     assert (done.returncode, done.stdout) == (2, "loaded\n")
-    assert told in done.stderr
+    assert output in done.stderr
     assert len(done.stderr.splitlines()) <= 3
     assert elapsed < SLOWER_HERE * BOUND_S
 
@@ -161,10 +161,10 @@ def test_flags_reach_the_engine_options() -> None:
 
 def test_help_shows_the_options_with_their_help(capsys) -> None:
     assert main(["generate", "--help"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("--max-num-seqs", "Maximum tokens of an answer.", "Engine options", "--model"):
-        assert words in told
-    assert "--trust-remote-code" not in told
+        assert words in output
+    assert "--trust-remote-code" not in output
 
 
 def test_a_model_cannot_send_terminal_control_sequences() -> None:

@@ -29,27 +29,27 @@ def test_attention_backends_are_checked_against_the_model(tmp_path, capsys):
     model = write_tiny_llama(tmp_path, architectures=["MistralForCausalLM"], sliding_window=5)
     arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
-    told = capsys.readouterr().out
-    assert "Requirements: head size 8, 4 heads over 2 key-value heads, float32" in told
-    assert "blocks of 32" in told and "sliding_window" in told
+    output = capsys.readouterr().out
+    assert "Requirements: head size 8, 4 heads over 2 key-value heads, float32" in output
+    assert "blocks of 32" in output and "sliding_window" in output
 
 
 def test_json_is_one_object_with_the_requirements(tmp_path, capsys):
     model = write_tiny_llama(tmp_path)
     arguments = ["--json", "--model", str(model), "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["requirements"]["head_size"] == 8
-    assert told["requirements"]["features"] == []
-    assert told["chosen"] == [v["name"] for v in told["verdicts"] if v["state"] == "taken"]
-    assert told["error"] == ""
+    output = json.loads(capsys.readouterr().out)
+    assert output["requirements"]["head_size"] == 8
+    assert output["requirements"]["features"] == []
+    assert output["chosen"] == [v["name"] for v in output["verdicts"] if v["state"] == "taken"]
+    assert output["error"] == ""
 
 
 def test_a_kind_without_a_usable_plugin_is_an_error(capsys):
     assert main(["plugins", "explain", "ops", "--ops", "nobody", *PLATFORM]) == 1
-    told = capsys.readouterr().out
-    assert "none can be used" in told
-    assert "There is no ops plugin 'nobody'" in told
+    output = capsys.readouterr().out
+    assert "none can be used" in output
+    assert "There is no ops plugin 'nobody'" in output
 
 
 def test_kinds_without_a_consumer_report_it(capsys):
@@ -58,7 +58,7 @@ def test_kinds_without_a_consumer_report_it(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         (["shceduler"], "scheduler"),
         (["ops", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
@@ -67,10 +67,10 @@ def test_kinds_without_a_consumer_report_it(capsys):
         (["ops", "--max-num-seq", "3"], "--max-num-seqs"),
     ],
 )
-def test_invalid_arguments_are_reported_briefly(arguments, told, capsys):
+def test_invalid_arguments_are_reported_briefly(arguments, output, capsys):
     assert main(["plugins", "explain", *arguments]) == 2
     error = capsys.readouterr().err
-    assert told in error and len(error.splitlines()) <= 3
+    assert output in error and len(error.splitlines()) <= 3
 
 
 def test_attention_requirements_are_computed_without_a_tensor_library(tmp_path):

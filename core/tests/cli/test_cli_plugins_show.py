@@ -64,9 +64,9 @@ def rows(text):
 
 def test_all_details_are_shown_without_importing_the_plugin(site, capsys):
     assert main(["plugins", "show", "policy:shown"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert "shown_mod" not in sys.modules
-    shown = rows(told)
+    shown = rows(output)
     assert shown["class"].strip() == "shown_mod:Mine"
     assert shown["distribution"].strip() == "shown-dist 2.5"
     assert shown["source"].strip() == str(site / "shown_mod/__init__.py")
@@ -75,9 +75,9 @@ def test_all_details_are_shown_without_importing_the_plugin(site, capsys):
     assert shown["rank"].strip() == "4"
     assert shown["roles"].strip() == "engine, frontend, worker"
     assert "policy:fcfs@dovetail-sched-fcfs, if plugins_allow" in shown["replaces"]
-    assert "shown_mod:Options" in told
-    assert "patience: int = 7" in told and "name: str (must be given)" in told
-    assert "kinds" not in told and "model_config" not in told
+    assert "shown_mod:Options" in output
+    assert "patience: int = 7" in output and "name: str (must be given)" in output
+    assert "kinds" not in output and "model_config" not in output
 
 
 def test_load_adds_the_declarations_of_the_class(site, capsys):
@@ -93,17 +93,17 @@ def test_load_adds_the_declarations_of_the_class(site, capsys):
 
 def test_json_is_one_object(site, capsys):
     assert main(["plugins", "show", "policy:shown", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["plugin"]["description"]["entry"]["rank"] == 4
-    assert told["plugin"]["options"][0] == {"name": "patience", "type": "int", "default": "7"}
-    assert told["loaded"] is None
+    output = json.loads(capsys.readouterr().out)
+    assert output["plugin"]["description"]["entry"]["rank"] == 4
+    assert output["plugin"]["options"][0] == {"name": "patience", "type": "int", "default": "7"}
+    assert output["loaded"] is None
 
 
 def test_a_violated_contract_is_reported(site, capsys):
     assert main(["plugins", "show", "policy:wrong", "--load", "--json"]) == 1
-    told = capsys.readouterr()
-    assert "does not meet the contract" in json.loads(told.out)["problem"]
-    assert "does not meet the contract" in told.err
+    output = capsys.readouterr()
+    assert "does not meet the contract" in json.loads(output.out)["problem"]
+    assert "does not meet the contract" in output.err
 
 
 def test_a_class_path_is_shown_too(capsys):
@@ -115,7 +115,7 @@ def test_a_class_path_is_shown_too(capsys):
 
 
 @pytest.mark.parametrize(
-    ("plugin", "told"),
+    ("plugin", "output"),
     [
         ("shown", "Write policy:shown"),
         ("polcy:shown", "Did you mean 'policy'"),
@@ -124,10 +124,10 @@ def test_a_class_path_is_shown_too(capsys):
         ("nobody", "KIND:NAME"),
     ],
 )
-def test_an_invalid_reference_is_reported_with_the_expected_form(site, plugin, told, capsys):
+def test_an_invalid_reference_is_reported_with_the_expected_form(site, plugin, output, capsys):
     assert main(["plugins", "show", plugin]) == 2
     error = capsys.readouterr().err
-    assert told in error and len(error.splitlines()) <= 3
+    assert output in error and len(error.splitlines()) <= 3
 
 
 def test_an_options_class_without_source_is_shown_by_name_only(site, capsys):

@@ -62,7 +62,7 @@ def random_result(rng, num_runs):
 
 
 def join(**given):
-    told = {
+    message = {
         "request_id": "a",
         "row": 3,
         "generation": 1,
@@ -76,7 +76,7 @@ def join(**given):
         "seed": 2**64 - 1,
         "encoder_inputs": (EncoderInput(position=0, num_tokens=2, content_hash=b"\xff"),),
     }
-    return NewRequest(**told | given)
+    return NewRequest(**message | given)
 
 
 def full_plan():
@@ -266,7 +266,7 @@ def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
 
 
 def request(**given):
-    told = {
+    message = {
         "request_id": "one",
         "prompt_token_ids": array("i", [1, 2, 3]),
         "sampling_params": SamplingParams(max_tokens=4, stop_token_ids=[7], top_k=-1),
@@ -276,7 +276,7 @@ def request(**given):
         "tenant": "t",
         "priority": -(2**63),
     }
-    return EngineCoreRequest(**told | given)
+    return EngineCoreRequest(**message | given)
 
 
 def test_requests_round_trip():
@@ -297,8 +297,8 @@ def test_every_field_of_sampling_params_round_trips():
         "structured_output": StructuredOutputParams(form="regex", text="a+"),
     }  # fmt: skip
     assert set(changed) == {one.name for one in fields(SamplingParams)}, "a field is new: add it"
-    asked = request(sampling_params=SamplingParams(**changed))
-    assert read_request(wire_request(asked)) == asked
+    requested = request(sampling_params=SamplingParams(**changed))
+    assert read_request(wire_request(requested)) == requested
 
 
 @pytest.mark.parametrize(

@@ -206,10 +206,10 @@ class OwnError(WeightError):
     ],
 )
 def test_dovetail_errors_keep_their_class(error, kind, text):
-    told = decode(encode(RemoteError.of(error)), RemoteError).error("w")
-    assert type(told) is kind and str(told) == text
-    assert getattr(told, "parameter", "") == getattr(error, "parameter", "")
-    assert getattr(told, "digest", "") == getattr(error, "digest", "")
+    message = decode(encode(RemoteError.of(error)), RemoteError).error("w")
+    assert type(message) is kind and str(message) == text
+    assert getattr(message, "parameter", "") == getattr(error, "parameter", "")
+    assert getattr(message, "digest", "") == getattr(error, "digest", "")
 
 
 @pytest.mark.parametrize("kind", ["nearest", "Iterable", "__builtins__", "SystemExit", ""])
