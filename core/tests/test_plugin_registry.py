@@ -118,8 +118,8 @@ def test_references_are_parsed(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "@dist", "name@", "a:b:c", "a b:C", "pkg:", ":C", "./x.py"])
 def test_an_invalid_reference_is_rejected_with_the_valid_forms(text: str) -> None:
-    report = message(lambda: parse_reference(text), PluginError)
-    assert ":Class" in report
+    error = message(lambda: parse_reference(text), PluginError)
+    assert ":Class" in error
 
 
 # -- discovery
@@ -170,8 +170,8 @@ def test_a_distribution_that_is_twice_on_the_path_counts_once(
 
 
 def test_an_unknown_kind_is_reported_with_the_nearest(registry: PluginRegistry) -> None:
-    report = message(lambda: registry.candidates("schedular"), PluginNotFoundError)
-    assert "Did you mean 'scheduler'?" in report
+    text = message(lambda: registry.candidates("schedular"), PluginNotFoundError)
+    assert "Did you mean 'scheduler'?" in text
 
 
 @pytest.mark.clock
@@ -213,15 +213,15 @@ def test_the_error_for_an_unknown_name_lists_installed_names_and_the_syntax(
 ) -> None:
     install("one", "[dovetail.policy]\nfcfs = m:A\nlifo = m:B\n[dovetail.scheduler]\nedf = m:C\n")
     install("two", "[dovetail.policy]\nprio = n:C\n")
-    report = message(lambda: registry.resolve("policy", "fcsf"), PluginNotFoundError)
-    assert "no policy plugin 'fcsf'. Did you mean 'fcfs'?" in report
-    assert "fcfs, lifo (one 1.2); prio (two 1.2)" in report
-    assert "package.module:Class" in report
-    assert len(report.splitlines()) == 3
-    report = message(lambda: registry.resolve("policy", "edf"), PluginNotFoundError)
-    assert "of that name of kind scheduler" in report
-    report = message(lambda: registry.resolve("tokenizer", "x"), PluginNotFoundError)
-    assert "None is installed." in report
+    text = message(lambda: registry.resolve("policy", "fcsf"), PluginNotFoundError)
+    assert "no policy plugin 'fcsf'. Did you mean 'fcfs'?" in text
+    assert "fcfs, lifo (one 1.2); prio (two 1.2)" in text
+    assert "package.module:Class" in text
+    assert len(text.splitlines()) == 3
+    text = message(lambda: registry.resolve("policy", "edf"), PluginNotFoundError)
+    assert "of that name of kind scheduler" in text
+    text = message(lambda: registry.resolve("tokenizer", "x"), PluginNotFoundError)
+    assert "None is installed." in text
 
 
 def test_a_name_of_two_distributions_must_be_qualified(
@@ -229,21 +229,21 @@ def test_a_name_of_two_distributions_must_be_qualified(
 ) -> None:
     install("Some.Sched", "[dovetail.policy]\nfcfs = first_mod:Mine\n", first_mod=POLICY)
     install("Rival.Sched", "[dovetail.policy]\nfcfs = rival_mod:Mine\n", rival_mod=POLICY)
-    report = message(lambda: registry.resolve("policy", "fcfs"), PluginError)
-    assert "Rival.Sched 1.2 (rival_mod:Mine), Some.Sched 1.2 (first_mod:Mine)" in report
-    assert "fcfs@Rival.Sched or fcfs@Some.Sched" in report
+    text = message(lambda: registry.resolve("policy", "fcfs"), PluginError)
+    assert "Rival.Sched 1.2 (rival_mod:Mine), Some.Sched 1.2 (first_mod:Mine)" in text
+    assert "fcfs@Rival.Sched or fcfs@Some.Sched" in text
     assert registry.load("policy", "fcfs@rival-sched").__module__ == "rival_mod"
     assert registry.resolutions[0].distribution == "Rival.Sched"
-    report = message(lambda: registry.resolve("policy", "fcfs@rival"), PluginNotFoundError)
-    assert "Did you mean 'Rival.Sched'?" in report and "Write fcfs@Rival.Sched" in report
+    text = message(lambda: registry.resolve("policy", "fcfs@rival"), PluginNotFoundError)
+    assert "Did you mean 'Rival.Sched'?" in text and "Write fcfs@Rival.Sched" in text
 
 
 def test_a_name_declared_twice_in_one_distribution_is_selected_by_class(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("one", "[dovetail.policy]\na = m:A\na = m:B\nb = m:A\nb = m:A\n")
-    report = message(lambda: registry.resolve("policy", "a"), PluginError)
-    assert "Write m:A or m:B" in report
+    text = message(lambda: registry.resolve("policy", "a"), PluginError)
+    assert "Write m:A or m:B" in text
     assert registry.resolve("policy", "b").target == "m:A"
 
 
@@ -274,14 +274,12 @@ def test_the_dotted_form_finds_packages_and_nested_classes(
     assert registry.load("policy", "dotted_pkg.mod.Mine.Inner").__qualname__ == "Mine.Inner"
     targets = [resolution.target for resolution in registry.resolutions]
     assert targets == ["dotted_pkg.mod:Mine", "dotted_pkg.mod:Mine.Inner"]
-    report = message(lambda: registry.load("policy", "dotted_pkg.mod.Mime"), PluginNotFoundError)
-    assert "Did you mean 'Mine'?" in report
-    report = message(
-        lambda: registry.load("policy", "dotted_pkg.mod.No.Inner"), PluginNotFoundError
-    )
-    assert "'dotted_pkg.mod' is a module, not a package" in report
-    report = message(lambda: registry.load("policy", "dotted_pkg.gone.Mine"), PluginNotFoundError)
-    assert "no module 'dotted_pkg.gone'" in report
+    text = message(lambda: registry.load("policy", "dotted_pkg.mod.Mime"), PluginNotFoundError)
+    assert "Did you mean 'Mine'?" in text
+    text = message(lambda: registry.load("policy", "dotted_pkg.mod.No.Inner"), PluginNotFoundError)
+    assert "'dotted_pkg.mod' is a module, not a package" in text
+    text = message(lambda: registry.load("policy", "dotted_pkg.gone.Mine"), PluginNotFoundError)
+    assert "no module 'dotted_pkg.gone'" in text
 
 
 def test_a_class_of_the_users_main_module_is_not_searched_in_dovetail(
@@ -290,11 +288,8 @@ def test_a_class_of_the_users_main_module_is_not_searched_in_dovetail(
     program = ModuleType("__main__")
     program.__spec__ = ModuleSpec("dovetail.engine.process.__main__", None)
     monkeypatch.setitem(sys.modules, "__main__", program)
-    report = message(lambda: registry.load("policy", "__main__:Mine"), PluginNotFoundError)
-    assert (
-        "Move the class to a module that can be imported" in report
-        and "Classes in it" not in report
-    )
+    text = message(lambda: registry.load("policy", "__main__:Mine"), PluginNotFoundError)
+    assert "Move the class to a module that can be imported" in text and "Classes in it" not in text
 
 
 def test_missing_modules_and_missing_attributes_have_different_errors(
@@ -303,19 +298,17 @@ def test_missing_modules_and_missing_attributes_have_different_errors(
     install(
         "mine", "[dovetail.policy]\nmine = mine_too:Mime\ngone = gone_too.x:A\n", mine_too=POLICY
     )
-    report = message(lambda: registry.load("policy", "gone_mod:Mine"), PluginNotFoundError)
-    assert "no module 'gone_mod'" in report and "PYTHONPATH" in report
-    report = message(lambda: registry.load("policy", "mine_too:Othr"), PluginNotFoundError)
-    assert "module 'mine_too' was imported, but it has no attribute 'Othr'" in report
-    assert "Did you mean 'Other'?" in report and "Mine, Other" in report
-    report = message(lambda: registry.load("policy", "mine_too:Mine.Iner"), PluginNotFoundError)
-    assert "its class 'Mine' has no attribute 'Iner'. Did you mean 'Inner'?" in report
-    report = message(lambda: registry.load("policy", "mine"), PluginLoadError)
-    assert (
-        "plugin 'mine' of mine 1.2" in report and "declares a class that does not exist" in report
-    )
-    report = message(lambda: registry.load("policy", "gone"), PluginLoadError)
-    assert "plugin 'gone' of mine 1.2" in report and "no module 'gone_too'" in report
+    text = message(lambda: registry.load("policy", "gone_mod:Mine"), PluginNotFoundError)
+    assert "no module 'gone_mod'" in text and "PYTHONPATH" in text
+    text = message(lambda: registry.load("policy", "mine_too:Othr"), PluginNotFoundError)
+    assert "module 'mine_too' was imported, but it has no attribute 'Othr'" in text
+    assert "Did you mean 'Other'?" in text and "Mine, Other" in text
+    text = message(lambda: registry.load("policy", "mine_too:Mine.Iner"), PluginNotFoundError)
+    assert "its class 'Mine' has no attribute 'Iner'. Did you mean 'Inner'?" in text
+    text = message(lambda: registry.load("policy", "mine"), PluginLoadError)
+    assert "plugin 'mine' of mine 1.2" in text and "declares a class that does not exist" in text
+    text = message(lambda: registry.load("policy", "gone"), PluginLoadError)
+    assert "plugin 'gone' of mine 1.2" in text and "no module 'gone_too'" in text
 
 
 @pytest.mark.parametrize(
@@ -365,8 +358,8 @@ def test_a_plugin_that_is_not_a_class_is_rejected(
     install("mine", "[dovetail.policy]\nn = num_mod:number\n", num_mod=POLICY)
     assert "3 is an int" in message(lambda: registry.load("policy", "n"), ContractError)
     made: Any = Policy()
-    report = message(lambda: registry.load("policy", made), ContractError)
-    assert "not by 'Policy'" in report
+    text = message(lambda: registry.load("policy", made), ContractError)
+    assert "not by 'Policy'" in text
 
 
 def test_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:
@@ -385,8 +378,8 @@ def test_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:
 def test_local_files_are_rejected_unless_allowed(site: Path, registry: PluginRegistry) -> None:
     path = site / "afternoon.py"
     path.write_text(POLICY)
-    report = message(lambda: registry.load("policy", f"{path}:Mine"), PluginError)
-    assert "--trust-local-code" in report
+    text = message(lambda: registry.load("policy", f"{path}:Mine"), PluginError)
+    assert "--trust-local-code" in text
     trusting = fresh(site, trust_local_code=True)
     mine, other = (trusting.load("policy", f"{path}:{name}") for name in ("Mine", "Other"))
     assert mine.__module__ == other.__module__
@@ -398,10 +391,10 @@ def test_local_files_are_rejected_unless_allowed(site: Path, registry: PluginReg
 
 def test_files_that_no_longer_exist_or_fail_are_reported(site: Path) -> None:
     trusting = fresh(site, trust_local_code=True)
-    report = message(lambda: trusting.load("policy", "./gone.py:A"), PluginNotFoundError)
-    assert "there is no file" in report
+    text = message(lambda: trusting.load("policy", "./gone.py:A"), PluginNotFoundError)
+    assert "there is no file" in text
     (site / "exits.py").write_text("import sys; sys.exit('bye')")
     before = set(sys.modules)
-    report = message(lambda: trusting.load("policy", f"{site}/exits.py:A"), PluginLoadError)
-    assert "SystemExit: bye" in report
+    text = message(lambda: trusting.load("policy", f"{site}/exits.py:A"), PluginLoadError)
+    assert "SystemExit: bye" in text
     assert not [name for name in set(sys.modules) - before if "exits" in name]
