@@ -13,7 +13,7 @@ from dovetail.scheduling.encoder_budget import EncoderBudget
 from dovetail.scheduling.held_requests import HeldRequests
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.remote_loads import RemoteLoads
-from dovetail.scheduling.step_result import settle
+from dovetail.scheduling.step_result import process_result
 from dovetail_devkit.scheduler.program import Referee, play
 from dovetail_devkit.scheduler.random_programs import random_program
 
@@ -54,7 +54,7 @@ def keep_wrong_drafts_in_flight(request, num_wrong):
 
 
 def ask_for_one_draft_more(record, plan, output):
-    step_result = settle(record, plan, output)
+    step_result = process_result(record, plan, output)
     for request in record.counts:
         if request.row >= 0:
             request.num_drafts += 1
@@ -98,7 +98,7 @@ def withdraw_what_was_computed(mechanism, request):
 MISTAKES = {
     "keeps wrong drafts in flight": (Request, "take_back", keep_wrong_drafts_in_flight),
     "keeps wrong drafts as tokens": (Request, "take_back", do_nothing),
-    "asks for one draft more": (scheduler, "settle", ask_for_one_draft_more),
+    "asks for one draft more": (scheduler, "process_result", ask_for_one_draft_more),
     "keeps drafts of the evicted": (Mechanism, "evict", keep_drafts_of_the_evicted),
     "pauses nothing": (Scheduler, "pause", pause_nothing),
     "pauses for good": (Scheduler, "resume", pause_for_good),

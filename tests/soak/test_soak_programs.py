@@ -7,7 +7,7 @@ from soak.random_programs import LEAST, find_missing, show
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.scheduling import scheduler
-from dovetail.scheduling.step_result import settle
+from dovetail.scheduling.step_result import process_result
 from dovetail.scheduling.waiting_queue import HeapQueue
 
 NUM_STEPS, MAX_SEATS = 72, 8
@@ -58,7 +58,7 @@ def lose_every_third(queue, request):
 
 
 def count_the_drafts_of_others(record, plan, output):
-    step_result = settle(record, plan, output)
+    step_result = process_result(record, plan, output)
     for request in record.counts:
         if request.row >= 0 and output.num_drafts:
             request.num_drafts = max(output.num_drafts)
@@ -86,7 +86,7 @@ FAULTS = {
     "frees what others share": (BlockPool, "free", free_what_others_share),
     "leaks a block": (KVCacheManager, "free", leak_the_last_block),
     "loses a request": (HeapQueue, "defer", lose_every_third),
-    "asks for stale drafts": (scheduler, "settle", count_the_drafts_of_others),
+    "asks for stale drafts": (scheduler, "process_result", count_the_drafts_of_others),
     "sheds a block that a window shows": (KVCacheManager, "advance", shed_one_too_many),
     "leaves a stale key": (BlockPool, "allocate", forget_that_it_is_cached),
 }
