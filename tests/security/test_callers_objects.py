@@ -183,7 +183,7 @@ def test_a_subclass_of_sampling_params_is_read_once(llm, door):
         with pytest.raises(RequestError):
             llm.generate("b", Unchecked(**changes))
         request = {"request_id": "a", "prompt": "b", "params": Unchecked(**changes)}
-        assert isinstance(door.send_all([request])[0], RequestError)
+        assert isinstance(door.ask_all([request])[0], RequestError)
     beside(llm, params=Unchecked(max_tokens=2))
 
 

@@ -275,7 +275,7 @@ def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, talk, 
     engine, (worker,) = client.process_id, children_of(client.process_id)
     os.kill(engine if victim == "engine" else worker, signal.SIGSTOP)
     _, ends = talk.Answers().collect(client, 1)
-    assert "no life" in ends["a"][1] or victim == "worker"
+    assert "no heartbeat" in ends["a"][1] or victim == "worker"
     assert client.wait_until_ready(10)
     assert not talk.is_running(worker) and not talk.is_running(engine)
     assert serve_canary(client, talk) == wanted

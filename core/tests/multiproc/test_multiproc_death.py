@@ -165,7 +165,7 @@ def test_a_start_that_fails_names_worker_and_phase(make, how, error, told):
 
 
 def test_a_model_that_cannot_be_loaded_keeps_its_kind(make):
-    with pytest.raises(ModelError, match=r"worker 0 .* in load_model: there is no model"):
+    with pytest.raises(ModelError, match=r"worker 0 .* in load_model: no model, on request"):
         make(worker_cls=UnloadableWorker)
 
 

@@ -141,7 +141,10 @@ def test_an_error_ends_the_request_at_fault_only(play, hook):
     got = steps.run((0, 0, 6, True), (2, 0, 2, True), (1, 0, 3, True))
     assert (got[0], got[1]) == (model.answer(PROMPT, 1)[0], 3)
     assert list(steps.output.errors) == [1]
-    assert f"extension 0 failed in {hook}: ValueError: row 2 asked" in steps.output.errors[1]
+    assert (
+        f"extension 0 failed in {hook}: ValueError: row 2: requested failure in {hook}"
+        in steps.output.errors[1]
+    )
     got = steps.run((1, 3, 1, True), (0, 6, 1, True), (2, 2, 1, True))
     assert (got[0], got[1]) == (model.answer(PROMPT, 2)[1], 4)
     assert list(steps.output.errors) == [2]
