@@ -59,6 +59,8 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
     text, ids = told.get("prompt"), told.get("prompt_token_ids")
     if ids is not None and text is not None and not isinstance(text, str):
         raise refuse("prompt", text, "a string where prompt_token_ids are given, too")
+    if isinstance(ids, str):
+        raise refuse("prompt_token_ids", ids, 'an iterable of token ids; give a text as "prompt"')
     content = _content(text if ids is None else ids)
     own = _content(text) if isinstance(text, str) else None
     return ReadPrompt(
