@@ -100,11 +100,8 @@ HOSTILE_PROMPTS = {
     "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
     "mapping with odd keys": ("prompt", {5: "a"}),
     "text beside ids that is not text": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
-    "text in place of ids": ("prompt_token_ids", {"prompt_token_ids": "x" * HUGE}),
-    "text in place of ids beside a text": (
-        "prompt_token_ids",
-        {"prompt": "a", "prompt_token_ids": "x" * HUGE},
-    ),
+    "text for ids": ("prompt_token_ids", {"prompt_token_ids": "x" * HUGE}),
+    "both texts": ("prompt_token_ids", {"prompt": "a", "prompt_token_ids": "x" * HUGE}),
     "text beside ids of 70 MB": ("prompt", {"prompt": "x" * HUGE, "prompt_token_ids": [5]}),
     "tenant with a surrogate": ("tenant", {"prompt": "a", "tenant": SURROGATE}),
     "tenant of 70 MB": ("tenant", {"prompt": "a", "tenant": "x" * HUGE}),
