@@ -20,7 +20,7 @@ from dovetail.transport.ring_memory import anonymous_file
 
 INTERVAL_S = 0.25
 """How often a child writes the time."""
-_PROCESS, _CHILDREN, _STEP, _NUM_STEPS, _NUM_REFUSED = range(5)
+_PROCESS, _CHILDREN, _STEP, _NUM_STEPS = range(4)
 _NUM_BYTES = 64
 
 
@@ -30,14 +30,13 @@ class Liveness:
 
     process_s: seconds since it last wrote the time. children_s: seconds since the least recent
     heartbeat of its children. step_s: seconds since its current step began. All are 0.0 before the
-    first heartbeat. num_steps: executed steps. num_refused: messages that it could not read.
+    first heartbeat. num_steps: executed steps.
     """
 
     process_s: float
     children_s: float
     step_s: float
     num_steps: int
-    num_refused: int
 
     @property
     def silence_s(self) -> float:
@@ -65,7 +64,6 @@ class LivenessReader:
             children_s=children_s,
             step_s=step_s,
             num_steps=words[_NUM_STEPS],
-            num_refused=words[_NUM_REFUSED],
         )
 
     def close(self) -> None:
@@ -98,10 +96,6 @@ class LivenessWriter:
         """Write that the step has ended, and count it."""
         self._words[_STEP] = 0
         self._words[_NUM_STEPS] += 1
-
-    def set_num_refused(self, num_refused: int) -> None:
-        """Write how many messages could not be read."""
-        self._words[_NUM_REFUSED] = num_refused
 
     def stop(self) -> None:
         """End the thread."""
