@@ -1,8 +1,9 @@
 """A scheduler and a strict worker in plain Python that checks every plan.
 
-Its cache holds, in each slot, a checksum of all tokens up to the one written there; what a run
-would read is compared with what the row's tokens give. So a stale block, a wrong prefix hit or a
-skipped position shows at once. The next token is that checksum, folded: equal for equal prefixes.
+Each cache slot contains a checksum of all tokens up to its position. Before a run, the worker
+compares the slots that the run reads with the checksums of the row's tokens. So it finds a stale
+block, a wrong prefix hit or a skipped position at once. The next token is computed from the
+checksum, so equal prefixes give equal tokens.
 """
 
 from array import array
@@ -110,7 +111,7 @@ class StrictWorker:
 
 
 class Driver:
-    """A scheduler under test. Plans are executed in order when they are settled."""
+    """A scheduler under test. `settle` executes the oldest plan."""
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class Driver:
         return [request.request_id for request in self.scheduler._state.running]
 
     def waiting(self):
-        self.scheduler._host.begin_step()  # requests that were just preempted are queued
+        self.scheduler._host.begin_step()  # requests that were just preempted wait again
         return [request.request_id for request in self.scheduler._host.waiting]
 
 
@@ -224,5 +225,5 @@ def drive():
 
 @pytest.fixture
 def alone():
-    """The expected tokens of a prompt in any batch: `alone(prompt, num_tokens)`."""
+    """Return the tokens expected for a prompt in any batch: `alone(prompt, num_tokens)`."""
     return continuation

@@ -1,4 +1,4 @@
-"""Gates hold new requests; the last gate to open lets them pass."""
+"""A request is admitted when all gates that hold it have opened."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_all_gates_must_open_in_any_order():
     assert admission_gates.take_ready() == [c]
     first.open("a")
     second.open("b")
-    assert admission_gates.take_ready() == [a, b]  # in the order of arrival
+    assert admission_gates.take_ready() == [a, b]  # in order of arrival
     assert len(admission_gates) == 0
 
 
@@ -70,13 +70,13 @@ def test_two_gates_can_fail_at_once():
     assert admission_gates.take_failed(0) == []
 
 
-def test_a_discarded_request_is_forgotten_even_if_its_gates_have_opened():
+def test_a_discarded_request_is_not_admitted_even_if_its_gates_open():
     first, second = FakeGate(), FakeGate()
     admission_gates = AdmissionGates([first, second], 60)
     a, b = (enter(admission_gates, name) for name in "ab")
     first.open("a")
     admission_gates.discard(a)
-    admission_gates.discard(a)  # no gate holds it any longer
+    admission_gates.discard(a)  # no gate holds the request any longer
     assert admission_gates.take_ready() == [] and list(admission_gates) == [b]
     again = enter(admission_gates, "a")
     assert list(admission_gates) == [b, again]

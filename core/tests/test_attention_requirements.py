@@ -81,7 +81,7 @@ def test_requirements_from_config_json_equal_those_of_the_worker(
     assert [explanation.criteria.requirements] == asks
 
 
-def test_without_a_model_explain_says_that_the_requirements_are_unknown():
+def test_without_a_model_explain_reports_unknown_requirements():
     explanation = explain_choice("attention")
     assert explanation.criteria.requirements is None
     assert "--model" in explanation.criteria.why

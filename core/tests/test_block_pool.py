@@ -48,7 +48,7 @@ def test_a_cached_block_is_found_in_use_or_free_and_shared():
     assert pool.find([key(1)]) == [block]
     pool.take([block])
     pool.free([block])
-    assert pool.num_free == 2  # another request still uses it
+    assert pool.num_free == 2  # another request still uses the block
     pool.free([block])
     assert pool.num_free == 3
     assert pool.num_free_among([block]) == 1

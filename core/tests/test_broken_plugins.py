@@ -1,6 +1,6 @@
 """Broken plugins: each raises an error that names it and a remedy, and affects nothing else.
 
-A healthy plugin is installed with each; it still loads, and an engine with it works.
+A valid plugin is installed with each broken one. It still loads, and an engine with it works.
 """
 
 import sys
@@ -47,10 +47,10 @@ FIELDS = {"platform": "platform", "worker": "worker_cls", "scheduler": "schedule
 
 @dataclass(kw_only=True)
 class Broken:
-    """A distribution `acme` with the plugin `bad` of class Bad, and what is reported about it.
+    """A distribution `acme` with the plugin `bad` of class Bad, and the expected error.
 
-    entry: what is declared instead of the class. args: options of the engine. others: further
-    distributions that declare `bad`.
+    told: parts of the error message. entry: the declared target. args: engine options.
+    others: further distributions that declare `bad`.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Broken:
             site.add(name, entries, manifest=manifest, parts=TOP + self.source)
 
     def use(self, model):
-        """Start an engine with it and run a prompt."""
+        """Start an engine with the plugin and run a prompt."""
         place = FIELDS.get(self.kind, "scheduler_cls")
         llm = LLM(model, **{**ENGINE, place: "bad", **self.args})
         try:
@@ -90,7 +90,7 @@ TAKES = MODEL + "class Bad(Policy):\n    def __init__(self, options=None):\n    
 OPTIONS = keys(options='"acme.parts:Model"')
 
 BROKEN = [
-    # --- it cannot be imported
+    # --- the plugin cannot be imported
     Broken(
         id="raises_on_import",
         source="raise RuntimeError('no licence')\n",
@@ -133,7 +133,7 @@ BROKEN = [
         error=PluginNotFoundError,
         told=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
     ),
-    # --- it does not meet its contract
+    # --- the plugin violates its contract
     Broken(
         id="not_a_class",
         source="Bad = 3\n",
@@ -188,7 +188,7 @@ BROKEN = [
         error=PluginError,
         told=("needs dtype.float4, which neither the core nor the platform 'fake'", "Choose"),
     ),
-    # --- its manifest
+    # --- the manifest is invalid
     Broken(
         id="broken_manifest",
         manifest="[[plugin]\n",
@@ -201,7 +201,7 @@ BROKEN = [
         error=PluginLoadError,
         told=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
     ),
-    # --- its identity
+    # --- the name is ambiguous or denied
     Broken(
         id="duplicate_name",
         others=("rival",),
@@ -221,7 +221,7 @@ BROKEN = [
         error=PluginError,
         told=("denied by the rule '*:*@acme' of plugins_deny", "Change the rule"),
     ),
-    # --- its options
+    # --- the options are invalid
     Broken(
         id="bad_options",
         source=TAKES,
@@ -251,7 +251,7 @@ BROKEN = [
         error=PluginLoadError,
         told=("making it failed: TypeError", "options"),
     ),
-    # --- its constructor or a call fails
+    # --- the constructor or a method fails at the start
     Broken(
         id="raises_on_construction",
         kind="scheduler",
@@ -325,7 +325,7 @@ BROKEN = [
             "write (value, reason)",
         ),
     ),
-    # --- it fails while the engine runs
+    # --- the plugin fails while the engine runs
     Broken(
         id="raises_when_a_step_is_settled",
         kind="scheduler",
@@ -394,5 +394,5 @@ def test_a_policy_that_fails_while_it_runs_is_replaced(plugin_site, model, hook,
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
 
 
-def test_there_are_enough_cases():
+def test_at_least_30_broken_plugins_are_tested():
     assert len({case.id for case in BROKEN}) == len(BROKEN) >= 30

@@ -41,12 +41,14 @@ def test_a_group_of_sliding_windows_frees_its_blocks():
 
 
 @pytest.mark.parametrize("max_model_len", [64, 50, 1])
-def test_a_window_longer_than_the_model_makes_no_group(max_model_len):
+def test_a_window_as_long_as_the_model_counts_as_full_attention(max_model_len):
     assert shape(group(spec(), spec(64), max_model_len=max_model_len)) == [(0, 2)]
 
 
 def test_interleaved_windows_get_groups_of_equal_size():
-    layers = [spec(512 if i % 6 != 5 else 0) for i in range(26)]  # as Gemma 3: 22 and 4
+    layers = [
+        spec(512 if i % 6 != 5 else 0) for i in range(26)
+    ]  # like Gemma 3: 22 windows and 4 full layers
     groups = group(*layers, max_model_len=32768)
     assert shape(groups) == [(512, 4)] * 5 + [(512, 2), (0, 4)]
     names = [name for one in groups for name in one.layer_names]
@@ -82,7 +84,7 @@ def allocated(groups, length, step):
 def needed(layers, length, step):
     """Compute the bytes of one sequence without waste, independently of the tested code.
 
-    A state with snapshots is read from one place and written to another one.
+    A state with snapshots is read from one page and written to another one.
     """
     total = 0
     for one in layers:
@@ -149,8 +151,8 @@ def test_random_mixes_of_layers_waste_little(kinds, length, step):
     groups = group(*layers, max_model_len=length, step=step)
     names = [name for one in groups for name in one.layer_names]
     assert sorted(names) == sorted(f"layer{i}" for i in range(len(layers)))
-    # A page holds at least the largest state, and one sequence has at least one page of each group:
-    # a short sequence with large states cannot waste less than that.
+    # A page holds at least the largest state, and a sequence has at least one page of each group.
+    # A short sequence with large states cannot waste less.
     largest = max((one.num_bytes for one in layers if isinstance(one, StateSpec)), default=0)
     floor = needed(layers, length, step)
     assert allocated(groups, length, step) <= 1.3 * floor + 2 * largest * len(set(layers))

@@ -117,7 +117,7 @@ def test_the_longest_sequence_fits_exactly():
 
 def test_sliding_windows_and_states_hold_any_length():
     assert max_sequence_tokens(config(9, spec(32)), max_step_tokens=64) > MAX_TOKENS - SIZE
-    assert max_sequence_tokens(config(9, spec(32))) == 8 * SIZE  # any step size is allowed
+    assert max_sequence_tokens(config(9, spec(32))) == 8 * SIZE  # any step size is valid
     state = StateSpec(block_size=SIZE, num_bytes=64)
     assert max_sequence_tokens(config(2, state)) > MAX_TOKENS - SIZE
     assert max_sequence_tokens(config(9, spec(), state)) == 7 * SIZE

@@ -132,7 +132,7 @@ def test_json_is_not_escaped_for_html():
     assert "<" in render("{{ messages | tojson }}")
 
 
-def test_the_date_comes_from_the_clock_given():
+def test_the_date_is_read_from_the_given_clock():
     assert render("{{ strftime_now('%d %b %Y') }}") == "03 Feb 2026"
 
 
@@ -182,7 +182,7 @@ def test_an_invalid_template_is_rejected(source):
 @pytest.mark.parametrize(
     "messages", [[], "hello", {"role": "user"}, [{"content": "x"}], ["hello"], [{"role": 1}], None]
 )
-def test_invalid_messages_are_rejected(messages):
+def test_invalid_chat_messages_are_rejected(messages):
     with pytest.raises(RequestError, match="messages") as refusal:
         render("x", messages)
     assert refusal.value.parameter == "messages"

@@ -11,10 +11,10 @@ from dovetail.config.checkpoint_facts import stated_max_model_len
         ({}, 64, "max_position_embeddings"),
         ({"max_position_embeddings": None, "n_positions": 50}, 50, "n_positions"),
         ({"max_position_embeddings": 100, "n_positions": 50}, 50, "n_positions"),
-        # Deepseek-Coder states the stretched length; it is used if nothing else is known.
+        # Deepseek-Coder states only the scaled length, which is used if no other is known.
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 64, "max_position_embeddings"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 64, "max_position"),
-        # Vicuna 16k states both lengths.
+        # Vicuna 16k states the original and the scaled length.
         (
             {"rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": 256},
             256,

@@ -93,7 +93,7 @@ def test_a_denied_class_is_rejected_by_every_name(site, name, rule):
         load(site, NAMES[name], rule)
     assert rule in str(refusal.value)
     assert load(site, "mine", rule).__name__ == "FastPolicyOfMine"
-    assert load(site, NAMES[name])  # without the rule it loads
+    assert load(site, NAMES[name])  # without the rule the class is loaded
 
 
 @pytest.mark.parametrize("name", ["FastPolicy", "Renamed", "Built"])
@@ -128,7 +128,7 @@ def test_a_rule_on_a_distribution_holds_for_classes_that_it_does_not_declare(sit
 
 
 def test_a_plugin_may_be_declared_by_a_module_that_re_exports_it(plugin_site):
-    """The rule names the plugin, but the request names the defining module."""
+    """The rule names the plugin, but the user names the module that defines the class."""
     plugin_site.add(
         "acme",
         {"policy": {"fast": ".api:Fast"}},

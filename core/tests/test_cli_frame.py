@@ -24,7 +24,7 @@ BANNED = ("torch", "numpy", "transformers", "canary_mod")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory on sys.path with one plugin, whose import is a failure of the test."""
+    """A directory on sys.path with one plugin that must not be imported."""
     install(tmp_path, "canary-dist", "[dovetail.policy]\ncanary = canary_mod:Canary\n")
     (tmp_path / "canary_mod.py").write_text("raise AssertionError('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -167,7 +167,7 @@ def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -
     assert "Traceback" in output and "PluginNotFoundError" in output
 
 
-def test_long_errors_are_cut_with_a_note(
+def test_long_errors_are_shortened_with_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dovetail.cli import plugins_list

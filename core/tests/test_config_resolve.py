@@ -51,7 +51,7 @@ class FakePlatform(Platform):
 
 
 def config_of(hf_config: Mapping[str, Any] | None = None, **requested: Any) -> RequestedConfig:
-    """Make a request; an option is named "section__field"."""
+    """Make a requested configuration; the name of an option is "section__field"."""
     groups: dict[str, dict[str, Any]] = {}
     for path, value in requested.items():
         group, field = path.split("__")
@@ -116,7 +116,7 @@ def test_several_workers_run_in_processes() -> None:
     assert resolve(chosen, FakePlatform()).parallel.executor_backend == "mine"
 
 
-def test_plugins_selected_at_load_time_resolve_to_none() -> None:
+def test_plugins_selected_at_load_time_are_none_in_the_resolved_config() -> None:
     resolved = resolve(config_of(), FakePlatform())
     assert resolved.parallel.worker_cls is None
     compute = resolved.compute
@@ -189,7 +189,7 @@ def test_unsupported_dtypes_are_rejected() -> None:
     assert "does not compute in bfloat16" in message and "another platform" in message
 
 
-def test_max_model_len_is_that_of_the_checkpoint() -> None:
+def test_max_model_len_defaults_to_that_of_the_checkpoint() -> None:
     yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 1.5}}
     resolved = resolve(config_of(yarn), FakePlatform())
     assert resolved.model.max_model_len == 96
@@ -215,7 +215,9 @@ def test_max_model_len_has_a_default_if_the_config_states_none() -> None:
         ),
     ],
 )
-def test_an_impossible_length_is_rejected_by_its_field(fields: dict[str, Any], words: str) -> None:
+def test_the_error_for_an_impossible_length_names_its_field(
+    fields: dict[str, Any], words: str
+) -> None:
     hostile = {"max_position_embeddings": 64, **fields}
     with pytest.raises(ModelError, match=f"config.json: {words}"):
         resolve(config_of(hostile), FakePlatform())
@@ -239,12 +241,12 @@ def test_max_model_len_above_the_models_limit_is_rejected() -> None:
         {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}},
     ],
 )
-def test_a_length_is_not_advised_where_it_changes_the_model(hf_config: dict) -> None:
+def test_an_override_of_the_length_is_not_advised_if_it_changes_the_model(hf_config: dict) -> None:
     message = refusal(config_of(hf_config, model__max_model_len=65))
     assert "64 tokens" in message and "hf_overrides" not in message
 
 
-def test_the_advice_names_every_length_and_following_it_works() -> None:
+def test_the_advised_override_contains_every_length_and_is_accepted() -> None:
     two = {"n_positions": 50, "rope_theta": 1e4}
     message = refusal(config_of(two, model__max_model_len=65))
     assert 'hf_overrides={"max_position_embeddings": 65, "n_positions": 65}' in message
@@ -270,7 +272,7 @@ def test_the_scaled_length_of_linear_rope_is_allowed() -> None:
         {"rope_scaling": {"type": "linear", "factor": float("inf")}},
     ],
 )
-def test_unusable_lengths_name_the_key(hf_config: dict) -> None:
+def test_the_error_for_an_unusable_length_names_the_key(hf_config: dict) -> None:
     with pytest.raises(ModelError, match=r"(max_position_embeddings|factor)=.*must be a positive"):
         resolve(config_of(hf_config), FakePlatform())
 
@@ -285,7 +287,9 @@ def test_unusable_lengths_name_the_key(hf_config: dict) -> None:
         ({"max_num_seqs": 2048}, 2048, 2048, "the default"),
     ],
 )
-def test_limits_of_a_step_are_consistent(wishes: dict, seqs: int, budget: int, words: str) -> None:
+def test_step_limits_have_consistent_defaults(
+    wishes: dict, seqs: int, budget: int, words: str
+) -> None:
     given = {f"scheduler__{name}": value for name, value in wishes.items()}
     resolved = resolve(config_of({"max_position_embeddings": 5000}, **given), FakePlatform())
     assert resolved.scheduler.max_num_seqs == seqs
@@ -294,7 +298,7 @@ def test_limits_of_a_step_are_consistent(wishes: dict, seqs: int, budget: int, w
     assert any(words in reason for reason in reasons)
 
 
-def test_a_budget_below_the_length_needs_chunked_prefill() -> None:
+def test_a_token_budget_below_max_model_len_requires_chunked_prefill() -> None:
     wishes = {"scheduler__max_num_batched_tokens": 63}
     assert resolve(config_of(**wishes), FakePlatform()).model.max_model_len == 64
     message = refusal(config_of(**wishes, scheduler__enable_chunked_prefill=False))
@@ -374,7 +378,7 @@ def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() ->
             resolve(config_of(), FakePlatform(wishes=wishes))
 
 
-def test_problems_of_the_platform_refuse_the_resolved_config() -> None:
+def test_problems_reported_by_the_platform_reject_the_resolved_config() -> None:
     platform = FakePlatform(problems=["Blocks of 16 are too small here; use 128.", "No luck."])
     message = refusal(config_of(), platform)
     assert "'fake' cannot run this" in message

@@ -171,7 +171,7 @@ def test_a_worker_gets_its_part_of_the_configuration() -> None:
         ("scheduler", "async_scheduling", None, "must be True or False"),
     ],
 )
-def test_a_resolved_field_is_not_open(
+def test_a_resolved_field_cannot_be_unset(
     section: str, field: str, value: object, message: str
 ) -> None:
     values = make_resolved().model_dump()
@@ -180,7 +180,7 @@ def test_a_resolved_field_is_not_open(
         EngineConfig(**values)
 
 
-def test_everything_is_frozen() -> None:
+def test_all_parts_of_a_configuration_are_frozen() -> None:
     config = make(plugin_options={"a": {"b": 1}})
     for node, field in ((config, "cache"), (config.cache, "block_size"), (config.model, "dtype")):
         with pytest.raises(ValidationError, match="frozen"):
@@ -233,7 +233,7 @@ def test_no_extension_is_the_same_as_an_empty_name() -> None:
     assert ExtensionsConfig(worker_extension_cls="").worker_extension_cls is None
 
 
-def test_json_round_trip() -> None:
+def test_a_configuration_round_trips_through_json() -> None:
     config = make_resolved()
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
     text = json.dumps(config.model_dump(mode="json"))

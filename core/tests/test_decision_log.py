@@ -1,4 +1,4 @@
-"""The decision log: recorded and hidden data, and damaged files."""
+"""The decision log: recorded data, omitted data, and damaged files."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ SECRET = 77_777_777
 
 
 class Ticking(ManualClock):
-    """A clock that advances by one at every reading."""
+    """A clock that advances by one nanosecond each time it is read."""
 
     def now_ns(self):
         self.advance(1)
@@ -128,7 +128,7 @@ def step(scheduler, token=9):
     return plan, scheduler.update_from_output(plan, output)
 
 
-def test_every_deciding_call_is_recorded_and_no_other_call(record, path):
+def test_only_calls_that_affect_decisions_are_recorded(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler)
@@ -149,7 +149,7 @@ def test_every_deciding_call_is_recorded_and_no_other_call(record, path):
     assert report == [*range(1, len(report) + 1)] and len(report) >= 4
 
 
-def test_a_refused_request_leaves_nothing(record, path):
+def test_a_rejected_request_is_not_recorded(record, path):
     scheduler = record()
     for wrong in (make_request(prompt=()), make_request(prompt=range(64))):
         with pytest.raises(RequestError):
@@ -330,7 +330,7 @@ def test_a_header_of_another_version_is_refused(change, record, path):
         LogHeader.decode(payload)
 
 
-def test_an_existing_file_is_kept(path):
+def test_an_existing_file_is_not_overwritten(path):
     path.write_text("precious")
     with pytest.raises(ConfigError, match=r"decision_log=.*name a new file"):
         DecisionRecorder(path, Scheduler, make_context())

@@ -117,7 +117,7 @@ def test_members_leave_after_the_step_of_their_last_token(decode_batch, max_toke
 
 
 def test_events_of_a_request_that_left_and_returned_count_once(decode_batch):
-    one = decoding(0, computed=6, max_tokens=4)  # due when its block is full, and then at its end
+    one = decoding(0, computed=6, max_tokens=4)  # due when its block is full, and at its last token
     join(decode_batch, one)
     decode_batch.remove_member(one)
     decode_batch.add_members([one])

@@ -58,7 +58,10 @@ def byte_level():
 
 
 def byte_fallback(*, strip=True):
-    """Return one like Llama 2: metaspace and byte fallback; without strip, like Gemma."""
+    """Return a tokenizer like Llama 2's, or like Gemma's without `strip`.
+
+    It uses metaspace and byte fallback.
+    """
     words = sorted({" " + word for word in TEXTS[0].replace(",", "").replace(".", "").split()})
     letters = sorted(set("▁abcdefghijklmnopqrstuvwxyzT,.:"))
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
@@ -103,7 +106,7 @@ def word_piece():
 
 
 def word_suffix():
-    """Return one like GPT-1: a token's space depends on whether another token follows."""
+    """Return a tokenizer like GPT-1's: a token has a space only if another token follows."""
     core = Core(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.BPEDecoder(suffix="</w>")
@@ -208,7 +211,7 @@ def test_text_is_complete_wherever_the_prompt_ends(name, before, after, cut, siz
         assert "".join(pieces) == beyond(tokenizer, prompt, output)
         return
     while REPLACEMENT in (known := tokenizer.decode(prompt)):
-        prompt = prompt[:-1]  # one invalid byte affects all characters before it
+        prompt = prompt[:-1]  # one invalid byte affects all preceding characters
     whole = tokenizer.decode(tokens)
     assert "".join(pieces) == (whole.removeprefix(known) if output else "")
 
@@ -266,7 +269,7 @@ def test_flush_returns_a_partial_character_at_the_end():
     assert pieces == ["a", "", REPLACEMENT]
 
 
-def test_valid_characters_stay_valid_beside_broken_ones():
+def test_valid_characters_next_to_invalid_bytes_stay_valid():
     tokenizer = TOKENIZERS["byte_fallback"]
     prompt = tokenizer.encode("dog")
     you = tokenizer.encode("你")[-3:]
@@ -309,7 +312,7 @@ def test_the_cost_of_a_token_does_not_depend_on_the_text_length(token):
 
 
 def run_kind(tokenizer, request, kind, output, sizes, ended):
-    """Return text, token ids, log-probabilities and end of a request in one kind of output."""
+    """Run a request with one output kind; return text, token ids, log-probabilities, end."""
     processor = OutputProcessor(tokenizer, clock=ManualClock(1))
     processor.add_request("r", [request], kind=kind)
     found, start, turn = [], 0, 0

@@ -156,7 +156,7 @@ def test_the_error_for_an_unsuitable_attention_backend_lists_the_suitable_ones(p
 
 
 class NarrowAttention(FakeAttentionBackend):
-    """Supports head size 3 only."""
+    """A backend that supports head size 3 only."""
 
     name = "narrow"
     capabilities = replace(FakeAttentionBackend.capabilities, head_sizes=frozenset({3}))

@@ -25,7 +25,7 @@ LIMITS = SchedulerLimits(
 
 
 def content(*places):
-    """(position, size, name) each."""
+    """Return encoder inputs; each place is (position, size, name)."""
     return tuple(
         EncoderInput(position=position, num_tokens=size, content_hash=name.encode())
         for position, size, name in places
@@ -90,7 +90,7 @@ def test_content_in_use_is_never_freed(budget):
         emit(budget)
     late = request("z", (1, 3, "z"), row=2)
     assert budget.reach(late, 0, 9) == 1
-    budget.free(held[0])  # it was preempted
+    budget.free(held[0])  # the request was preempted
     assert budget.reach(late, 0, 9) == 9
     budget.want(late, 0, 9)
     assert emit(budget) == ([(2, 0)], [b"x"])
@@ -124,7 +124,7 @@ def test_content_that_can_never_be_encoded_is_refused(sizes, chunks):
     assert scheduler.depth().num_waiting == 0
 
 
-def test_a_policy_receives_the_reason():
+def test_a_policy_receives_the_reason_of_a_denial():
     answers = []
 
     class Asking(Policy):

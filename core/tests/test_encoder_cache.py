@@ -11,7 +11,7 @@ CAPACITY = 10
 
 
 def request(name, *contents):
-    """A request whose inputs are of (hash, number of embeddings)."""
+    """Make a request; each input is (hash, number of embeddings)."""
     items, end = [], 0
     for content, size in contents:
         items.append(EncoderInput(position=end, num_tokens=size, content_hash=content))
@@ -37,7 +37,7 @@ def test_an_output_is_computed_once_and_shared():
     assert cache.num_used == 4
     cache.free_input(two, 1)
     assert (cache.num_used, cache.num_cached) == (0, 4)
-    assert not cache.allocate(one, 0)  # it was kept
+    assert not cache.allocate(one, 0)  # the output was still cached
     assert (cache.num_queries, cache.num_hits, cache.num_evictions) == (3, 2, 0)
     cache.check_integrity([one])
 

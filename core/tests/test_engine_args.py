@@ -123,7 +123,7 @@ PUBLIC_NAMES = [
 ]
 
 
-def test_public_names_are_pinned() -> None:
+def test_public_option_names_match_the_recorded_names() -> None:
     assert [option.name for option in dataclasses.fields(EngineArgs)] == PUBLIC_NAMES
 
 
@@ -143,7 +143,7 @@ def test_importing_the_options_imports_no_pydantic() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_unknown_public_name_of_the_package() -> None:
+def test_an_unknown_name_of_the_config_package_raises_an_attribute_error() -> None:
     import dovetail.config
 
     with pytest.raises(AttributeError, match="no attribute 'EngineConfigs'"):
@@ -256,7 +256,7 @@ def test_given_values_are_passed_to_the_config(model: Path) -> None:
         ("model", 5, "path of a local directory"),
     ],
 )
-def test_refusals_name_option_value_and_remedy(
+def test_errors_name_option_value_and_remedy(
     model: Path, option: str, value: object, remedy: str
 ) -> None:
     message = refusal(**{"model": model, option: value})
@@ -264,11 +264,11 @@ def test_refusals_name_option_value_and_remedy(
     assert remedy in message
 
 
-def test_long_values_are_cut(model: Path) -> None:
+def test_long_values_are_shortened_in_messages(model: Path) -> None:
     assert len(refusal(model, dtype="x" * 5000)) < 300
 
 
-def test_many_refusals_stay_within_three_lines(model: Path) -> None:
+def test_many_errors_are_reported_in_three_lines(model: Path) -> None:
     message = refusal(model, seed=-1, max_logprobs=-1, max_model_len=0, dtype="a", enforce_eager=3)
     assert len(message.splitlines()) == 3 and "(and 2 more)" in message
 

@@ -193,7 +193,7 @@ def test_a_failed_step_ends_the_core_and_reports_its_requests(make, depth, where
         run(core)
     assert "step 1: 1 runs, 1 tokens" in death.value.digest
     assert "row 0: positions 5..5" in death.value.digest
-    assert str(SECRET) not in str(death.value)  # no part of the prompt
+    assert str(SECRET) not in str(death.value)  # the message has no part of the prompt
     assert isinstance(death.value.__cause__, RuntimeError)
     calls = (
         core.step,

@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, seed=1)
 
 
 class Kept:
-    """Remembers its instances by class."""
+    """Records its instances by class."""
 
     made: ClassVar[dict] = {}
 
@@ -76,7 +76,7 @@ def test_hooks_are_notified_of_all_engine_events(make):
     with make(hooks=[Heard]) as llm:
         names, one = notified()
         assert names == ["on_engine_start"]
-        assert one.heard[0][1] is llm.llm_engine.config  # resolved
+        assert one.heard[0][1] is llm.llm_engine.config  # the resolved configuration
         (output,) = llm.generate("say", GREEDY)
     llm.shutdown()
     names, one = notified()
@@ -231,7 +231,7 @@ def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
         assert sum(message.num_failed for hook, message in entries if hook == "on_step") == 1
 
 
-def test_a_start_that_a_hook_aborts_leaves_nothing_behind(make):
+def test_a_start_that_a_hook_aborts_is_undone(make):
     class Refuses(FakeHooks):
         def on_engine_start(self, config):
             raise RuntimeError("not today")
@@ -265,7 +265,7 @@ def test_data_is_processed_by_the_io_processor(make):
         assert [first, second] == [
             (text, one.outputs[0].text) for text, one in zip(texts, want, strict=False)
         ]
-        assert long == (texts[2], None)  # rejected, and the others are served
+        assert long == (texts[2], None)  # this prompt is rejected; the others are served
         with pytest.raises(RequestError, match="prompt 2"):
             llm.process(texts, GREEDY, on_error="raise")
         with pytest.raises(RequestError, match="must be a list of texts"):

@@ -53,7 +53,7 @@ def test_plugin_errors_are_not_user_errors():
     assert not issubclass(CapacityError, UserError)
 
 
-def test_the_tree_in_the_docstring_names_every_class():
+def test_the_class_tree_in_the_docstring_names_every_error():
     missing = [cls.__name__ for cls in ALL if cls.__name__ not in errors.__doc__]
     assert not missing
 

@@ -174,7 +174,7 @@ def reasons(explanation, name):
     return "; ".join((found.standing, *found.reasons))
 
 
-# --- the generator of verdicts ------------------------------------------------------------------
+# --- random plugins -----------------------------------------------------------------------------
 
 
 def random_world(world, rng):
@@ -219,7 +219,7 @@ def random_policy(rng):
 
 
 def random_criteria(world, kind, installed, rng):
-    """Return what a user and a platform might require of a kind."""
+    """Return random criteria of a user and a platform for one kind of plugin."""
     platform = __import__(world.parts).GoodPlatform()
     platform.likes = {kind: tuple(rng.sample(NAMES, rng.randint(0, 3)))}
     names = [name for its_kind, name in installed if its_kind == kind]
@@ -250,7 +250,7 @@ def selected(registry, kind, criteria):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_winner_of_an_explanation_is_selected_and_each_refusal_has_a_reason(world, seed):
+def test_the_explained_plugin_is_selected_and_each_rejection_has_a_reason(world, seed):
     rng = random.Random(seed)
     installed = random_world(world, rng)
     policy = random_policy(rng)

@@ -52,7 +52,7 @@ def test_at_depth_2_the_next_result_of_the_request_is_dropped(drive, alone):
     driver.plan()
     driver.plan()
     settle_with_error(driver, "a")
-    outputs = settle_with_error(driver, "a")  # the worker reports it again
+    outputs = settle_with_error(driver, "a")  # the worker reports the failure again
     assert outputs.request_ids == ["b"] and not outputs.finished
     driver.run(depth=2)
     assert driver.tokens["b"] == alone(prompts["b"], 8)

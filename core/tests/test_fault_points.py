@@ -32,7 +32,7 @@ def test_the_list_contains_exactly_the_fault_points():
 
 def test_a_fault_point_has_no_effect_unless_requested():
     fault("core.launch")
-    fault("an unknown point")  # not checked
+    fault("an unknown point")  # names are not checked
 
 
 def test_a_fault_occurs_once_at_the_requested_hit():

@@ -1,4 +1,4 @@
-"""Outside packages run no code unless the user names or allows them."""
+"""Third-party packages run no code unless the user names or allows them."""
 
 import logging
 from importlib.metadata import distributions
@@ -85,7 +85,7 @@ def test_first_party_distributions_are_listed_with_their_packages(distribution, 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
 @pytest.mark.parametrize("no_plugins", [False, True])
-def test_an_installed_outside_package_is_not_imported(members, name, no_plugins):
+def test_an_installed_third_party_package_is_not_imported(members, name, no_plugins):
     entries = {kind: {"box": ":X", "fair": ":X", "auto": ":X"} for kind in KINDS}
     add_canary(members, name, entries)
     registry = members.registry(policy=PluginPolicy(no_plugins=no_plugins))
@@ -125,7 +125,7 @@ def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
     assert denying.warnings == ()
 
 
-def test_a_name_of_two_outside_packages_is_an_error_when_it_is_chosen(members):
+def test_a_name_of_two_third_party_packages_is_an_error_when_it_is_chosen(members):
     for name in ("acme", "rival"):
         add_canary(members, name, {"policy": {"quick": ":Quick"}})
     registry = members.registry()
@@ -134,8 +134,8 @@ def test_a_name_of_two_outside_packages_is_an_error_when_it_is_chosen(members):
         registry.resolve("policy", "quick")
 
 
-def test_preferences_of_a_first_party_platform_select_outside_plugins_only_if_allowed(members):
-    """An outside package can have a preferred name if the member is not installed."""
+def test_a_first_party_platform_selects_third_party_plugins_only_if_allowed(members):
+    """A third-party package can have a preferred name if the member is not installed."""
     add_canary(members, "acme", {"policy": {"wished": ":Fair"}})
 
     class Prefers(FakePlatform):
@@ -151,7 +151,7 @@ def test_preferences_of_a_first_party_platform_select_outside_plugins_only_if_al
     assert [one.name for one in allowed.automatic("policy", ["wished"])] == ["wished", "fair"]
 
 
-# --- distributions of one name ------------------------------------------------------------------
+# --- distributions with one name ---- ------------------------------------------------------------
 
 
 def discover_in(*sites):
@@ -177,7 +177,7 @@ def test_an_impostor_does_not_hide_the_member(two_sites):
     assert warning.startswith("Dovetail_A 1.0 in ") and "is not used: dovetail-a 1.0" in warning
 
 
-def test_an_impostor_alone_is_an_outside_package(plugin_site):
+def test_an_impostor_alone_is_a_third_party_package(plugin_site):
     plugin_site.add("dovetail-a", {"policy": {"evil": "evil_pkg:Evil"}})
     registry = plugin_site.registry()
     assert registry.automatic("policy") == []

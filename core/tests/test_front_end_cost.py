@@ -72,13 +72,13 @@ def test_the_cost_of_a_streamed_token_does_not_depend_on_the_prompt_length():
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({"kind": FINAL_ONLY}, 0.8),  # 0.4 when it was written
-        ({"kind": DELTA}, 7.0),  # 3.6
-        ({"kind": DELTA, "stop": ["\n\nHuman:"]}, 12.0),  # 6
+        ({"kind": FINAL_ONLY}, 0.8),  # measured: 0.4
+        ({"kind": DELTA}, 7.0),  # measured: 3.6
+        ({"kind": DELTA, "stop": ["\n\nHuman:"]}, 12.0),  # measured: 6
     ],
     ids=["final only", "delta", "stop string"],
 )
-def test_the_cost_of_a_token_is_bounded_relative_to_its_output(options, most):
+def test_the_cpu_cost_of_a_token_is_bounded(options, most):
     ratio = least_ratio(lambda: token_cost_ns(**options), outputs_cost_ns)
     print(f"{options}: {ratio:.2f} times its output")
     assert ratio < most

@@ -17,7 +17,7 @@ TOLD = []
 
 
 class Plain:
-    """No base class; one hook without its parameter."""
+    """Has no base class; one hook omits its parameter."""
 
     def __init__(self, context):
         self.context = context
@@ -73,7 +73,7 @@ def test_the_hook_names_match_the_recorded_list():
 
 def test_hooks_are_called_in_the_given_order(message):
     load(Last, Plain, First).notify("on_engine_start", config="c")
-    assert message == ["first of c", "last", "plain"]  # tryfirst, then in the given order
+    assert message == ["first of c", "last", "plain"]  # tryfirst hooks, then the given order
 
 
 def test_only_defined_hooks_are_subscribed():

@@ -105,7 +105,7 @@ def test_a_class_that_cannot_be_inspected_raises_a_typed_error_that_names_it(nam
     registry = PluginRegistry()
     with pytest.raises(PluginError, match=name):
         choose_scheduler(registry, f"{__name__}:Hostile.{name}")
-    assert registry.load("policy", Quiet) is Quiet  # others continue
+    assert registry.load("policy", Quiet) is Quiet  # the other methods work
 
 
 def test_a_validator_that_raises_names_the_plugin():
@@ -119,7 +119,7 @@ def test_a_class_that_equals_everything_is_rejected_as_an_option():
         EngineArgs(model="demo", scheduler_cls=Hostile.EqualMeta).create_engine_config()
 
 
-def test_a_wrong_policy_is_refused_as_a_policy():
+def test_an_invalid_policy_is_rejected_by_the_policy_contract():
     class Wrong(Policy):
         def rank(self):
             return 0
@@ -129,7 +129,7 @@ def test_a_wrong_policy_is_refused_as_a_policy():
     assert "add_request" not in str(caught.value)
 
 
-def test_a_module_that_exits_on_attribute_access(tmp_path, monkeypatch):
+def test_a_module_that_exits_on_attribute_access_raises_a_load_error(tmp_path, monkeypatch):
     (tmp_path / "exits_late.py").write_text(
         "import sys\ndef __getattr__(name):\n    if name == 'It': sys.exit(3)\n"
         "    raise AttributeError(name)\n"
@@ -200,7 +200,7 @@ def test_capabilities_must_have_the_right_type(value):
         check_contract("attention", cls)
 
 
-# --- answers ----------------------------------------------------------------------------------
+# --- return values ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_name_that_cannot_be_printed_is_refused():
         check_info(cls)
 
 
-# --- equal bits in every batch ----------------------------------------------------------------
+# --- batch invariance ------------------------------------------------------------------------
 
 
 class Promising:

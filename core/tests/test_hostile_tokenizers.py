@@ -184,7 +184,7 @@ def test_components_of_ordinary_tokenizers_are_accepted(tmp_path, parts):
     assert len(HuggingFaceTokenizer.from_directory(tmp_path).encode("a")) == 1
 
 
-def test_the_limits_are_options(tmp_path):
+def test_the_limits_of_the_tokenizer_are_options(tmp_path):
     # The library's search tree for these pieces needs about 200 bytes per character.
     pieces = [[chr(0x4E00 + number) + "a" * 15_000, -1.0] for number in range(80)]
     write_tokenizer(tmp_path, model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
@@ -218,9 +218,9 @@ def test_a_text_that_the_library_cannot_encode_rejects_one_request(tmp_path):
 
 
 class Panicking:
-    """Raises, like the library in a panic, an error that is not an Exception."""
+    """Raises an error that is not an Exception, like the library does in a panic."""
 
-    class PanicException(BaseException):  # the library's name
+    class PanicException(BaseException):  # the class name in the library
         pass
 
     def __getattr__(self, name):
@@ -230,7 +230,7 @@ class Panicking:
         return panic
 
 
-def test_a_panic_is_a_requests_error_or_a_replacement_character(tmp_path):
+def test_a_panic_rejects_the_request_or_gives_a_replacement_character(tmp_path):
     tokenizer = HuggingFaceTokenizer.from_directory(write_tokenizer(tmp_path))
     tokenizer._core, tokenizer._guarded = Panicking(), PanicGuard(Panicking())
     with pytest.raises(RequestError, match="retry-limit") as refusal:
@@ -239,7 +239,7 @@ def test_a_panic_is_a_requests_error_or_a_replacement_character(tmp_path):
     assert tokenizer.decode([1]) == "\ufffd"
 
 
-def test_a_decoder_that_panics_at_one_token_affects_no_other(tmp_path):
+def test_a_decoder_that_panics_at_one_token_affects_no_other_token(tmp_path):
     """The checks may miss one token of thousands on which the regex panics."""
     bad = "a" * 60 + "!"
     vocabulary = {"<unk>": 0, "b": 1, bad: 2} | {f"w{n}": n for n in range(3, 5000)}
@@ -298,7 +298,7 @@ def test_added_tokens_are_added_in_one_call():
 
 
 class Sparse:
-    """A tokenizer with few tokens, one of which has the largest id."""
+    """A tokenizer with few tokens; one of them has the largest possible id."""
 
     vocab_size = 2**62
     special_token_ids = frozenset({5, 2**62 - 1})
@@ -334,7 +334,7 @@ def test_large_checked_files_are_recorded_in_a_private_folder(tmp_path, monkeypa
     assert load() == load() == 1
     folder = tmp_path / "cache/dovetail/tokenizers"
     assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)  # another user could have written there
+    folder.chmod(0o777)  # another user could have written to the folder
     assert load() == 2
     folder.chmod(0o700)
     assert load() == 2

@@ -39,7 +39,7 @@ def test_waits_grow_from_one_to_ten_milliseconds_and_are_reset_by_a_run():
     idle.end()
     assert idle.remaining_s == 0.0
     idle.extend()
-    assert idle.remaining_s == 0.0  # the first two steps without a run cost nothing again
+    assert idle.remaining_s == 0.0  # again, the first two steps without a run do not wait
 
 
 @pytest.fixture(params=["step", "step_with_batch_queue"])

@@ -104,7 +104,7 @@ def test_only_a_text_prompt_has_a_text():
         ([1], {"bad_words": [" "]}, "bad_words", "not a token"),
     ],
 )
-def test_each_refusal_names_the_parameter(prompt, wishes, parameter, message):
+def test_the_error_for_an_invalid_request_names_the_parameter(prompt, wishes, parameter, message):
     with pytest.raises(RequestError, match=message) as refusal:
         one(prompt, **wishes)
     assert refusal.value.parameter == parameter
@@ -118,13 +118,13 @@ def test_each_refusal_names_the_parameter(prompt, wishes, parameter, message):
         ([1], {"bad_words": ["x"]}, "bad_words"),
     ],
 )
-def test_text_needs_a_tokenizer(prompt, wishes, parameter):
+def test_a_text_prompt_needs_a_tokenizer(prompt, wishes, parameter):
     with pytest.raises(RequestError, match="skip_tokenizer_init") as refusal:
         one(prompt, tokenizer=False, **wishes)
     assert refusal.value.parameter == parameter
 
 
-def test_token_ids_need_no_tokenizer():
+def test_a_prompt_of_token_ids_needs_no_tokenizer():
     assert one([1], tokenizer=False).prompt_token_ids == (1,)
 
 
@@ -200,7 +200,7 @@ def test_derived_seeds_differ_and_are_repeatable():
     assert len({*seeds(1), *seeds(2)}) == 12
 
 
-def test_a_rejected_request_uses_no_request_number():
+def test_a_rejected_request_uses_no_sequence_number():
     inputs, other = processor(), processor()
     with pytest.raises(RequestError):
         inputs.process("r", [])

@@ -57,7 +57,7 @@ def test_help_imports_no_command_of_a_plugin(zoo, capsys):
     assert "acme_zoo" not in sys.modules
 
 
-def test_a_command_that_cannot_be_imported_is_reported_by_its_distribution(zoo, capsys):
+def test_a_command_that_cannot_be_imported_is_reported_with_its_distribution(zoo, capsys):
     assert main(["zoo", "free-all"]) == 2
     message = capsys.readouterr().err
     assert "'zoo.free-all' of acme-zoo 1.0" in message and "RuntimeError: imported" in message
@@ -140,13 +140,13 @@ def test_devkit_commands_without_the_devkit_print_one_line(command, zoo, capsys,
     assert "pip install dovetail-devkit" in message and len(message.splitlines()) == 1
 
 
-def test_an_outside_distribution_cannot_take_a_command_of_the_devkit(zoo):
+def test_a_third_party_distribution_cannot_take_a_command_of_the_devkit(zoo):
     zoo.add("thief", {"command": {"plugins.new": ":run"}}, init=BOMB)
     aside = {one.plugin.name: why for one, why in find(zoo).set_aside}
     assert "first-party" in aside["plugins.new"]
 
 
-def test_the_former_name_of_the_kit_names_the_new_one():
+def test_importing_the_former_devkit_package_names_the_new_one():
     with pytest.raises(ImportError, match="dovetail_devkit"):
         import_module("dovetail.testing")
     with pytest.raises(ImportError, match="dovetail_devkit"):

@@ -50,7 +50,7 @@ def computed(cache, tokens, name="r"):
 
 
 def gone(cache, tokens):
-    """Compute and free a request with `tokens`; return its blocks."""
+    """Compute a request with `tokens` and free it; return its blocks."""
     made = computed(cache, tokens)
     blocks = [list(table) for table in made.blocks]
     cache.free(made, last_step=-1)
@@ -82,26 +82,26 @@ def test_blocks_outside_of_a_window_are_freed_and_keep_their_position():
     cache = manager(full(6))
     one = admitted(cache, range(16))
     blocks = list(one.blocks[0])
-    one.num_computed_tokens = 13  # the next token sees positions 8 to 13
+    one.num_computed_tokens = 13  # the next token attends to positions 8 to 13
     cache.advance(one)
     assert one.blocks == [[0, 0, *blocks[2:]]]
     assert cache.num_free_blocks == 38
     cache.advance(one)
     cache.check_integrity([one])
-    assert cache.lookup(request(range(9))).num_tokens == 8  # it can still be found
+    assert cache.lookup(request(range(9))).num_tokens == 8  # the freed blocks are still cached
 
 
 def test_draft_tokens_do_not_move_a_window():
     cache = manager(full(2))
     one = admitted(cache, range(8))
     assert cache.grow(one, 16) is not None
-    one.num_computed_tokens = 16  # including 8 drafts
+    one.num_computed_tokens = 16  # includes 8 draft tokens
     cache.advance(one)
     assert one.num_dropped_blocks == [1]
     cache.check_integrity([one])
 
 
-def test_growing_first_frees_blocks_outside_of_the_window():
+def test_an_allocation_first_frees_blocks_outside_of_the_window():
     cache = manager(full(4), num_blocks=3, max_step_tokens=4)
     one = request(range(100))
     assert cache.max_tokens > 100
@@ -136,17 +136,19 @@ def test_snapshots_are_found_at_block_boundaries_only():
     one = admitted(cache, range(11))
     one.num_computed_tokens = 11
     cache.advance(one)
-    assert one.num_dropped_blocks == [2]  # the state is in the last block
+    assert one.num_dropped_blocks == [2]  # only the last block keeps the state
     cache.check_integrity([one])
     hit = cache.lookup(request([*range(10), 99, 98]))
     assert hit.num_tokens == 8
-    assert hit.blocks[0][0] == 0 and hit.blocks[0][1]  # only the last state of the prefix
+    assert (
+        hit.blocks[0][0] == 0 and hit.blocks[0][1]
+    )  # the hit has only the last state of the prefix
 
 
 def test_a_window_is_resumed_from_its_last_blocks_only():
     cache = manager(full(6))
     (blocks,) = gone(cache, range(20))
-    gone(cache, range(100, 100 + 4 * 36))  # evicts all but the first blocks
+    gone(cache, range(100, 100 + 4 * 36))  # evicts all blocks except for the first ones
     assert cache.lookup(request(range(20))).num_tokens == 16
     hit = cache.lookup(request(range(20)))
     assert hit.blocks[0][:2] == [0, 0] and list(hit.blocks[0][2:]) == blocks[2:4]
@@ -159,7 +161,7 @@ def test_the_common_prefix_is_the_longest_that_all_groups_can_resume():
     cache.free(one, last_step=-1)
     pool = cache._pool
     key = pool._hashes[tables[1][3]]
-    del pool._index[key]  # the window's last block is lost
+    del pool._index[key]  # the last block of the window is not cached any more
     pool._hashes[tables[1][3]] = None
     hit = cache.lookup(request(range(17)))
     assert hit.num_tokens == 12
@@ -182,7 +184,7 @@ def test_blocks_are_freed_when_their_last_plan_has_been_executed():
     cache.executed(5)
     assert cache.num_free_blocks == 4
     three = admitted(cache, range(8), "t")
-    cache.free(three, last_step=5)  # executed already
+    cache.free(three, last_step=5)  # step 5 was executed before
     assert cache.num_free_blocks == 4
     assert cache.reset_prefix_cache()
 
@@ -198,7 +200,7 @@ def test_retiring_blocks_can_be_found_and_prevent_a_reset():
     cache.check_integrity([two])
 
 
-def test_a_reserve_is_allocated_at_admission():
+def test_reserved_blocks_are_allocated_at_admission():
     cache = manager(full(), num_blocks=6)
     one = request(range(5))
     assert not cache.admit(one, cache.lookup(one), 5, reserve=25)
@@ -206,7 +208,7 @@ def test_a_reserve_is_allocated_at_admission():
     assert one.capacity == 24 and cache.num_free_blocks == 0
 
 
-def test_a_reserve_does_not_count_if_the_window_frees_blocks():
+def test_no_blocks_are_reserved_if_the_window_frees_blocks():
     cache = manager(full(4), num_blocks=6)
     one = request(range(5))
     assert cache.admit(one, cache.lookup(one), 5, reserve=200)
@@ -214,7 +216,7 @@ def test_a_reserve_does_not_count_if_the_window_frees_blocks():
 
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
-def test_blocks_of_leaving_requests_count_as_room(num_tokens, fits):
+def test_blocks_of_leaving_requests_count_as_free(num_tokens, fits):
     cache = manager(full(), num_blocks=4)
     one = admitted(cache, range(12))
     requested = request(range(50, 80), "s")
@@ -227,7 +229,7 @@ def test_blocks_of_leaving_requests_count_as_room(num_tokens, fits):
 def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(8))
-    two = admitted(cache, [*range(8), 8, 9], "s")  # shares two blocks, has one more
+    two = admitted(cache, [*range(8), 8, 9], "s")  # two shared blocks and a block of its own
     requested = request(range(50, 80), "t")
     hit = cache.lookup(requested)
     assert cache.fits(requested, hit, 8, leaving=[two])
@@ -236,7 +238,7 @@ def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     assert cache.fits(requested, hit, 16, leaving=[one, two])
 
 
-def test_a_prefix_hit_in_freed_blocks_does_not_count_as_room():
+def test_freed_blocks_of_a_prefix_hit_do_not_count_as_free():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(16))
     requested = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")

@@ -1,7 +1,7 @@
 """The KV-cache manager compared with a simple model of slot contents and prefix hits.
 
 The model writes into each slot the tokens that it represents, like a worker. So a block that is
-shared wrongly, given back too early or found by a wrong hash has a wrong content.
+shared wrongly, freed too early or found by a wrong hash has wrong content.
 """
 
 from math import lcm
@@ -46,7 +46,7 @@ BEGINNINGS = [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2), (1, 2, 3, 4, 9, 9, 9, 9), (5,) 
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Admits, computes, grows and frees requests on one cache shape."""
+    """Admits, computes, grows and frees requests in a cache with the groups `specs`."""
 
     specs = SHAPES["full"]
 
@@ -58,15 +58,15 @@ class CacheMachine(RuleBasedStateMachine):
         config = KVCacheConfig(num_blocks=NUM_BLOCKS + 1, groups=groups)
         self.cache = KVCacheManager(config, enable_prefix_caching=True, max_step_tokens=MAX_STEP)
         self.alive = []
-        self.slots = {}  # (block, offset) to its content
-        self.names = {}  # content at the end of a block to the cached block
-        self.num_named = {}  # request id to its blocks that were offered for caching
-        self.retiring = []  # (step, blocks)
+        self.slots = {}  # content by (block, offset)
+        self.names = {}  # cached block by the content at its end
+        self.num_named = {}  # number of blocks offered for caching, by request
+        self.retiring = []  # pairs of (last step, freed blocks)
         self.step = 0
         self.cache.executed(0)
         self.num_made = 0
 
-    # --- the model
+    # --- the model of the cache
 
     def content(self, request, group, position):
         """Return the content of a position in a group: the group and all tokens up to it."""

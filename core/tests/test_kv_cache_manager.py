@@ -30,7 +30,7 @@ def request(tokens, *, salt="", **params):
 
 
 def served(cache, tokens, **changes):
-    """Return a request that was computed completely and freed."""
+    """Compute a request completely and free it; return it."""
     made = request(tokens, **changes)
     assert cache.admit(made, cache.lookup(made), made.num_tokens)
     made.num_computed_tokens = made.num_tokens
@@ -129,7 +129,7 @@ def test_a_hit_is_shared_while_its_owner_runs():
 def test_a_hit_in_free_blocks_reduces_the_free_blocks():
     cache = manager(3)
     served(cache, range(8))
-    one = request(range(13))  # two cached and two new blocks: one more than available
+    one = request(range(13))  # needs two cached and two new blocks; one new block is free
     assert not cache.admit(one, cache.lookup(one), 13)
     assert cache.admit(one, cache.lookup(one), 12)
     assert cache.num_free_blocks == 0
@@ -181,7 +181,7 @@ def test_the_integrity_check_finds_a_lost_block():
 def test_the_blocks_of_many_long_requests_are_freed_over_several_steps(drive, monkeypatch):
     monkeypatch.setattr("dovetail.kv_cache.retiring_blocks.MAX_BLOCKS_FREED", 10)
     driver = drive(num_blocks=100, max_num_seqs=10)
-    driver.step()  # the limit applies from the next step on
+    driver.step()  # the changed limit applies from the next step on
     for number in range(10):
         driver.add(f"r{number}", 24, max_tokens=9)
     for _ in range(8):
@@ -190,7 +190,7 @@ def test_the_blocks_of_many_long_requests_are_freed_over_several_steps(drive, mo
     names = [f"r{number}" for number in range(10)]
     assert len(driver.running()) == 10 and scheduler.abort_requests(names) == names
     scheduler.check_integrity()
-    driver.add("innocent", 240, max_tokens=1)  # needs the freed blocks; no request is preempted
+    driver.add("innocent", 240, max_tokens=1)  # needs the freed blocks
     left = [scheduler.depth().num_transfers]
     while left[-1]:
         assert not scheduler.reset_prefix_cache()

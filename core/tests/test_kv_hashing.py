@@ -72,7 +72,7 @@ def test_salt_and_adapter_change_the_hash():
         assert not set(one) & set(other)
 
 
-def test_a_tenant_and_a_deadline_separate_no_requests():
+def test_tenant_and_deadline_do_not_change_the_hash():
     assert hashes(tenant="a", deadline_ns=5) == hashes()
 
 

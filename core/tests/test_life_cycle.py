@@ -28,15 +28,15 @@ def may_follow(before, after):
         return False
     if after in {S.FINISHED_ABORTED, S.FINISHED_ERROR}:
         return True
-    if after.finished:  # a token, which only a plan can produce
+    if after.finished:  # only a sampled token ends a request normally
         return before in {S.RUNNING, S.PREEMPTED}
-    if after is S.RUNNING:  # gates and loads release a request to the queue
+    if after is S.RUNNING:  # after a gate or load, a request waits first
         return before in {S.WAITING, S.PREEMPTED}
     if after is S.PREEMPTED:
         return before is S.RUNNING
     if after is S.WAITING:
         return before in {S.WAITING_FOR_FSM, S.WAITING_FOR_REMOTE_KVS}
-    if after is S.WAITING_FOR_FSM:  # new requests only
+    if after is S.WAITING_FOR_FSM:  # gates check only new requests
         return before is S.WAITING
     return before in {S.WAITING, S.PREEMPTED}
 

@@ -218,7 +218,7 @@ def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
     with pytest.raises(RequestError) as refusal:
         one.add_request("bad", prompt, params)
     assert refusal.value.parameter == parameter
-    one.add_request("bad", "say", GREEDY)  # its id is not in use
+    one.add_request("bad", "say", GREEDY)  # the id is not in use
     done = {out.request_id: out.outputs[0].text for out in run(one) if out.finished}
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
 
@@ -327,7 +327,7 @@ def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
 def llm(model, options):
     with LLM(model(), **options) as made:
         yield made
-    made.shutdown()  # a second time
+    made.shutdown()  # the second shutdown
     assert Speaker.made[-1].ended == 1
 
 

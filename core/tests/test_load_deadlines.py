@@ -1,4 +1,4 @@
-"""Late transfers of a KV connector: no request waits forever, and no block is lost."""
+"""Late transfers of a KV connector: no request waits forever, and every block is freed."""
 
 import logging
 from dataclasses import replace
@@ -17,7 +17,7 @@ PROMPT = list(range(1, 42))
 
 
 class Side:
-    """Has every block of 16 prompts; loads and stores end when `outcome` says so."""
+    """Has all blocks of 16 prompts; `outcome` states which loads and stores have ended."""
 
     def __init__(self):
         self.outcome, self.claims, self.transfers = KVOutcome(), True, []
@@ -61,7 +61,7 @@ def driver(drive, side):
 
 
 def spoil(driver, transfer):
-    """Write to the blocks of a transfer, as the connector does."""
+    """Overwrite the blocks of a transfer, as the connector does."""
     for block in transfer.block_ids:
         for place in range(driver.worker.block_size):
             driver.worker.slots[block, place] = "spoilt"
@@ -76,7 +76,7 @@ def answer(driver, side, **outcome):
     driver.scheduler.check_integrity()
 
 
-def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_time(
+def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_timeout(
     driver, side, alone, caplog
 ):
     free = driver.scheduler.view.num_free_blocks
@@ -98,7 +98,9 @@ def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_time
     driver.step()
     assert driver.scheduler.depth().num_transfers == 0
     assert driver.scheduler.view.num_free_blocks == free
-    answer(driver, side, done=(transfer.transfer_id,))  # far too late: it is ignored
+    answer(
+        driver, side, done=(transfer.transfer_id,)
+    )  # a report after the blocks were freed is ignored
     assert driver.scheduler.view.num_free_blocks == free
 
 
@@ -151,7 +153,7 @@ def test_a_store_that_never_ends_keeps_its_blocks_for_twice_the_timeout(driver, 
     assert driver.scheduler.depth().num_transfers == 0
 
 
-def test_a_scheduler_that_was_idle_gives_a_late_load_up_in_one_step(driver, side, alone):
+def test_a_scheduler_that_was_idle_abandons_a_late_load_in_one_step(driver, side, alone):
     driver.add("late", PROMPT, max_tokens=3)
     driver.step()
     driver.clock.advance(3 * TIMEOUT_NS)
@@ -182,7 +184,7 @@ def test_new_requests_do_not_starve_a_partly_loaded_prompt(drive, side, alone):
 
     limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "enable_chunked_prefill": False}
     driver = drive(cls=Connected, **limits)
-    prompt = [*range(1, 8)]  # one block of it is loaded, and the rest needs three tokens of a step
+    prompt = [*range(1, 8)]  # a block is loaded; a step computes 3 tokens
     driver.add("loaded", prompt, max_tokens=1)
     driver.step()
     for number in range(7):
@@ -195,7 +197,7 @@ def test_new_requests_do_not_starve_a_partly_loaded_prompt(drive, side, alone):
         driver.worker.slots[transfer.block_ids[0], place] = checksum
     answer(driver, side, done=(transfer.transfer_id,))
     side.outcome = KVOutcome()
-    for number in range(7, 27):  # one of them ends with each step
+    for number in range(7, 27):  # one request ends in each step
         driver.add(f"r{number}", 1, max_tokens=7)
     for _ in range(8):
         driver.step()
@@ -204,7 +206,7 @@ def test_new_requests_do_not_starve_a_partly_loaded_prompt(drive, side, alone):
 
 
 class StoresLong(Scheduler):
-    """Its connector takes every block for storing and never ends."""
+    """A scheduler with a connector that accepts every block and never finishes a store."""
 
     def __init__(self, context):
         side = Side()
@@ -227,7 +229,7 @@ def test_outputs_and_resets_do_not_wait_for_long_stores(tmp_path, monkeypatch):
         llm.generate([[*range(1, 30)]], params)
         steps = llm.llm_engine.client.progress.num_steps - progress.num_steps
         assert steps <= 3 + 4
-        assert llm.llm_engine.last_stats.num_used_blocks > 0  # the connector has them
+        assert llm.llm_engine.last_stats.num_used_blocks > 0  # blocks of running stores
         before = llm.llm_engine.last_stats.step_id
         assert llm.reset_prefix_cache() is False
         llm.generate([[1]], params)

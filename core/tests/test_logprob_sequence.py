@@ -29,7 +29,7 @@ def make_store():
     store = LogprobStore(TEXTS)
     store.add_unknown()
     for counts, token_ids, logprobs, rank in (
-        ([2], [97, 97], [-1.0, -1.0], 1),  # the token itself is among the best
+        ([2], [97, 97], [-1.0, -1.0], 1),  # the sampled token is also the most likely one
         ([2], [98, 97], [-2.0, -0.5], 2),
     ):
         store.extend(

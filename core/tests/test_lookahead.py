@@ -21,7 +21,7 @@ LIMITS = SchedulerLimits(
 
 
 class Table:
-    """A scheduler with explicit step results."""
+    """A scheduler with step results that the test gives."""
 
     def __init__(self, *, num_blocks=30, **limits):
         context = SchedulerContext(
@@ -42,7 +42,7 @@ class Table:
         return plan
 
     def settle(self, plan, sampled, drafts=(), **columns):
-        """sampled: the tokens of each run. drafts: how many each row holds now."""
+        """Settle a plan. sampled: the tokens of each run. drafts: number of new drafts by row."""
         output = ModelRunnerOutput(
             step_id=plan.step_id,
             num_sampled=array("B", map(len, sampled)),
@@ -77,7 +77,7 @@ def test_drafts_are_verified_by_the_next_run():
     assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (2, 1)
 
 
-def test_accepting_all_or_no_drafts():
+def test_the_next_run_begins_after_the_accepted_drafts():
     for sampled, start in (([51, 52, 53, 54], 8), ([51], 5)):
         table = Table()
         table.add("a")
@@ -93,10 +93,10 @@ def test_the_next_run_is_planned_before_the_drafts_are_verified():
     first = table.plan()
     second, third = table.plan(), table.plan()
     assert runs(first) == [(4, 3, 1, 2)]
-    # As if every draft were right, and with room for as many as there can be.
+    # Planned as if all drafts are accepted, with blocks for the maximum number of drafts.
     assert runs(second) == [(7, 4, 1, 3)] and runs(third) == [(11, 4, 1, 3)]
     assert table.request("a").num_in_flight == 3 + 4 + 4
-    table.settle(first, [[51]], [1])  # both rejected: the run in flight begins two tokens earlier
+    table.settle(first, [[51]], [1])  # both drafts rejected: the next run begins two tokens earlier
     request = table.request("a")
     assert (request.num_tokens, request.num_in_flight) == (6, 8)
     assert request.num_computed_tokens == 13
@@ -132,7 +132,7 @@ def test_a_preempted_request_waits_for_all_results_in_flight():
     ("budget", "max_tokens", "num_drafts"),
     [(16, 9, 3), (4, 9, 3), (4, 4, 2), (4, 2, 0), (16, 3, 1)],
 )
-def test_budget_and_length_limit_drafts(budget, max_tokens, num_drafts):
+def test_budget_and_length_limit_the_number_of_drafts(budget, max_tokens, num_drafts):
     table = Table(max_num_batched_tokens=budget)
     table.add("a", max_tokens=max_tokens)
     table.settle(table.plan(), [[50]], [3])
@@ -187,7 +187,7 @@ def test_lookahead_blocks_end_at_the_length_limit_of_the_request():
     table.add("b", 4, max_tokens=2)
     table.settle(table.plan(), [[50], [60]], [0, 0])
     assert table.request("a").capacity >= 4 + 3
-    assert table.request("b").capacity == 6  # and no further
+    assert table.request("b").capacity == 6  # no blocks beyond the length limit
     table.settle(table.plan(), [[51], [61]], [0, 0])
     assert table.request("a").capacity >= 5 + 3
 
@@ -260,8 +260,8 @@ def test_an_engine_gives_the_same_tokens_with_drafts_in_fewer_steps(depth):
     assert num_empty <= 2 * depth and (depth > 2 or num_steps < num_plain_steps)
 
 
-def test_the_same_tokens_with_and_without_drafts():
-    """The referee compares every token with that of the request alone."""
+def test_tokens_are_the_same_with_and_without_drafts():
+    """`Referee` compares the tokens of each request with those of the request alone."""
     num_verified = 0
     for seed in range(24):
         program = random_program(seed, plain=True)

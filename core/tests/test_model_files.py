@@ -61,7 +61,7 @@ def refusal(function, *args, **options):
         "chat_template.jinja",
     ],
 )
-def test_a_path_that_is_not_a_regular_file_is_rejected_by_name(tmp_path, name, kind):
+def test_the_error_for_a_path_that_is_not_a_regular_file_names_the_path(tmp_path, name, kind):
     write_fake_config(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     NOT_FILES[kind](tmp_path / name)
@@ -135,7 +135,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, 
     ],
 )
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_bad_json_is_refused_by_name_and_reason(tmp_path, name, content, reason):
+def test_the_error_for_bad_json_names_the_file_and_the_reason(tmp_path, name, content, reason):
     write_fake_config(tmp_path)
     (tmp_path / name).write_bytes(content)
     if name == "config.json":

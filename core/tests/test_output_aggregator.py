@@ -1,4 +1,4 @@
-"""Results of several ranks are combined; transfers end when all ranks have ended them."""
+"""Results of several ranks are combined; a transfer ends when all ranks have ended it."""
 
 from array import array
 

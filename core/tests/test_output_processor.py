@@ -20,7 +20,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 class Desk:
-    """An output processor with short methods to add requests and step results."""
+    """An output processor with methods that add requests and step results."""
 
     def __init__(self, tokenizer=True):
         self.clock = ManualClock(10)
@@ -35,7 +35,7 @@ class Desk:
         self.outputs.add_request(request_id, requests, prompt=text, kind=kind)
 
     def step(self, tokens=None, ends=(), **columns):
-        """tokens: by id, bytes or ids. ends: (id, reason) or (id, reason, stop_reason)."""
+        """Process a step. tokens: bytes or ids by request. ends: (id, reason[, stop_reason])."""
         self.clock.advance(5)
         tokens = {name: list(ids) for name, ids in (tokens or {}).items()}
         finished = [
@@ -54,7 +54,7 @@ class Desk:
 
 
 def columns(*positions):
-    """positions: (token, logprob, rank, [(token, logprob) of the best]) each."""
+    """Return log-probabilities. Each position is (token, logprob, rank, [(token, logprob), …])."""
     entries = [[(token, logprob), *best] for token, logprob, _, best in positions]
     return LogprobColumns(
         counts=array("i", map(len, entries)),
@@ -274,7 +274,7 @@ def test_abort_ends_all_completions():
     assert processor.outputs.abort(["r"]).request_outputs == []
 
 
-def test_an_error_is_reported():
+def test_a_failed_request_returns_the_error_message():
     processor = Desk()
     processor.add("r", FINAL_ONLY)
     failure = Finished(request_id="r", reason=FinishReason.ERROR, message="the row broke")

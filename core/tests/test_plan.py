@@ -220,7 +220,7 @@ def test_decodes_are_first_and_sample_one_token_each():
     other.run_many([4, 2, 1], [17, 3, 0], [1, 1, 5], [1, 1, 0])
     plan = builder.build()
     assert plan == other.build() and plan.total_num_tokens == 7
-    assert builder.build().empty  # the next plan starts empty
+    assert builder.build().empty  # the builder is empty for the next plan
 
 
 def test_runs_after_decodes_are_checked():

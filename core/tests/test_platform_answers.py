@@ -28,7 +28,7 @@ def platform(**members):
 
 @pytest.fixture
 def start(tmp_path):
-    """Start an engine on a platform with these members, and end it."""
+    """Start an engine on a platform and shut it down: `start(platform_cls, **options)`."""
     model = write_fake_config(tmp_path)
 
     def run(platform_cls, **options):
@@ -96,7 +96,7 @@ def test_a_preferred_worker_that_is_not_installed_is_named(start, plugin_site, t
     )
     with pytest.raises(PluginNotFoundError, match=message):
         start(missing, worker_cls="auto")
-    start(missing)  # one that is named needs no preference
+    start(missing)  # a worker that the user names needs no preference
     args = EngineArgs(write_fake_config(tmp_path), platform=missing, worker_cls="auto")
     explained = explain_choice("worker", args)
     assert not explained.chosen and "'npu', 'npu2@acme'" in explained.error

@@ -1,4 +1,4 @@
-"""Automatic candidates that fail, probes, and needed capabilities of the platform."""
+"""Candidates for automatic selection that fail, probes, and capabilities that plugins need."""
 
 import logging
 import sys
@@ -38,7 +38,7 @@ def entry(name, kind="policy", **more):
 
 
 class Prefers(FakePlatform):
-    """A platform with given preferences."""
+    """A platform with the given preferences."""
 
     def __init__(self, *names):
         self.names = names
@@ -55,7 +55,7 @@ def install(site, *names, **more):
         site.add(name, {"policy": {name: ".parts:Fair"}}, manifest=manifest, parts=PARTS)
 
 
-# --- setting aside ------------------------------------------------------------------------------
+# --- candidates that fail ----------- ------------------------------------------------------------
 
 
 def test_an_automatic_candidate_that_fails_is_set_aside_and_logged_once(plugin_site, caplog):
@@ -141,7 +141,7 @@ def test_probes_run_only_for_platform_selection(plugin_site):
     assert "dovetail_a.probes" not in sys.modules
 
 
-# --- needs --------------------------------------------------------------------------------------
+# --- needed capabilities ------------------------------------------------------------------------
 
 
 def test_a_plugin_with_unmet_needs_is_rejected_before_its_import(plugin_site):
@@ -160,7 +160,7 @@ def test_a_plugin_with_unmet_needs_is_rejected_before_its_import(plugin_site):
     assert "acme" not in sys.modules
 
 
-def test_another_device_is_not_a_misspelling(plugin_site):
+def test_an_unmet_device_need_is_not_reported_as_a_misspelling(plugin_site):
     install(plugin_site, "acme", acme={"needs": '["device.boxes"]'})
     manifest = entry("box", kind="platform", provides='["device.box"]')
     parts = {"platform": {"box": ".parts:Box"}}
@@ -192,7 +192,7 @@ def test_plugins_loaded_before_the_platform_are_checked_against_it(plugin_site):
         registry.bind_platform(FakePlatform())
 
 
-def test_a_class_named_directly_declares_its_needs_itself():
+def test_a_class_without_a_manifest_declares_its_own_needs():
     class Winged(Policy):
         needs = frozenset({"wings"})
 

@@ -110,8 +110,7 @@ def test_a_slow_import_is_logged(plugin_site, monkeypatch, seconds, message):
     assert list(registry.resolutions[0].notes) == message
 
 
-# --- constructors and calls
-# --------------------------------------------------------------------------
+# --- constructors and calls ---------------------------------------------------------------------
 
 
 class Fails:

@@ -121,7 +121,7 @@ def test_options_reach_the_plugin(plugin_site, start, kind):
     assert acme.parts.SEEN[kind] == {"level": 1}
 
 
-def test_the_users_rules_hold_in_an_engine(plugin_site, start):
+def test_the_users_plugin_rules_apply_in_an_engine(plugin_site, start):
     plugin_site.add("acme", {"worker": {"mine": ".parts:MyWorker"}}, parts=PARTS)
     assert start(worker_cls="mine")
     for rule in ({"plugins_deny": ("worker:*@acme",)}, {"no_plugins": True}):
@@ -189,7 +189,7 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
     assert "scheduler.max_num_seqs" not in message and "model.max_model_len" not in message
 
 
-# --- the step path ------------------------------------------------------------------------------
+# --- calls in a step ----- -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ahead", [False, True])

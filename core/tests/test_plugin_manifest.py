@@ -222,7 +222,7 @@ def test_invalid_version_ranges_are_rejected(text):
         parse_range(text)
 
 
-# --- the cost -----------------------------------------------------------------------------------
+# --- discovery time ---- -------------------------------------------------------------------------
 
 
 @pytest.mark.clock

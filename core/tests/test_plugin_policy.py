@@ -203,7 +203,7 @@ def test_precedence_is_preference_rank_first_party_and_name(plugin_site):
     assert sys.modules.keys().isdisjoint({"acme", "zeta", "dovetail_a"})
 
 
-def test_an_outside_plugin_is_a_candidate_if_preferred_or_allowed(plugin_site):
+def test_a_third_party_plugin_is_a_candidate_if_preferred_or_allowed(plugin_site):
     install(plugin_site, "acme", "dovetail-a", acme={"rank": 100})
     assert order(plugin_site.registry()) == ["dovetail-a@dovetail-a"]
     assert order(plugin_site.registry(), "acme") == ["acme@acme", "dovetail-a@dovetail-a"]

@@ -1,4 +1,4 @@
-"""Single actions of a policy: grants, denials and illegal actions."""
+"""Single actions of a policy are granted, denied, or rejected as illegal."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 class Scripted(Policy):
-    """Plays one script per step, then the default plan. Script: view to generator."""
+    """Plans each step with one script (view to generator), and later steps with the default plan."""
 
     def __init__(self):
         self.scripts, self.answers = [], []
@@ -110,12 +110,12 @@ def test_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
         yield CONTINUE
 
     runs, answers = driver.plan_by(script)
-    assert list(runs) == ["a", "c", "d"]  # running decodes are first in the plan
+    assert list(runs) == ["a", "c", "d"]  # running requests that decode are first in the plan
     assert [answer.num_tokens for answer in answers] == [0, 1, 2, 0] and all(answers)
     assert driver.running() == list("abcd")
 
 
-def test_the_prefix_hit_of_an_admission_is_reported(steer):
+def test_a_policy_is_notified_of_the_prefix_hit_of_an_admission(steer):
     driver = steer()
     driver.add("a", [7] * 9, max_tokens=1)
     driver.run()
@@ -138,7 +138,7 @@ def test_max_tokens_budget_and_threshold_limit_a_chunk(steer):
     assert runs == {"a": (0, 6)}
 
 
-def test_whole_runs_the_complete_prompt_or_nothing(steer):
+def test_the_option_whole_grants_the_complete_prompt_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
     runs, answers = driver.plan_by(
         action(("a", lambda one: Run(one, whole=True)), ("b", lambda one: Run(one, 9, whole=True)))
@@ -146,14 +146,14 @@ def test_whole_runs_the_complete_prompt_or_nothing(steer):
     assert runs == {"b": (0, 9)} and [a.denied for a in answers] == [Denied.BUDGET, None]
 
 
-def test_a_reserve_allocates_at_most_the_blocks_that_can_be_needed(steer):
+def test_a_reservation_allocates_at_most_the_blocks_that_can_be_needed(steer):
     driver = steer(waiting="ab", num_blocks=10)
     free = driver.scheduler.view
     driver.plan_by(action(("a", lambda one: Run(one, reserve=9))))
     assert free.num_free_blocks == 10 - 3
     driver.settle()
     driver.plan_by(action(("a", lambda one: Run(one, reserve=10**9))))
-    assert free.num_free_blocks == 10 - 4  # 4 prompt tokens and 9 more
+    assert free.num_free_blocks == 10 - 4  # for 4 prompt tokens and 9 output tokens
     driver.run()
 
 
@@ -166,16 +166,16 @@ def test_evicting_a_granted_request_rolls_its_grant_back(steer):
     assert runs == {"b": (4, 1), "e": (0, 4)}
     assert all(answers)
     assert driver.waiting() == ["a", "c", "d"]
-    assert driver.worker.names == {0: "a", 1: "b"}  # before its execution
+    assert driver.worker.names == {0: "a", 1: "b"}  # the plan is not executed yet
     driver.settle()
     assert (
         driver.scheduler.view.num_free_blocks == free + 1 - 1 - 1
-    )  # a's blocks are freed, b and e have more
+    )  # a's blocks are freed; b and e have a new block each
     assert driver.stats.num_preemptions == 2
     driver.run()
     assert (
         driver.stats.num_recomputed_tokens == 0
-    )  # c had computed nothing, a's cached block was a hit
+    )  # c had computed no token; a's cached block was a hit
     assert driver.reasons.keys() == set("abcde")
 
 
@@ -210,12 +210,12 @@ def test_a_request_with_its_last_token_in_flight_has_nothing_to_compute(steer):
     assert driver.scheduler.view.num_uncomputed_tokens(driver.scheduler.view.running[0]) == 0
 
 
-def test_a_step_that_preempted_because_blocks_are_short_admits_no_request(steer):
+def test_a_step_that_preempted_for_blocks_admits_no_request(steer):
     driver = steer(running="ab", num_blocks=2, waiting="0")
     runs, answers = driver.plan_by(
         action(("a", Run), ("b", Run), ("0", Run), ("0", PreemptAndAdmit))
     )
-    assert runs == {"a": (4, 1)}  # b was its victim, and waits
+    assert runs == {"a": (4, 1)}  # b was the victim and waits
     assert [a.denied for a in answers] == [None, *[Denied.PRESSURE] * 3]
 
 
@@ -251,14 +251,14 @@ def test_only_worse_ranks_are_preempted(steer):
 
 def test_shared_blocks_do_not_count_as_freed(steer):
     driver = steer(num_blocks=8, prompt=4)
-    for name in "yz":  # two requests that share four blocks and have one block each
+    for name in "yz":  # two requests share four blocks and own one block each
         driver.add(name, [7] * 17, max_tokens=3, priority=ord(name))
         driver.step()
     driver.add("a", 16, priority=0)
     driver.add("m", [9] * 20, priority=ord("m"))
     assert driver.scheduler.view.num_free_blocks == 2
     _, answers = driver.plan_by(action(("a", PreemptAndAdmit)))
-    assert answers[0] and driver.running() == ["a"]  # one of them alone would have freed one block
+    assert answers[0] and driver.running() == ["a"]  # one victim would have freed only one block
 
 
 # --- illegal actions --------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_an_illegal_action_raises_in_strict_mode(steer, script):
 
 
 @pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
-def test_an_illegal_action_is_denied_and_counted_otherwise(steer, script):
+def test_an_illegal_action_is_denied_and_counted_without_strict_mode(steer, script):
     driver = steer(running="ab", waiting="c", strict=False)
     _, answers = driver.plan_by(script)
     assert answers[-1].denied is Denied.ILLEGAL and all(answers[:-1])

@@ -22,7 +22,7 @@ class Failing(Policy):
 
     def rank(self, request, view):
         self._count("rank")
-        return -request.sequence  # the newest first, so that a switch to FCFS is visible
+        return -request.sequence  # newest first, so that a switch to FCFS changes the order
 
     def victim(self, running, view):
         self._count("victim")
@@ -45,7 +45,7 @@ class Failing(Policy):
 
 
 class FailingPlan(Failing):
-    """Fails in its plan, after some actions."""
+    """Fails in `plan`, after some actions."""
 
     def plan(self, view):
         yield CONTINUE

@@ -52,7 +52,7 @@ def test_equal_prompts_are_computed_once(drive, alone, budget, threshold, depth)
     assert driver.cached == {"a": 0} | dict.fromkeys("bcdefgh", LENGTH - 1)
 
 
-def test_an_unrelated_prompt_is_admitted_before_following_requests(drive):
+def test_an_unrelated_prompt_is_admitted_before_requests_that_wait_for_a_prefix(drive):
     driver = drive(**BIG, max_num_batched_tokens=4096, long_prefill_token_threshold=100)
     for name in "abc":
         driver.add(name, SHARED)
@@ -80,7 +80,9 @@ def test_each_branch_of_a_prompt_tree_is_computed_once(drive, alone):
 
 
 @pytest.mark.parametrize("how", ["abort", "hold", "evict"])
-def test_a_following_request_continues_when_the_leading_request_stops(drive, alone, how):
+def test_a_request_that_waits_for_a_prefix_continues_when_the_leading_request_stops(
+    drive, alone, how
+):
     class Stops(Policy):
         stops = False
 
@@ -105,7 +107,7 @@ def test_a_following_request_continues_when_the_leading_request_stops(drive, alo
     assert driver.tokens["b"] == alone(SHARED, 1)
 
 
-def test_no_request_follows_across_salts_or_with_prompt_logprobs(drive):
+def test_no_request_waits_for_a_prefix_across_salts_or_with_prompt_logprobs(drive):
     driver = drive(**BIG, max_num_batched_tokens=16384)
     driver.add("a", SHARED)
     driver.add("salted", SHARED, cache_salt="mine")
@@ -168,7 +170,9 @@ def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkey
         driver.step()
         num_steps += 1
         known = sum(len(one.block_hashes) for one in [*requests.values()])
-        assert known - num_hashed <= 2 * 40 + 4 + 16  # 16: of blocks that the step computes
+        assert (
+            known - num_hashed <= 2 * 40 + 4 + 16
+        )  # 16: hashes of the blocks that the step computes
         num_hashed = known
         passed = len(driver.scheduler._host.waiting._late)
         assert passed <= 9
@@ -257,7 +261,7 @@ def test_a_call_with_copies_finds_them_in_the_cache(tmp_path, ahead):
 
 
 def tree_prompt(rng):
-    """Return a path in a small tree of prompts, so that many share a prefix."""
+    """Return a path in a small tree of prompts, so that many prompts share a prefix."""
     prompt = []
     for depth in range(rng.randrange(1, 5)):
         prompt += [depth * 10 + rng.randrange(2)] * rng.randrange(1, 4) * 3

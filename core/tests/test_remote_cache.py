@@ -13,7 +13,7 @@ SIZE = 4
 
 
 class Side:
-    """A connector with the given blocks and the given finished transfers."""
+    """A connector that has the blocks `keys`; `outcome` states the finished transfers."""
 
     def __init__(self):
         self.keys = set()
@@ -146,7 +146,7 @@ def test_remote_blocks_count_as_hits_and_are_committed_when_loaded():
     assert set(transfer.keys) <= side.keys
     one.num_computed_tokens = 13
     cache.commit(one)
-    assert cache.num_cached == 0  # no other request may use it yet
+    assert cache.num_cached == 0  # the blocks are not cached until the load has ended
     cache.check_integrity([one])
     side.outcome = KVOutcome(done=(transfer.transfer_id,))
     assert remote.update(b"answer") == [(one, True)]
@@ -192,7 +192,7 @@ def test_a_failed_load_keeps_valid_blocks_and_is_not_retried():
     assert remote.lookup(one).num_tokens == 4 and not remote.lookup(one).missing
     assert remote.lookup(request(range(13), "other")).num_tokens == 12
     remote.release(one, finished=True)
-    again = request(range(13))  # the same id, but another request
+    again = request(range(13))  # a new request with the same id
     assert remote.lookup(again).num_tokens == 12
 
 

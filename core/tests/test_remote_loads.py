@@ -85,10 +85,10 @@ def test_the_blocks_of_a_failed_load_are_computed(referee, loads):
     fill(referee, loads=loads)
     lose(referee, 1)
     referee.add(request("a"))
-    referee.drain()  # the referee knows the right tokens
+    referee.drain()  # `Referee` checks the tokens
     remote = referee.scheduler._state.loads._remote
     assert remote.num_failed_loads == 1
-    assert referee.num_cached["a"] == 4  # the block before the lost one
+    assert referee.num_cached["a"] == 4  # only the block before the lost block is valid
 
 
 def test_results_computed_from_a_failed_load_are_dropped(referee):
@@ -111,7 +111,9 @@ def test_an_abort_keeps_the_blocks_of_a_running_load(referee):
     referee.schedule()
     free = referee.scheduler.view.num_free_blocks
     referee.abort(["a"])
-    assert referee.scheduler.view.num_free_blocks == free + 1  # all but the three of the load
+    assert (
+        referee.scheduler.view.num_free_blocks == free + 1
+    )  # the three blocks of the load are not free yet
     assert referee.scheduler.depth().num_transfers == 1
     referee.settle()
     assert referee.scheduler.depth().num_transfers == 0
@@ -129,7 +131,7 @@ def test_blocks_of_a_finished_request_are_stored_before_reuse(referee):
     assert referee.scheduler.view.num_free_blocks == 19
 
 
-def test_a_loaded_request_is_next_for_a_seat():
+def test_a_loaded_request_is_the_next_to_be_admitted():
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, connected=True)
@@ -147,7 +149,7 @@ def test_a_loaded_request_is_next_for_a_seat():
     referee.drain()
 
 
-def test_random_programs_with_a_failing_connector():
+def test_random_programs_with_a_failing_connector_follow_the_contract():
     counted = Counter()
     for seed in range(20):
         program = replace(random_program(seed, plain=True), connected=True, depth=1 + seed % 2)
@@ -165,7 +167,7 @@ def test_random_programs_with_a_failing_connector():
 
 
 class Urgent(Policy):
-    """Requests marked as urgent go first and preempt for a seat."""
+    """Urgent requests are served first and preempt a running request for its seat."""
 
     preempts = True
 
@@ -174,7 +176,7 @@ class Urgent(Policy):
 
 
 def evict_while_its_load_fails():
-    """Make the load of "a" fail after "b" has preempted it; return the referee and outputs."""
+    """Make the load of "a" fail after "b" has preempted "a"; return `Referee` and outputs."""
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, connected=True)

@@ -17,21 +17,21 @@ IMPORTS = [(module, *pair) for module, names in RETIRED_IMPORTS.items() for pair
 
 @pytest.mark.parametrize(("module", "old", "new"), IMPORTS)
 def test_importing_an_old_name_names_the_new_one(module, old, new):
-    """A plugin's `from module import name` fails; the stated new name exists."""
+    """`from module import name` in a plugin fails; the new name in the message exists."""
     with pytest.raises(ImportError) as refusal:
-        exec(f"from {module} import {old}")  # the import statement of a plugin
+        exec(f"from {module} import {old}")  # like the import statement of a plugin
     assert f"Use {module}.{new}." in str(refusal.value)
     assert getattr(import_module(module), new) is not None
 
 
 @pytest.mark.parametrize("module", RETIRED_IMPORTS)
-def test_other_unknown_names_get_the_usual_errors(module):
+def test_unknown_names_that_were_never_used_raise_the_usual_errors(module):
     with pytest.raises(ImportError, match="cannot import name 'Typo'"):
         exec(f"from {module} import Typo")
     assert not hasattr(import_module(module), "Typo")
 
 
-def test_importing_the_old_kit_names_the_new_package():
+def test_importing_the_old_devkit_names_the_new_package():
     with pytest.raises(ImportError, match="dovetail_devkit"):
         import_module("dovetail.testing.fake_worker")
 

@@ -5,7 +5,7 @@ import pytest
 from dovetail.rows import RowAllocator
 
 
-def test_rows_come_lowest_first_with_generation_one():
+def test_the_lowest_free_row_is_allocated_first_with_generation_one():
     rows = RowAllocator(3)
     assert [rows.acquire() for _ in range(3)] == [(0, 1), (1, 1), (2, 1)]
     assert rows.num_free == 0
@@ -18,7 +18,7 @@ def test_allocation_fails_without_a_free_row():
         rows.acquire()
 
 
-def test_a_freed_row_is_not_reused_until_the_last_step_that_names_it_is_executed():
+def test_a_freed_row_is_not_reused_until_the_last_step_that_uses_it_is_executed():
     rows = RowAllocator(1)
     rows.acquire()
     rows.release(0, last_step=5)
@@ -37,7 +37,7 @@ def test_a_row_whose_last_step_is_executed_is_free_at_once():
     assert rows.num_free == 1
 
 
-def test_generations_grow_row_by_row():
+def test_each_row_has_its_own_generation():
     rows = RowAllocator(2)
     rows.acquire()
     rows.acquire()
@@ -93,7 +93,7 @@ def test_no_row_is_allocated_twice_or_too_early(seed):
     assert rows.num_free == 4 - len(held)
 
 
-def test_rows_that_a_step_still_names_are_counted():
+def test_freed_rows_that_a_step_in_flight_uses_are_counted():
     rows = RowAllocator(3)
     for _ in range(3):
         rows.acquire()

@@ -111,7 +111,7 @@ def test_the_inlined_loop_and_single_actions_give_the_same_plans(policy):
 
 
 def test_decoding_requests_are_in_the_decode_batch(drive):
-    """Otherwise the comparison above would test nothing."""
+    """Without this, the comparison above would be meaningless."""
     driver = drive()
     for name in "abc":
         driver.add(name, 6, max_tokens=20)
@@ -127,7 +127,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
 
 
 def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
-    """Otherwise every change of the batch would merge its list again."""
+    """Each change of the batch would merge its list of stop tokens again."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)
     driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))

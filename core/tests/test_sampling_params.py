@@ -42,7 +42,7 @@ def test_both_values_that_disable_top_k_are_equal():
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
-def test_a_section_of_parameters_is_checked_and_copied():
+def test_nested_parameters_are_checked_and_copied():
     class Mine(StructuredOutputParams):
         pass
 
@@ -66,7 +66,7 @@ def test_a_section_of_parameters_is_checked_and_copied():
         ({"form": "regex", "text": b"a"}, "structured_output.text"),
     ],
 )
-def test_a_wrong_section_is_rejected_by_field_name(section, parameter):
+def test_the_error_for_wrong_nested_parameters_names_the_field(section, parameter):
     with pytest.raises(RequestError) as refusal:
         StructuredOutputParams(**section)
     assert refusal.value.parameter == parameter
@@ -156,7 +156,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("name", "value"), ACCEPTED)
-def test_the_bounds_themselves_are_accepted(name, value):
+def test_values_equal_to_their_bounds_are_accepted(name, value):
     SamplingParams(**{name: value}).validate()
 
 
@@ -173,7 +173,7 @@ def test_the_error_shortens_a_long_value():
     assert len(str(caught.value)) < 200
 
 
-def test_contradicting_parameters_are_rejected():
+def test_contradictory_parameters_are_rejected():
     with pytest.raises(RequestError, match="min_tokens=5 is more than max_tokens=4") as caught:
         SamplingParams(min_tokens=5, max_tokens=4)
     assert caught.value.parameter == "min_tokens"

@@ -1,4 +1,4 @@
-"""Requests and the expected plans; conftest.py describes the strict worker."""
+"""The plans that the scheduler makes for given requests; conftest.py has the strict worker."""
 
 import pytest
 
@@ -40,14 +40,14 @@ def test_a_long_prompt_is_chunked_to_the_remaining_budget(drive, alone):
     assert driver.tokens["b"] == alone(prompt, 2)
 
 
-def test_a_chunk_samples_nothing(drive):
+def test_only_the_last_chunk_of_a_prompt_samples_a_token(drive):
     driver = drive(max_num_batched_tokens=8)
     driver.add("a", 20)
     driver.step()
     assert driver.tokens["a"] == []
 
 
-def test_the_threshold_limits_chunks_of_new_and_running_requests(drive):
+def test_long_prefill_token_threshold_limits_the_chunks_of_all_requests(drive):
     driver = drive(long_prefill_token_threshold=4)
     driver.add("long", 10, max_tokens=1)
     driver.add("short", 3, max_tokens=5)
@@ -61,7 +61,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_with_room(drive):
     driver.add("a", 6, max_tokens=2)
     driver.add("b", 6, max_tokens=2)
     driver.add("c", 1, max_tokens=2)
-    assert driver.step() == {"a": (0, 6)}  # c does not pass b
+    assert driver.step() == {"a": (0, 6)}  # c is not admitted before b
     assert driver.step() == {"a": (6, 1), "b": (0, 6), "c": (0, 1)}
 
 
@@ -74,7 +74,7 @@ def test_at_most_max_num_seqs_requests_run(drive):
     assert driver.step() == {"c": (0, 3)}
 
 
-def test_no_request_passes_a_denied_head_of_the_queue(drive):
+def test_no_request_is_admitted_before_a_denied_first_request(drive):
     driver = drive(num_blocks=6, enable_prefix_caching=False)
     driver.add("a", 12, max_tokens=3)
     driver.add("head", 16, max_tokens=1)
@@ -97,7 +97,11 @@ def test_a_long_prompt_allocates_the_blocks_of_its_chunk_only(drive):
     [
         (0, {}, "needs 1 to 255"),
         (256, {"max_num_batched_tokens": 999}, "needs 1 to 255"),
-        (40, {"num_blocks": 10}, "needs 1 to 39"),  # 40 tokens of cache: no room for an answer
+        (
+            40,
+            {"num_blocks": 10},
+            "needs 1 to 39",
+        ),  # the cache has 40 slots: none is left for an output token
         (65, {"enable_chunked_prefill": False}, "raise max_num_batched_tokens"),
     ],
 )
@@ -142,7 +146,7 @@ def test_a_stop_token_ends_a_request(drive, alone):
 # --- prefix caching ---------------------------------------------------------------------------
 
 
-def test_a_prefix_is_found_after_its_owner_has_gone(drive, alone):
+def test_a_prefix_is_found_after_its_owner_has_finished(drive, alone):
     driver = drive()
     driver.add("a", range(10), max_tokens=2)
     driver.run()
@@ -160,14 +164,14 @@ def test_a_prefix_is_found_while_its_owner_runs(drive):
     free = driver.scheduler.view.num_free_blocks
     driver.add("b", range(9), max_tokens=4)
     assert driver.step()["b"] == (8, 1)
-    assert driver.scheduler.view.num_free_blocks == free - 1  # two of three blocks are shared
+    assert driver.scheduler.view.num_free_blocks == free - 1  # two of its three blocks are shared
     driver.run()
 
 
 def test_generated_tokens_are_prefix_hits_too(drive, alone):
     driver = drive()
     prompt = driver.add("a", 6, max_tokens=7)
-    driver.run()  # the last token is not computed: three blocks are full
+    driver.run()  # the last token is not computed, so three blocks are full
     driver.add("b", [*prompt, *alone(prompt, 7)], max_tokens=1)
     assert driver.step() == {"b": (12, 1)}
 
@@ -232,10 +236,10 @@ def test_requests_can_be_aborted_in_every_state(drive):
         assert abort([name, "unknown"]) == []
     driver.run()
     assert driver.scheduler.view.num_free_blocks == 100
-    assert driver.reasons == {}  # the caller knows it already
+    assert driver.reasons == {}  # aborted requests are not reported
     assert driver.plan() == {}
     driver.settle()
-    assert not driver.worker.tokens  # an empty plan informed the worker
+    assert not driver.worker.tokens  # the worker learned of the aborts from an empty plan
 
 
 def test_an_abort_during_a_step_drops_its_result(drive, alone):
@@ -246,7 +250,7 @@ def test_an_abort_during_a_step_drops_its_result(drive, alone):
     assert driver.scheduler.abort_requests(["a"]) == ["a"]
     outputs = driver.settle()
     assert outputs.request_ids == ["b"] and driver.tokens["a"] == []
-    driver.add("a", 7, max_tokens=2)  # the id is free at once
+    driver.add("a", 7, max_tokens=2)  # the id can be used again at once
     driver.run()
     assert driver.tokens["b"] == alone(kept, 3) and len(driver.tokens["a"]) == 2
 
@@ -272,10 +276,10 @@ def test_a_plan_beyond_a_stop_token_is_dropped(drive, alone):
     driver.plan()
     driver.plan()
     driver.settle()
-    driver.plan()  # runs the token after the stop token
+    driver.plan()  # computes the token after the stop token
     driver.settle()
     assert driver.reasons == {"a": "stop"}
-    assert driver.plan() == {}  # a plan in flight names the row
+    assert driver.plan() == {}  # a plan in flight uses the row
     driver.settle()
     assert driver.plan() == {"b": (0, 6)}
     driver.run(depth=2)
@@ -292,10 +296,10 @@ def test_freed_rows_are_reported_to_the_worker(drive):
     assert [new.row for new in plan.joins] == [0] and plan.joins[0].generation == 2
 
 
-# --- statistics and the end -------------------------------------------------------------------
+# --- statistics and shutdown ------------------------------------------------------------------
 
 
-def test_statistics_count_the_step(drive):
+def test_statistics_contain_the_counts_of_each_step(drive):
     driver = drive(max_num_seqs=1, num_blocks=10)
     driver.add("a", range(9), max_tokens=2)
     driver.add("b", range(9), max_tokens=2)
@@ -310,7 +314,7 @@ def test_statistics_count_the_step(drive):
     assert (stats.num_preemptions, stats.num_recomputed_tokens) == (0, 0)
 
 
-def test_shutdown_frees_everything_and_can_be_repeated(drive):
+def test_shutdown_frees_all_rows_and_blocks_and_can_be_repeated(drive):
     driver = drive(max_num_seqs=1)
     for name in "ab":
         driver.add(name, 5)

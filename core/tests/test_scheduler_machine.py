@@ -1,7 +1,7 @@
 """The scheduler as a state machine: it follows its contract under any sequence of calls.
 
-The referee checks every call against the contract and every request against a run alone;
-after each call the scheduler's own integrity is checked too.
+`Referee` checks every call against the contract and compares the tokens of every request with a run
+of the request alone. After each call the scheduler checks its own integrity.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ class Priority(Policy):
 
 
 class Shortest(Policy):
-    """A rank that changes all the time."""
+    """A policy with a rank that changes with every call."""
 
     static_rank = False
 

@@ -23,7 +23,7 @@ VOCAB = 97
 
 
 class PlainWorker(FakeWorker):
-    """Neither drafts nor encodes."""
+    """A worker without drafts and without an encoder."""
 
     provides = frozenset({"logprobs"})
 
@@ -158,7 +158,7 @@ def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
 
 
 class SlowGate(AdmissionGate):
-    """Holds requests with "slow" for three steps and fails those with "bad"."""
+    """Holds requests with the adapter "slow" for three steps; fails requests with "bad"."""
 
     def __init__(self, context):
         self.num_steps = context.options.get("num_steps", 3)
@@ -191,7 +191,7 @@ class SlowGate(AdmissionGate):
 
 
 def run_gated(folder, **changes):
-    """Run a plain request beside held ones; return the finish order with messages."""
+    """Run a plain request and held requests; return (name, message) in order of their ends."""
     with LLM(**options(folder, admission_gates=[SlowGate], **changes)) as llm:
         engine, ended = llm.llm_engine, []
         for name, adapter in (("late", "never"), ("slow", "slow"), ("bad", "bad"), ("plain", "")):

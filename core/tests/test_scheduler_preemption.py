@@ -19,13 +19,13 @@ class ByPriority(Policy):
 
 
 class ByPriorityNow(ByPriority):
-    """The same with a dynamic rank."""
+    """The same policy with a dynamic rank."""
 
     static_rank = False
 
 
 class Listening(Policy):
-    """Records its notifications in one list for all instances of a test."""
+    """A policy that records its notifications in a list, shared by all instances of a test."""
 
     notified: ClassVar[list] = []
 
@@ -46,7 +46,7 @@ class Listening(Policy):
 
 
 def crowded(drive, **limits):
-    """Two running requests that fill six blocks, and one that waits."""
+    """Two running requests fill six blocks, and a third request waits."""
     driver = drive(num_blocks=6, max_num_batched_tokens=32, **limits)
     prompts = {name: driver.add(name, 8, max_tokens=9) for name in "ab"}
     driver.step()
@@ -63,9 +63,9 @@ def test_the_last_admitted_is_preempted_and_no_request_is_admitted(drive, alone)
     assert driver.running() == ["a"]
     assert driver.waiting() == ["b", "c"]  # at the head of the queue again
     assert driver.stats.num_preemptions == 1
-    assert driver.stats.num_recomputed_tokens == 0  # nothing yet
+    assert driver.stats.num_recomputed_tokens == 0  # no token is recomputed yet
     driver.run()
-    assert 0 < driver.stats.num_recomputed_tokens < 12  # the cache had kept some of b's blocks
+    assert 0 < driver.stats.num_recomputed_tokens < 12  # some of b's blocks were still cached
     assert driver.reasons == dict.fromkeys("abc", "length")
     for name, prompt in prompts.items():
         assert driver.tokens[name] == alone(prompt, len(driver.tokens[name]))
@@ -79,7 +79,7 @@ def test_a_preempted_request_keeps_its_tokens_and_finds_its_cached_blocks(drive)
     while "b" not in seen:
         seen = driver.step()
     first, count = seen["b"]
-    assert first + count == 13 and first >= 4  # its prompt and what it had generated
+    assert first + count == 13 and first >= 4  # the prompt and the generated tokens
     assert len(driver.tokens["b"]) == 6
     assert driver.cached["b"] == 0  # reported once, at the first admission
 
@@ -104,7 +104,7 @@ def test_the_grant_of_a_victim_is_rolled_back(drive):
     driver.add("a", 11, max_tokens=9)
     driver.add("b", 8, max_tokens=9)
     driver.step()
-    assert driver.step() == {"b": (8, 1)}  # a had been granted already
+    assert driver.step() == {"b": (8, 1)}  # a had a grant before
     driver.run()
     assert driver.reasons == {"a": "length", "b": "length"}
 
@@ -118,7 +118,7 @@ def test_a_request_preempted_during_a_step_waits_for_its_token(drive, alone):
     assert driver.stats.num_preemptions > 0
 
 
-def test_an_aborted_victim_does_not_return(drive):
+def test_an_aborted_victim_is_not_admitted_again(drive):
     driver, _ = crowded(drive)
     driver.step()
     assert driver.waiting() == ["b", "c"]
@@ -143,7 +143,7 @@ def policy(request):
     return request.param
 
 
-def test_the_lower_number_is_served_first(drive, policy):
+def test_the_lower_priority_number_is_served_first(drive, policy):
     driver = drive(max_num_seqs=1, policy=policy)
     for name, priority in (("c", 5), ("a", -1), ("d", 5), ("b", 0)):
         driver.add(name, 3, max_tokens=1, priority=priority)
@@ -176,7 +176,7 @@ def test_blocks_are_taken_from_a_request_of_lower_priority(drive, policy):
 
 
 class Classes(Policy):
-    """Equal ranks, whatever the order of arrival."""
+    """A policy with a rank that depends on the priority only."""
 
     preempts = True
 
@@ -197,7 +197,7 @@ def test_a_request_that_cannot_fit_preempts_no_request(drive):
     for name in "abc":
         driver.add(name, 2, max_tokens=6, priority=9)
     driver.step()
-    driver.add("large", 40, max_tokens=2, priority=5)  # 11 blocks of 12, and top has some
+    driver.add("large", 40, max_tokens=2, priority=5)  # needs 11 of 12 blocks, and "top" uses some
     driver.step()
     assert (driver.scheduler.policy.num_asked, driver.stats.num_preemptions) == (0, 0)
     driver.run()
@@ -225,7 +225,7 @@ def test_a_policy_without_victims_preempts_no_running_request(drive):
     assert driver.waiting() == ["vip"]
 
 
-def test_preempted_requests_return_although_others_were_admitted_in_between(drive, policy):
+def test_preempted_requests_are_admitted_again_although_others_were_admitted_first(drive, policy):
     driver = drive(max_num_seqs=3, policy=policy)
     for name in "abc":
         driver.add(name, 3, max_tokens=6, priority=5)
@@ -248,13 +248,15 @@ def test_a_step_that_preempts_admits_no_request_even_with_free_blocks(drive):
     driver.add("c", 1, max_tokens=2, priority=0)
     for _ in range(4):
         assert driver.step().keys() == {"a", "b"}
-    assert driver.step().keys() == {"a"}  # b is preempted; its seat and blocks stay free
+    assert driver.step().keys() == {
+        "a"
+    }  # b was preempted; its seat and blocks stay free in this step
     assert driver.step().keys() == {"a", "c"}
 
 
 def test_a_request_admitted_and_preempted_in_one_step_is_not_in_the_plan(drive):
     class Restless(Policy):
-        """Waiting requests go before running ones."""
+        """A policy that serves waiting requests before running requests."""
 
         static_rank, preempts = False, True
 

@@ -1,4 +1,4 @@
-"""Every operation on a request in every status ends it correctly and leaves nothing."""
+"""Every operation on a request in every status ends it correctly and frees its resources."""
 
 from array import array
 from functools import partial
@@ -14,7 +14,7 @@ from dovetail_devkit.scheduler.random_programs import Program, make_kv_cache
 
 S = RequestStatus
 HELD, FREE = 0, 3
-"""Seeds: the gate holds the first, and lets the second pass."""
+"""Seeds: the gate holds requests with the first seed and admits those with the second."""
 
 
 def request(name, num_prompt=9, *, seed=FREE, max_tokens=4, first=0):
@@ -126,7 +126,7 @@ def pause(referee, scope):
         assert referee.scheduler.depth().num_active == 0
     elif not begun:
         assert status(referee) is before
-    referee.drain()  # resumes
+    referee.drain()  # `drain` resumes the scheduler
     assert not referee.alive
 
 
@@ -150,7 +150,7 @@ ACTIONS = {
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("out", [False, True], ids=["settled", "a plan is out"])
 @pytest.mark.parametrize("where", WAYS, ids=lambda where: where.name)
-def test_every_operation_is_correct_in_every_status(where, out, action):
+def test_every_operation_on_a_request_is_correct_in_every_status(where, out, action):
     referee = WAYS[where]()
     assert status(referee) is where
     if out and not referee.num_out:
@@ -184,7 +184,7 @@ def test_a_gate_that_fails_ends_its_request_with_a_message():
     assert ending.message == "no such grammar: r"
 
 
-def test_a_preempted_request_passes_no_gate_again():
+def test_a_preempted_request_is_not_checked_by_gates_again():
     referee = make_referee(num_blocks=8, holds=True)
     referee.add(request("r", 11, max_tokens=8, seed=HELD, first=15))
     referee.add(request("other", 11, max_tokens=8))
@@ -213,7 +213,7 @@ def test_pause_new_lets_started_requests_finish():
     referee.pause(PauseScope.NEW)
     referee.add(request("new"))
     while referee.scheduler.depth().num_active:
-        step(referee)  # r is preempted meanwhile and returns
+        step(referee)  # r is preempted and admitted again
     assert set(referee.alive) == {"new"}
     assert referee.scheduler.depth().num_paused == 1
     referee.drain()

@@ -143,7 +143,7 @@ def test_a_platform_can_opt_out_of_automatic_selection(make):
     assert type(choose_platform(registry, "shy")).__name__ == "Shy"
 
 
-def test_an_outside_platform_is_selected_by_name_only(make):
+def test_a_third_party_platform_is_selected_by_name_only(make):
     registry = make(dovetail_a=section("platform", box="Box"), acme=section("platform", b="Better"))
     assert choose_platform(registry, "auto").info.name == "box"
     assert choose_platform(registry, "b").info.name == "better"
@@ -199,7 +199,7 @@ def test_without_a_preference_the_first_by_distribution_and_name_is_selected(mak
     assert choose(registry, box(), "ops", "auto").__name__ == "Beta"
 
 
-def test_an_outside_plugin_is_selected_automatically_only_if_preferred(make):
+def test_a_third_party_plugin_is_selected_automatically_only_if_preferred(make):
     registry = make(acme=section("ops", alpha="Alpha"))
     with pytest.raises(PluginNotFoundError, match=r"alpha: an outside plugin: name it, or"):
         choose(registry, box(), "ops", "auto")
@@ -294,7 +294,7 @@ def test_if_no_backend_is_suitable_every_reason_is_reported(make):
         choose_attention(PluginRegistry(distributions=[]), box(), "auto", requirements())
 
 
-def test_an_outside_backend_is_not_selected_automatically(make):
+def test_a_third_party_backend_is_not_selected_automatically(make):
     registry = make(acme=section("attention", plain="Plain"))
     with pytest.raises(PluginNotFoundError):
         choose_attention(registry, box(), "auto", requirements())

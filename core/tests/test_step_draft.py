@@ -28,7 +28,7 @@ def draft():
     return StepDraft(16, EncoderBudget(limits))
 
 
-def test_grants_reduce_the_budget_and_become_runs(draft):
+def test_grants_reduce_the_token_budget_and_become_runs(draft):
     whole, chunk = request(0), request(1)
     draft.grant(whole, 6)
     draft.grant(chunk, 4)
@@ -48,14 +48,14 @@ def test_nothing_of_a_request_changes_before_the_plan_is_emitted(draft):
     assert (one.num_computed_tokens, one.num_tokens_with_pending) == (6, 7)
 
 
-def test_a_chunk_leaves_no_token_pending(draft):
+def test_a_partial_prefill_has_no_pending_token(draft):
     one = request(0)
     draft.grant(one, 5)
     draft.emit(StepBuilder())
     assert (one.num_computed_tokens, one.num_tokens_with_pending) == (5, 6)
 
 
-def test_joins_bring_all_blocks_and_growth_only_new_ones(draft):
+def test_a_join_contains_all_blocks_and_growth_only_the_new_blocks(draft):
     joining, growing = request(3, blocks=(1, 2)), request(4, blocks=(5, 6))
     draft.join(joining)
     draft.grow(growing, [[6]])
@@ -67,7 +67,7 @@ def test_joins_bring_all_blocks_and_growth_only_new_ones(draft):
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_revoked_grant_leaves_no_trace(draft, joined):
+def test_a_revoked_grant_is_undone_completely(draft, joined):
     gone, stays = request(0), request(1)
     if joined:
         draft.join(gone)

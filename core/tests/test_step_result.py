@@ -36,7 +36,7 @@ def columns(num_positions, first=0):
 
 
 def give(requests, sampled, *, starts=None, **more):
-    """Settle a step in which each request got the given tokens."""
+    """Settle a step that sampled the given tokens for each request."""
     builder = StepBuilder()
     for place, one in enumerate(requests):
         start = starts[place] if starts else 0
@@ -63,8 +63,8 @@ def test_tokens_go_to_their_requests_in_plan_order():
 @pytest.mark.parametrize(
     ("token", "params", "status", "stop_reason"),
     [
-        (9, {}, RequestStatus.FINISHED_STOPPED, None),  # an EOS
-        (9, {"stop_token_ids": [9]}, RequestStatus.FINISHED_STOPPED, 9),  # the user's own
+        (9, {}, RequestStatus.FINISHED_STOPPED, None),  # the EOS token
+        (9, {"stop_token_ids": [9]}, RequestStatus.FINISHED_STOPPED, 9),  # a stop token of the user
         (8, {"stop_token_ids": [9]}, None, None),
     ],
 )
@@ -149,7 +149,7 @@ def test_outputs_list_finished_requests_with_their_reasons():
 
 
 def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more):
-    """Settle a step of the decode batch and of `rest` with the given tokens."""
+    """Settle a step of the decode batch and of the requests in `rest` with the given tokens."""
     decode_record = DecodeStepRecord(
         members=requests,
         order=[one.admission for one in requests],

@@ -107,7 +107,7 @@ def pool():
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
 def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer, attacks):
-    """Peak memory of this process must not grow, and a valid chat is rendered correctly."""
+    """The peak memory of this process must not grow; a valid chat must be rendered correctly."""
     attacked, refused = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
     stop, gaps = threading.Event(), []
@@ -290,7 +290,7 @@ def test_a_forked_process_starts_its_own_children(pool):
     assert set(before) <= set(children())
 
 
-def test_a_child_that_cannot_start_is_a_typed_error(monkeypatch):
+def test_a_child_that_cannot_start_raises_a_typed_error(monkeypatch):
     pool = ChildPool(_TASK, TIGHT)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(StartError, match="could not start"):

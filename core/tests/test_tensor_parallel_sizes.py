@@ -40,5 +40,5 @@ def test_the_error_names_the_size_and_valid_alternatives(changes, num_workers, w
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_divisible_sizes_are_accepted(num_workers):
     check_tensor_parallel(num_workers, SIZES)
-    check_tensor_parallel(4, SIZES | {"num_attention_heads": 8})  # keys are shared
+    check_tensor_parallel(4, SIZES | {"num_attention_heads": 8})  # heads of keys are replicated
     check_tensor_parallel(7, {"num_attention_heads": [8, 9], "n_head": 5})

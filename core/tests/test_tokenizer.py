@@ -137,7 +137,7 @@ def test_an_invalid_file_is_named_with_the_remedy(directory, name, content):
     assert ("transformers" in str(refusal.value)) == (name == "tokenizer.json")
 
 
-def test_a_lone_surrogate_is_refused(directory):
+def test_a_text_with_a_lone_surrogate_is_rejected(directory):
     for tokenizer in (HuggingFaceTokenizer.from_directory(directory), ByteTokenizer()):
         with pytest.raises(RequestError):
             tokenizer.encode("a\ud800")
@@ -179,7 +179,7 @@ def test_importing_the_modules_loads_no_tokenizer_library():
     assert not {"tokenizers", "jinja2", "transformers", "torch", "numpy"} & set(loaded)
 
 
-def test_the_fake_meets_the_contract():
+def test_the_fake_tokenizer_meets_its_contract():
     tokenizer = ByteTokenizer()
     assert tokenizer.encode("é") == [256, 0xC3, 0xA9]
     assert tokenizer.decode([256, 0xC3, 0xA9, 257]) == "<bos>é<eos>"

@@ -55,7 +55,7 @@ def test_a_requeued_request_keeps_its_arrival_order(queue):
     first = take(queue)
     queue.defer(first)
     assert len(queue) == 3 and queue.num_ready == 2
-    assert [one.sequence for one in queue] == [1, 2]  # a preempted request has no position now
+    assert [one.sequence for one in queue] == [1, 2]  # a deferred request is not part of the order
     assert drain(queue) == [0, 1, 2]
 
 

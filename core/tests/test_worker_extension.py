@@ -108,7 +108,7 @@ def test_worker_extension_cls_is_applied_and_empty_means_none(model):
 class Abstract(abc.ABC):
     @abc.abstractmethod
     def to_be_written(self):
-        """Do something."""
+        """Do nothing."""
 
 
 class Slotted:
@@ -119,7 +119,7 @@ class Slotted:
 
 
 class Duck:
-    """A worker without the WorkerBase class, with a slot."""
+    """A worker that does not inherit from WorkerBase and has a slot."""
 
     __slots__ = ("_place",)
 

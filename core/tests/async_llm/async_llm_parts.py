@@ -1,6 +1,6 @@
-"""Parts of an engine that a child process can import: a worker that obeys its config.json.
+"""Parts of an engine that a child process can import: a worker controlled by its config.json.
 
-step_s: how long each step takes. fails_at: the step that raises.
+step_s: duration of each step in seconds. fails_at: number of the step that raises.
 """
 
 import time
@@ -14,7 +14,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Paced(FakeWorker):
-    """A worker that follows the model's config.json."""
+    """A worker controlled by the model's config.json."""
 
     def execute_model(self, plan):
         told = self._config.model.hf_config
@@ -35,7 +35,7 @@ class Paced(FakeWorker):
 
 
 class Picky(Scheduler):
-    """Refuses requests for 13 tokens."""
+    """A scheduler that rejects requests for 13 tokens."""
 
     def add_request(self, request):
         if request.max_tokens == 13:
@@ -44,7 +44,7 @@ class Picky(Scheduler):
 
 
 class ByPriority(Policy):
-    """Serves requests with a lower priority number first."""
+    """A policy that serves requests with a lower priority number first."""
 
     def rank(self, request, view):
         return request.priority
@@ -66,7 +66,7 @@ class Counting(StatLogger):
 
 
 class Listening(Hooks):
-    """Records failed requests and the end of the engine."""
+    """Hooks that record failed requests and the shutdown of the engine."""
 
     heard: ClassVar[list] = []
 
@@ -81,7 +81,7 @@ class Listening(Hooks):
 
 
 class Unlucky(Counting):
-    """Its constructor raises."""
+    """Hooks with a constructor that raises."""
 
     def __init__(self, context):
         raise OSError("no such luck")

@@ -1,4 +1,4 @@
-"""Asynchronous engines made of parts that a child process can import."""
+"""Fixtures: asynchronous engines made of parts that a child process can import."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ class Bench:
         self.made = []
 
     def options(self, *, told=None, **changes):
-        """Engine options; told: what the worker is to do, put into the model's config.json."""
+        """Return engine options; `told` is added to the model's config.json for the worker."""
         (self.folder / "config.json").write_text(json.dumps(CONFIG | (told or {})))
         return {
             "model": self.folder,
@@ -46,7 +46,7 @@ class Bench:
         return self.made[-1]
 
     def direct(self, **options):
-        """The same engine as an `LLM`."""
+        """Return an `LLM` with the same options."""
         return LLM(**self.options(**options))
 
     def run(self, coroutine, timeout_s=20):

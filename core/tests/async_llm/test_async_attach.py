@@ -63,14 +63,14 @@ def test_max_waiting_applies_to_each_front_end(bench, llm):
     other.shutdown()
 
 
-def test_seeds_of_the_engine_differ_between_front_ends(bench, llm, attached):
+def test_derived_seeds_differ_between_front_ends(bench, llm, attached):
     params = SamplingParams(max_tokens=1, temperature=1.0)
     first = llm._front.inputs.process("a", "abc", params)
     second = attached._front.inputs.process("a", "abc", params)
     assert first[0].seed != second[0].seed
 
 
-def test_leaving_ends_only_the_requests_of_that_front_end(bench, llm):
+def test_a_front_end_that_shuts_down_ends_only_its_own_requests(bench, llm):
     other = AsyncLLM.attach(llm.address)
 
     async def both():
@@ -107,14 +107,14 @@ def test_an_attached_front_end_is_notified_when_the_engine_exits(bench):
     other.shutdown()
 
 
-def test_an_address_and_options_are_checked(llm):
+def test_an_invalid_address_or_option_is_rejected(llm):
     with pytest.raises(ConfigError, match="address="):
         AsyncLLM.attach("/nowhere")
     with pytest.raises(ConfigError, match="max_waiting"):
         AsyncLLM.attach(llm.address, max_waiting=-1)
 
 
-def test_the_example_of_the_documentation_runs(tmp_path):
+def test_the_example_in_the_documentation_runs(tmp_path):
     """Two API processes for one engine, as docs/processes.md shows."""
     page = (HERE.parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
     section = page.partition("## Several front ends")[2]

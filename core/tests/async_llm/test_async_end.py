@@ -1,4 +1,4 @@
-"""When an engine ends, all waiting callers are notified soon, and nothing stays behind."""
+"""When an engine ends, all waiting callers are notified soon, and no process or file is left."""
 
 import asyncio
 import gc
@@ -63,7 +63,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
         gc.collect()
         return len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), os.listdir(folder)
 
-    bench.run(asyncio.to_thread(int))  # creates the threads and descriptors of the loop
+    bench.run(asyncio.to_thread(int))  # creates the loop's threads and descriptors
     before = residue()
     yield
     assert residue() == before
@@ -176,7 +176,7 @@ def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
     one.shutdown()
 
 
-def test_an_event_loop_may_end_before_its_engine(bench, nothing_left):
+def test_an_event_loop_can_be_closed_before_its_engine(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
 
     async def ask():
@@ -192,7 +192,7 @@ def test_an_event_loop_may_end_before_its_engine(bench, nothing_left):
     one.shutdown()
 
 
-def test_a_caller_that_cancels_every_task_leaves_no_caller_waiting(bench, nothing_left):
+def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
 
     async def ask():

@@ -1,4 +1,4 @@
-"""Canceled readers, aborts and timeouts: their requests are freed completely."""
+"""Requests that are canceled, aborted or timed out are freed completely."""
 
 import asyncio
 import time
@@ -96,7 +96,7 @@ def test_the_request_of_a_canceled_caller_is_freed_within_a_step(bench, slow, le
 
     stats = bench.run(ask())
     assert (stats.num_running, stats.num_waiting) == (1, 0)
-    assert stats.num_used_blocks <= 2  # the blocks of the remaining request
+    assert stats.num_used_blocks <= 2  # blocks of the running request
     assert slow.num_unfinished == 0
 
 
@@ -176,7 +176,7 @@ def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monk
 
     bench.run(ask())
     assert "could not be aborted: this message" in caplog.text
-    bench.run(abort([f"x~{number}" for number in range(1000)]))  # cached blocks
+    bench.run(abort([f"x~{number}" for number in range(1000)]))
     assert bench.run(is_idle_within(slow, 2))
 
 
@@ -213,7 +213,7 @@ def test_an_expired_timeout_ends_the_request(bench, slow, reads):
         await anext(stream)
         if reads:
             output = await last(stream)
-        while not await slow.reset_prefix_cache():  # the blocks are free in any case
+        while not await slow.reset_prefix_cache():  # refused while blocks are in use
             await asyncio.sleep(0.01)
         late_s = time.monotonic() - end_s
         return output if reads else await last(stream), late_s

@@ -144,7 +144,7 @@ def test_a_request_that_the_engine_rejects_ends_with_the_reason(bench):
     one.shutdown()
 
 
-def test_an_id_is_in_use_until_its_last_output_is_sent(bench, llm):
+def test_a_request_id_is_in_use_until_its_last_output_is_sent(bench, llm):
     async def ask():
         first = llm.generate("say", SamplingParams(max_tokens=30), "a", output_kind=FINAL)
         task = asyncio.create_task(last(first))

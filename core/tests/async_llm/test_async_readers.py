@@ -86,7 +86,7 @@ def no_collector():
 
 
 async def longest_hold_s(work):
-    """Return the result of `work` and the longest CPU time between two turns of the loop."""
+    """Return the result of `work` and the longest CPU time of an event-loop iteration."""
     task, longest, mark = asyncio.ensure_future(work), 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
@@ -120,7 +120,7 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
 def test_large_log_probabilities_do_not_block_the_event_loop(
     bench, wide, no_collector, monkeypatch, sliced
 ):
-    """Each chunk takes 1 ms, and a step has far more than 50 of them."""
+    """Each chunk takes 1 ms, and a step has far more than 50 chunks."""
     process = wide._front.outputs.process_chunk
 
     def process_slowly(chunk):
@@ -145,7 +145,7 @@ def test_large_log_probabilities_do_not_block_the_event_loop(
         return await work
 
     holds_s = []
-    for _ in range(NUM_TRIES if sliced else 1):  # other processes can only make it longer
+    for _ in range(NUM_TRIES if sliced else 1):  # other processes can only increase the time
         found, longest_s = bench.run(longest_hold_s(ask()))
         assert [len(outputs[-1].prompt_logprobs) for outputs in found] == [400] * 32
         holds_s.append(longest_s)
@@ -178,7 +178,7 @@ def test_a_long_text_is_tokenized_outside_of_the_event_loop(bench, llm, monkeypa
     assert len(ticks) > 5
 
 
-# --- portions ---------------------------------------------------------------------------------
+# --- output chunks ----------------------------------------------------------------------------
 
 
 def columns(rng, num_positions, most):
@@ -229,7 +229,7 @@ def said_by(pieces):
 
 
 @pytest.mark.parametrize("most", [1, 16, 50, 10_000])
-def test_output_chunks_contain_the_same_data_as_the_whole(most):
+def test_output_chunks_contain_the_same_data_as_the_complete_outputs(most):
     rng = Random(SEED + most)
     for _ in range(60):
         outputs = random_outputs(rng)
@@ -237,7 +237,7 @@ def test_output_chunks_contain_the_same_data_as_the_whole(most):
         assert said_by(pieces) == said_by([outputs])
         rows = {name: n for n, piece in enumerate(pieces) for name in piece.request_ids}
         for number, piece in enumerate(pieces):
-            for one in piece.finished:  # in the chunk of the last tokens or later
+            for one in piece.finished:  # no later chunk has tokens of the request
                 assert rows.get(one.request_id, number) == number
             with_tokens = sum(count > 0 for count in piece.num_new_tokens)
             assert len(pieces) == 1 or with_tokens <= most
@@ -257,7 +257,7 @@ def test_log_probabilities_are_split_by_positions_and_entries():
     assert alone == whole.first(1)
 
 
-# --- a stream ---------------------------------------------------------------------------------
+# --- request streams --------------------------------------------------------------------------
 
 
 def output(finished):

@@ -20,8 +20,9 @@ Spell = Callable[..., list[str]]
 def spell(tmp_path: Path) -> Spell:
     """Return a function that gives the options of an engine that generates a given text.
 
-    After the byte " " comes the first byte of `text`, after each byte of it the next one, then the
-    end; so no byte may be in it twice. After any other byte comes the end. `loop`: begin again.
+    The model maps the byte " " to the first byte of `text`, each byte of `text` to the next byte,
+    and every other byte to EOS; so the bytes of `text` must differ. The last byte gives EOS, or
+    " " with `loop`.
     """
 
     def make(text: str = "abc", *, loop: bool = False, length: int = 4096) -> list[str]:

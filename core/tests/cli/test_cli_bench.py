@@ -1,4 +1,4 @@
-"""`dovetail bench`: the requests that it runs, its report, and the shared cases."""
+"""`dovetail bench`: its requests, its report, and the shared benchmark cases."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_summary_has_median_and_spread() -> None:
     assert summarize("s", [5.0]).iqr == 0.0
 
 
-def test_times_of_a_run() -> None:
+def test_run_times_are_measured_from_the_start_of_the_run() -> None:
     run = Run(start_ns=1_000_000_000, token_times_ns=(1_500_000_000, 4_000_000_000))
     assert (run.first_token_s, run.total_s) == (0.5, 3.0)
 

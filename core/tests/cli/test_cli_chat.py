@@ -23,7 +23,7 @@ from dovetail.entrypoints.interrupts import watch_for_interrupt
 
 PATIENCE_S = 20
 TYPING_PAUSE_S = 0.4
-ON_TERMINAL = (  # set in the new process, so that no code runs between fork and exec
+ON_TERMINAL = (  # runs in the new process, so that no code runs between fork and exec
     "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     # A suite started in the background inherits an ignored SIGINT.
     "signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -69,7 +69,7 @@ def test_only_answers_are_written_to_a_pipe(spell, monkeypatch, capsys) -> None:
     assert (output.out, output.err) == ("abc\nabc\n", "")
 
 
-def test_history_is_kept_and_reset(session) -> None:
+def test_history_is_kept_until_it_is_reset(session) -> None:
     chat = session(system="Be brief.")
     assert list(chat.answer("one", interrupted=never)) == ["a", "b", "c", ""]
     assert "".join(chat.answer("two", interrupted=never)) == "abc"
@@ -118,7 +118,7 @@ def test_an_interrupted_answer_stays_in_the_history(session) -> None:
     assert len(chat.messages) == 4
 
 
-def test_an_answer_ends_when_its_reader_leaves(session) -> None:
+def test_closing_an_answer_ends_its_request(session) -> None:
     chat = session("abcdefgh", loop=True)
     answer = chat.answer("one", interrupted=never)
     assert next(answer) == "a"
@@ -192,7 +192,7 @@ def test_help_names_every_command(spell, monkeypatch, capsys) -> None:
     assert all(word in output for word in ("/params", "/reset", "/help", "/exit", "Ctrl-C", '"""'))
 
 
-def test_a_path_is_not_a_command(spell, monkeypatch, capsys) -> None:
+def test_a_message_that_begins_with_a_path_is_not_a_command(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc"), "/usr/bin is what") == 0
     assert capsys.readouterr().out == "abc\n"
 
@@ -270,7 +270,7 @@ class Terminal:
             self.text += os.read(self.master, 4096).decode()
 
 
-def test_ctrl_c_and_ctrl_d_on_a_terminal(spell) -> None:
+def test_ctrl_c_interrupts_an_answer_and_ctrl_d_ends_the_chat(spell) -> None:
     options = spell("abc", loop=True, length=1 << 20)
     terminal = Terminal("chat", *options, "--max-num-seqs", "1", "--max-tokens", "1000000")
     try:

@@ -32,12 +32,12 @@ def test_only_answers_are_written_to_a_pipe(spell, capsys) -> None:
     assert capsys.readouterr().out == "abc\n\nabc\n"
 
 
-def test_limits_are_obeyed(spell, capsys) -> None:
+def test_max_tokens_limits_the_output(spell, capsys) -> None:
     assert main(["generate", *spell("abc", loop=True), "--max-tokens", "5", " "]) == 0
     assert capsys.readouterr().out == "abc a\n"
 
 
-def test_without_a_limit_there_are_64_tokens(spell, capsys) -> None:
+def test_an_answer_has_64_tokens_by_default(spell, capsys) -> None:
     assert main(["generate", *spell("abc", loop=True), " "]) == 0
     assert len(capsys.readouterr().out) == 64 + 1
 
@@ -58,14 +58,14 @@ def test_json_output_has_one_object_per_line(spell, capsys) -> None:
     assert 0 <= first["ttft_s"] <= first["latency_s"]
 
 
-def test_chat_goes_through_the_template(spell, capsys) -> None:
+def test_the_chat_option_applies_the_chat_template(spell, capsys) -> None:
     assert main(["generate", *spell("abc"), "--chat", "--json", "hello"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert (output["prompt"], output["text"]) == ("hello", "abc")
     assert output["num_prompt_tokens"] == len("user: hello\nassistant: ")
 
 
-def test_prompts_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path) -> None:
+def test_prompts_are_read_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path) -> None:
     options = spell("abc")
     (tmp_path / "prompts.txt").write_text("one \n\ntwo \n")
     file = ["--prompts-file", str(tmp_path / "prompts.txt")]

@@ -52,7 +52,7 @@ def test_a_kind_without_a_usable_plugin_is_an_error(capsys):
     assert "There is no ops plugin 'nobody'" in output
 
 
-def test_kinds_without_a_consumer_report_it(capsys):
+def test_a_kind_that_the_engine_does_not_use_is_reported(capsys):
     assert main(["plugins", "explain", "proposer"]) == 0
     assert "no part of the engine uses plugins of this kind yet" in capsys.readouterr().out
 

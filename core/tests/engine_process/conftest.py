@@ -1,4 +1,4 @@
-"""An engine configuration made of parts that a child process can import, and clients."""
+"""Fixtures: engine configurations made of parts that a child process can import, and clients."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The module of parts, importable by child processes too."""
+    """The module `engine_process_parts`, which child processes can import too."""
     yield from imported("engine_process_parts", monkeypatch)
 
 
@@ -56,7 +56,7 @@ def engine_config(tmp_path, parts):
 
 @pytest.fixture
 def client_of(engine_config, talk, monkeypatch, tmp_path_factory):
-    """Start a client: `client_of("sync", step_s=0.1)`; it must leave nothing behind."""
+    """Start a client: `client_of("sync", step_s=0.1)`; no process or file may be left."""
     # A short path: it contains sockets.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     before, made = talk.residue(), []

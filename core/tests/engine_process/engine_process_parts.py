@@ -1,7 +1,7 @@
-"""Parts of an engine that a child process can import: a worker that obeys its config.json.
+"""Parts of an engine that a child process can import: a worker controlled by its config.json.
 
-step_s: how long each step takes. fails_at: the step that raises. dies_of: a token that no prompt
-may begin with. start: "hangs", "exits", "raises".
+step_s: duration of each step in seconds. fails_at: number of the step that raises. dies_of: the
+process is killed if a prompt begins with this token. start: "hangs", "exits" or "raises".
 """
 
 import os
@@ -20,7 +20,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 class Obedient(FakeWorker):
-    """A worker that follows the model's config.json."""
+    """A worker controlled by the model's config.json."""
 
     def load_model(self):
         super().load_model()
@@ -73,7 +73,7 @@ class Forgetful(Obedient):
 
 
 class Sleepy(Obedient):
-    """Provides "sleep" and records its calls."""
+    """A worker that provides "sleep" and records its calls."""
 
     provides = Obedient.provides | {"sleep"}
     heard = ()
@@ -89,13 +89,13 @@ class Sleepy(Obedient):
 
 
 class Asking(Obedient):
-    """Declares that it runs logits processors; no test reads the modified logits."""
+    """A worker that declares logits processors; no test reads the modified logits."""
 
     provides = Obedient.provides | {"logits_processors"}
 
 
 class NeverOpens(Scheduler):
-    """Has a gate that holds requests whose id begins with "held" forever."""
+    """Has a gate that never opens for request ids that begin with "held"."""
 
     def __init__(self, context):
         gate = FakeGate(lambda request: request.request_id.startswith("held"))
@@ -110,7 +110,7 @@ class NeverLoads(Scheduler):
 
 
 class EndlessSide:
-    """The scheduler side of a connector whose loads never finish."""
+    """The scheduler side of a connector with loads that never finish."""
 
     def __init__(self):
         self.keys = set()

@@ -1,4 +1,4 @@
-"""Requests for an engine, their results, and checks for leftovers of an engine."""
+"""Requests for an engine, their results, and checks for resources that an engine has left."""
 
 import asyncio
 import gc
@@ -77,7 +77,7 @@ class Answers:
 
 @contextmanager
 def raw_front_end(address):
-    """The sockets of a front end that has attached: one to send bytes, one to receive them."""
+    """Return the sockets of an attached front end: one sends bytes, one receives bytes."""
     with zmq.Context() as context:
         context.linger = 5000
         name = os.urandom(16)
@@ -96,7 +96,7 @@ def raw_front_end(address):
 
 
 def is_running(pid):
-    """Whether a process still exists after two seconds."""
+    """Return whether a process still exists after two seconds."""
     for _ in range(100):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

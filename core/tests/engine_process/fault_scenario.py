@@ -1,8 +1,8 @@
 """Run a supervised engine from start to end and print JSON. Arguments: MODEL EXECUTOR.
 
-Run with DOVETAIL_FAULTS set: it prints one line and exits after any fault. outcome: "served",
-or the class of the error. message: of the error or the failed requests.
-tokens: of the last served request, which is always the same.
+With any fault in DOVETAIL_FAULTS it prints one line and exits. Keys of the line: outcome is
+"served" or the class of the error; message is the text of the error or of the failed requests;
+tokens are those of the last served request, which is always the same.
 """
 
 import gc
@@ -50,7 +50,7 @@ def make_config(model, executor):
 
 
 def live(model, executor, told):
-    """Serve requests, call the worker, abort and shut down; note in `told` what became of it."""
+    """Serve requests, call the worker, abort and shut down; write the results to `told`."""
     engine_process.START_GRACE_S = 1.5
     client = make_client(make_config(model, executor), "sync", rules=RULES)
     try:
@@ -73,7 +73,7 @@ def serve(client, told):
 
 
 def serve_one(client, number):
-    """Run the standard request beside one that is aborted; return its tokens."""
+    """Run the standard request and a request that is aborted; return the tokens of the former."""
     client.add_request(request(f"r{number}", range(20), 12))
     client.add_request(request(f"gone{number}", max_tokens=300))
     client.call_workers("echo", (number,))
@@ -100,7 +100,7 @@ def main():
 
 
 def left_open():
-    """Return the targets of open descriptors, and the threads."""
+    """Return the targets of open descriptors, and the names of threads."""
     files = []
     for name in os.listdir("/proc/self/fd"):
         if os.path.exists(f"/proc/self/fd/{name}"):

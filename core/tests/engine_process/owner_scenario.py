@@ -1,7 +1,7 @@
-"""Engines that are dropped, left open at exit, or copied by a fork: MODEL KIND WHAT.
+"""Engines that are dropped, left open at exit, or copied by a fork.
 
-KIND is the kind of engine and WHAT the action; both are defined below. Prints one line of JSON:
-the observations and what the engine left behind.
+Arguments: MODEL KIND WHAT. KIND is the kind of engine and WHAT the action; both are defined below.
+Prints one line of JSON: the observations and the resources that the engine has left.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class AsyncFrontEnd(Having):
             return 1
 
 
-# --- dropped -----------------------------------------------------------------------------------
+# --- engines that are dropped ------------------------------------------------------------------
 
 
 def drop(having):
@@ -184,7 +184,7 @@ def plainly(having):
 
 
 class Knot:
-    """Part of a reference cycle; its finalizer accesses the engine."""
+    """Is part of a reference cycle; its finalizer accesses the engine."""
 
     def __del__(self):
         self.seen = repr(self.engine)
@@ -208,7 +208,7 @@ def in_a_thread(having):
     assert not thread.is_alive()
 
 
-# --- left open ---------------------------------------------------------------------------------
+# --- engines open at exit ----------------------------------------------------------------------
 
 
 def leave(having):
@@ -234,7 +234,7 @@ def leave_and_use(having):
 
 
 class User:
-    """Uses an engine in its finalizer, after those of the engine."""
+    """Uses an engine in its finalizer, which runs after the engine's finalizers."""
 
     def __init__(self, having):
         self.having, self.itself = having, self
@@ -255,11 +255,11 @@ def use_in_a_finalizer(having):
     return finals
 
 
-# --- forked ------------------------------------------------------------------------------------
+# --- forked processes --------------------------------------------------------------------------
 
 
 def fork(having):
-    """Fork in many ways; return the children's exit codes after the engine has served again."""
+    """Fork in several ways; return the children's exit codes after the engine has served again."""
     children = (by_exit, by_os_exit, by_error, by_collection, by_use, by_shutdown)
     statuses = {child.__name__: in_a_fork(child, having) for child in children}
     method = multiprocessing.get_context("fork")

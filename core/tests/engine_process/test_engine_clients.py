@@ -28,7 +28,7 @@ from dovetail.transport.remote_error import RemoteError
 
 
 def told(facts):
-    """Return the facts, with each class replaced by its name."""
+    """Return the engine facts with each class replaced by its name."""
     return facts.config.model_dump_json(), facts.model_info, facts.max_model_len
 
 
@@ -98,7 +98,7 @@ def test_calls_return_their_results(client_of, kind, talk):
     client.pause(PauseScope.ALL)
     assert client.paused is PauseScope.ALL
     client.add_request(talk.request("held"))
-    counted = client.get_outputs(5)  # nothing runs, but the statistics are current
+    counted = client.get_outputs(5)  # no request runs, but the statistics are current
     assert counted.request_ids == [] and counted.stats.num_waiting == 1
     assert client.get_outputs(0.05) is None
     client.resume()

@@ -1,4 +1,4 @@
-"""When an engine ends for any reason, waiting callers are notified and nothing is left."""
+"""When an engine ends for any reason, waiting callers are notified and no process is left."""
 
 import asyncio
 import errno
@@ -81,7 +81,7 @@ def test_every_waiting_caller_gets_the_error(client_of, talk):
         client = client_of("async", step_s=0.01)
         await client.add_request(talk.request("a", max_tokens=400))
         await client.get_outputs()
-        os.kill(client.process_id, signal.SIGSTOP)  # so that no call returns
+        os.kill(client.process_id, signal.SIGSTOP)  # the stopped process answers no call
         waiting = [client.call_workers("echo", (n,)) for n in range(3)]
         waiting += [talk.Answers().collect_async(client, 1) for _ in range(3)]
         tasks = [asyncio.create_task(one) for one in waiting]

@@ -131,7 +131,7 @@ def test_ten_thousand_malformed_messages_affect_no_request(client_of, talk, tmp_
         while client.progress.num_refused < expected:
             client.get_outputs(1.1)
     assert client.progress.num_refused == expected
-    client.resume()  # a random pause is valid
+    client.resume()  # a random message can be a valid pause
     client.add_request(canary)
     assert only("canary", *talk.Answers().collect_until(client, "canary")) == wanted
     assert not (tmp_path / "fired").exists()
@@ -141,7 +141,7 @@ def only(name, tokens, ends):
     return {name: tokens[name]}, {name: ends[name]}
 
 
-def test_a_message_above_the_size_limit_is_rejected_before_it_is_in_memory(client_of, talk):
+def test_a_message_above_the_size_limit_is_rejected_before_it_is_read(client_of, talk):
     client = client_of("sync")
     with zmq.Context() as context, context.socket(zmq.DEALER) as evil:
         evil.setsockopt(zmq.RECONNECT_IVL, -1)

@@ -108,7 +108,7 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
     assert len(answers[1].collect(first, 1)[0]["a"]) == 60
     tokens, ends = talk.Answers().collect(second, 1)
     assert set(tokens) == set(ends) == {"mine"}
-    while (outputs := second.get_outputs(0.2)) is not None:  # statistics
+    while (outputs := second.get_outputs(0.2)) is not None:  # outputs can be statistics
         assert not outputs.request_ids and not outputs.finished
     # Ids that look like those of another front end are valid.
     for name in names[1:]:
@@ -117,7 +117,7 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
-def test_only_the_requests_of_a_front_end_end_with_it(client_of, attach, talk, parts, how):
+def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, talk, parts, how):
     owner = client_of("sync", step_s=0.005, async_scheduling=True)
     alone = serve(owner, talk, talk.request("r0", max_tokens=300))[0]["r0"]
     owner.reset_prefix_cache()
@@ -138,7 +138,7 @@ def test_only_the_requests_of_a_front_end_end_with_it(client_of, attach, talk, p
 
 
 def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_of, talk):
-    """Only heartbeats are sent to it; they detect the exit."""
+    """The engine sends it only heartbeats, which detect the exit."""
     owner = client_of("sync", step_s=0.005)
     with front_end_process(owner, "r") as process:
         owner.pause(PauseScope.ALL)
@@ -159,7 +159,7 @@ def test_a_front_end_that_does_not_read_does_not_stall_the_others(client_of, att
     for number in range(6):  # more steps than fit into the window of `slow`
         tokens, _ = serve(fast, talk, talk.request("f", [number, 3], max_tokens=100))
         assert len(tokens["f"]) == 100
-    tokens, _ = talk.Answers().collect(slow, 2)  # nothing was lost
+    tokens, _ = talk.Answers().collect(slow, 2)  # no output was lost
     assert {name: len(given) for name, given in tokens.items()} == {"s0": 400, "s1": 400}
 
 
@@ -186,7 +186,7 @@ def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, at
         owner.get_outputs(0.1)
     assert owner.paused is other.paused is PauseScope.ALL
     assert not owner.reset_prefix_cache() and not other.reset_prefix_cache()
-    other.shutdown()  # a pause remains after its front end has left
+    other.shutdown()  # a pause continues after its front end has shut down
     steps = owner.get_stats().step_id
     assert owner.get_stats().step_id == steps and owner.paused is PauseScope.ALL
     owner.resume()
@@ -242,7 +242,7 @@ def test_an_invalid_address_is_rejected(client_of, tmp_path):
 
 
 def test_many_results_of_calls_do_not_delay_a_step(client_of, attach, talk):
-    """Results count as messages in flight and are acknowledged like outputs."""
+    """Results of calls count as messages in flight and are acknowledged like outputs."""
     owner = client_of("sync")
     for client in (owner, attach(owner)):
         for _ in range(3 * outgoing.MAX_UNREAD_MESSAGES):
@@ -272,5 +272,5 @@ def test_a_front_end_that_never_reads_results_is_detached(client_of, talk, parts
     assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
 
 
-def test_the_limits_of_a_window_are_consistent():
+def test_the_limits_of_the_flow_control_window_are_consistent():
     assert outgoing.MAX_UNREAD_BYTES < outgoing.MAX_KEPT_BYTES

@@ -35,7 +35,7 @@ EVERY = [(point, action) for point in POINTS for action in ACTIONS]
 
 @dataclass
 class Life:
-    """The result of one run of the scenario. status: exit status of its process."""
+    """The result of one run of the scenario. status: exit status of the process."""
 
     status: int
     told: dict
@@ -85,7 +85,7 @@ def live(model, executor, faults, folder):
 
 
 def communicate(process, faults):
-    """Return its output; only this process can end a front end that stopped itself."""
+    """Return the process's output; kill a front end that has stopped itself."""
     if faults.startswith(FRONT_END) and faults.endswith(":stop"):
         for _ in range(400):
             state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -35,13 +35,13 @@ EDITS = {
 """,
     ),
 }
-"""File to the insertion point and the inserted text."""
+"""Maps each edited file to the insertion point and the inserted text."""
 
 REFUSED = "count_requests cannot be called while the engine is paused; resume it."
 WANTED = [{"requests": 1.0, "names": 0.0}, {"requests": 2.5, "names": 5.0}, REFUSED]
 
 
-def test_two_edits_add_an_operation_to_every_client(tmp_path):
+def test_two_edits_add_an_engine_operation_to_every_client(tmp_path):
     shutil.copytree(CORE, tmp_path / "dovetail", ignore=shutil.ignore_patterns("__pycache__"))
     for name, (anchor, added) in EDITS.items():
         file = tmp_path / "dovetail" / name

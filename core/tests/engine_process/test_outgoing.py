@@ -1,4 +1,4 @@
-"""Outputs sent to the front end: any size, and flow control."""
+"""Outputs of any size are sent to the front end, with flow control."""
 
 import asyncio
 import time
@@ -92,7 +92,7 @@ def test_small_outputs_are_one_message():
     assert front_end_reader().read(frame).columns() == EngineCoreOutputs(stats=STATS)
 
 
-def test_a_window_is_limited_by_number_and_by_size(monkeypatch):
+def test_unacknowledged_messages_are_limited_in_number_and_size(monkeypatch):
     monkeypatch.setattr(outgoing, "MAX_UNREAD_BYTES", 1000)
     window = OutputWindow()
     for _ in range(outgoing.MAX_UNREAD_MESSAGES):
@@ -130,7 +130,7 @@ def closing(client):
 
 
 def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config, parts, talk):
-    """Prompt log-probabilities of many messages, beside requests without them."""
+    """One request has prompt log-probabilities in many messages; the other requests have none."""
     asked = [
         talk.request("prompt", range(90), 30, prompt_logprobs=20),
         talk.request("rows", range(30), 30, logprobs=20),
@@ -172,7 +172,7 @@ def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of
             await client.add_request(talk.request(name, max_tokens=400))
         answers = talk.Answers()
         answers.take(await asyncio.wait_for(client.get_outputs(), 10))
-        time.sleep(0.8)  # blocks the loop
+        time.sleep(0.8)  # blocks the event loop
         queued = len(client._outputs)
         assert client.progress.age_s < 0.5
         assert queued <= outgoing.MAX_UNREAD_MESSAGES + 1, "the engine did not wait"

@@ -1,4 +1,4 @@
-"""Requests that arrive together are added over several turns of the engine loop."""
+"""Requests that arrive together are added in several iterations of the engine loop."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from dovetail_devkit.suites.scheduler import make_request
 
 
 class SlowCore:
-    """Needs a third of a turn for each request and rejects "bad"."""
+    """Needs a third of a time slice to add a request and rejects the request "bad"."""
 
     def __init__(self, clock, runs):
         self.clock, self.runs, self.taken = clock, runs, []
@@ -26,7 +26,7 @@ class SlowCore:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_intake_is_split_into_turns_and_delays_only_idle_engines(runs):
+def test_requests_are_added_in_time_slices_and_delay_only_idle_engines(runs):
     clock = ManualClock()
     core = SlowCore(clock, runs)
     intake = RequestIntake(clock)

@@ -143,7 +143,9 @@ def test_different_crashing_requests_do_not_use_up_the_restarts(supervised, talk
     for number in range(4):
         names = [f"poison{number}"]
         client.add_request(talk.request(names[0], (6, number), max_tokens=9 + number))
-        if number == 3:  # a valid request was served before, so the engine works without the poison
+        if (
+            number == 3
+        ):  # a valid request was served before, so the engine works without the crashing request
             names.append("beside")
             client.add_request(talk.request("beside", (5,), max_tokens=400))
         _, ends = talk.Answers().collect(client, len(names))
@@ -201,7 +203,7 @@ def test_a_pause_is_kept_across_a_restart(supervised, talk, scope):
     assert client.wait_until_ready(10) and client.paused is scope
     client.add_request(talk.request("held", max_tokens=2))
     for _ in range(3):
-        outputs = client.get_outputs(0.1)  # statistics at most
+        outputs = client.get_outputs(0.1)  # None or statistics
         assert outputs is None or not (outputs.request_ids or outputs.finished)
     client.abort_requests(["held"])
     client.resume()
@@ -233,7 +235,9 @@ def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, talk):
     asyncio.run(serve())
 
 
-def test_an_engine_that_always_crashes_is_given_up_with_a_reason(supervised, talk, monkeypatch):
+def test_an_engine_that_always_crashes_is_not_restarted_and_reports_the_reason(
+    supervised, talk, monkeypatch
+):
     rules = SupervisionRules(max_restarts=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=0.01)
     client.add_request(talk.request("a", max_tokens=400))

@@ -1,4 +1,4 @@
-"""An engine whose requests only wait neither spins nor sends; other requests run."""
+"""An engine with only waiting requests neither spins nor sends; other requests run."""
 
 import os
 import time
@@ -41,7 +41,7 @@ def cpu_s(client):
 
 
 def watch(client):
-    """Wait for outputs for a while; return the number that were not empty or were sent."""
+    """Read outputs for a while; count messages, or in-process outputs with requests."""
     num_news, end = 0, time.monotonic() + WATCH_S
     while time.monotonic() < end:
         outputs = client.get_outputs(0.05)
@@ -71,7 +71,7 @@ def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, ta
     answers, steps = talk.Answers(), client.progress.num_steps
     answers.collect(client, 1)
     assert len(answers.tokens["innocent"]) == 60
-    assert client.progress.num_steps - steps <= 62  # each of them has a token
+    assert client.progress.num_steps - steps <= 62  # each step gives a token
     client.abort_requests(["held"])
     client.add_request(talk.request("innocent", [7, 8, 9], 60))
     assert talk.Answers().collect(client, 1)[0] == {"innocent": answers.tokens["innocent"]}
@@ -86,7 +86,7 @@ def test_blocks_of_a_load_that_never_ends_are_computed_instead(waiting, talk):
     assert answers.tokens["held"] == client.expected
 
 
-def test_a_pause_of_all_does_not_spin_in_process(client_of, talk):
+def test_an_in_process_engine_does_not_spin_during_a_full_pause(client_of, talk):
     client = client_of("inproc")
     client.add_request(talk.request("a"))
     client.pause("all")

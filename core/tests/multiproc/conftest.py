@@ -1,4 +1,4 @@
-"""Executors of worker processes; no test may leave anything behind."""
+"""Fixtures: executors of worker processes; each test checks that no process or file is left."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ def residue():
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The module of the workers."""
+    """The module `multiproc_parts` with the workers."""
     monkeypatch.syspath_prepend(str(HERE))
     import multiproc_parts
 

@@ -13,10 +13,10 @@ from dovetail_devkit.executor.workers import ObedientWorker
 
 
 class Hand(ObedientWorker):
-    """Follows its options at the start and in step 1.
+    """A worker with faults at the start or in step 1, given by its options.
 
-    start, step: behavior by rank: "hangs", "dawdles", "exits", "exits late", "raises",
-    "refuses", "loses its peer", or well.
+    start, step: the fault of each rank: "hangs", "dawdles", "exits", "exits late", "raises",
+    "refuses", "loses its peer", or another text for no fault.
     """
 
     def load_model(self):

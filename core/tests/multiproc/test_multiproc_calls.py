@@ -150,7 +150,7 @@ def test_calls_after_shutdown_raise(make):
             call()
 
 
-def test_shutdown_raises_in_waiting_calls(make):
+def test_shutdown_raises_in_waiting_callers(make):
     executor = make(limits={"stop_timeout_s": 0.2})
     waiting = executor.collective_rpc("dawdle", args=(30,), non_block=True)
     unread = executor.collective_rpc("pid", non_block=True)

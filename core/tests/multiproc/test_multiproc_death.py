@@ -84,7 +84,7 @@ def test_a_killed_worker_is_named_in_every_waiting_call(make, victim):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_raises_reports_its_own_error(make, rank):
-    ways = ["hangs", "hangs"]  # as a worker does that waits for a peer
+    ways = ["hangs", "hangs"]  # like a worker that waits for a peer
     ways[rank] = "refuses"
     executor = make(2, step=ways)
     start(executor)
@@ -102,7 +102,7 @@ def test_a_step_that_has_raised_before_its_tokens_are_requested_reports_its_own_
     first, second, third, *_ = make_plans()
     launch(executor, first).result(PATIENCE_S)
     with pytest.raises(CapacityError, match=r"worker 0 .*: 7 GB are needed"):
-        executor.execute_model(second)  # raises, too, if the worker has closed its ring by then
+        executor.execute_model(second)  # raises too if the worker has already closed its ring
         assert wait_until(lambda: is_dead(executor), PATIENCE_S)
         executor.sample_tokens()
     with pytest.raises(EngineDeadError, match="7 GB are needed"):
@@ -159,12 +159,12 @@ def test_a_step_has_a_deadline(make):
         ("hangs", StartError, "worker 1 .* in load_model: .* within 1.8 s: .*multiproc_parts"),
     ],
 )
-def test_a_start_that_fails_names_worker_and_phase(make, how, error, told):
+def test_a_failed_start_names_the_worker_and_the_phase(make, how, error, told):
     with pytest.raises(error, match=told):
         make(2, config={"start_timeout_s": 2}, start=["", how])
 
 
-def test_a_model_that_cannot_be_loaded_keeps_its_kind(make):
+def test_an_error_in_loading_the_model_keeps_its_class(make):
     with pytest.raises(ModelError, match=r"worker 0 .* in load_model: no model, on request"):
         make(worker_cls=UnloadableWorker)
 

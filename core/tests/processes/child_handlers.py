@@ -6,7 +6,7 @@ def answer(request, blob):
 
 
 def __getattr__(name):
-    """Fail as the handler's name says, like a handler that cannot be loaded."""
+    """Fail in the way that the handler's name states, while the handler is loaded."""
     if name == "exits":
         import os
 

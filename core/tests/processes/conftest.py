@@ -1,4 +1,4 @@
-"""Child processes; no test may leave anything of them behind."""
+"""Fixtures: child processes; each test checks that no resource of them is left."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ def residue():
 
 @pytest.fixture
 def kinds(monkeypatch):
-    """The module of the three kinds."""
+    """The module `child_kinds` with the three kinds of child processes."""
     monkeypatch.syspath_prepend(str(HERE))
     import child_kinds
 
@@ -42,7 +42,7 @@ def model_dir(tmp_path):
 
 @pytest.fixture
 def clean(monkeypatch, tmp_path_factory):
-    """Fail if something stays behind."""
+    """Fail if a test leaves a process, thread, descriptor or file."""
     # A short path: it contains sockets.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     before = residue()

@@ -35,7 +35,9 @@ def wait_until(found, timeout_s=NOTICE_S):
 
 
 @every_kind
-def test_a_stopped_child_is_silent_and_a_killed_child_is_named(kinds, clean, model_dir, name):
+def test_a_stopped_child_has_no_heartbeat_and_a_killed_child_reports_its_signal(
+    kinds, clean, model_dir, name
+):
     others = kinds.running_children()
     kind = kinds.KINDS[name](model_dir)
     assert kind.use()

@@ -122,7 +122,7 @@ def test_plans_of_random_programs_round_trip(seed):
 
 
 @pytest.mark.parametrize("num_runs", [0, 1, 7, 300])
-def test_results_round_trip(num_runs):
+def test_step_results_round_trip(num_runs):
     rng = Random(SEED + num_runs)
     for _ in range(20):
         result = random_result(rng, num_runs)
@@ -145,7 +145,7 @@ def spoiled(rng, frame):
 
 
 @pytest.mark.parametrize(("encoded", "decode"), [("plan", decode_plan), ("result", decode_result)])
-def test_a_corrupted_frame_is_rejected_or_valid(encoded, decode):
+def test_a_corrupted_frame_is_rejected_or_decodes_to_valid_data(encoded, decode):
     """A changed token is still a token, but no error except MessageError is raised."""
     rng = Random(SEED)
     frame = encode_plan(full_plan())
@@ -250,7 +250,7 @@ def test_other_versions_kinds_and_byte_orders_are_rejected():
 
 
 def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
-    import pickle  # the pickle works if it is loaded
+    import pickle  # loading the pickle creates the file
 
     canary = tmp_path / "fired"
     bomb = pickle.dumps(Bomb(canary))

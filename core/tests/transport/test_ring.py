@@ -1,4 +1,4 @@
-"""The ring: all readers get all frames, waits have deadlines, and nothing is left."""
+"""The ring: all readers get all frames, waits have deadlines, and no resource is left."""
 
 import gc
 import os
@@ -286,7 +286,7 @@ def test_invalid_wakeup_packets_are_rejected():
     assert open_descriptors() == before
 
 
-def test_attaching_to_invalid_memory_is_rejected():
+def test_attaching_a_reader_to_invalid_memory_is_rejected():
     before = open_descriptors()
     shape = RingShape(num_readers=1, num_slots=2, slot_bytes=64)
     for content, reason in (

@@ -1,4 +1,4 @@
-"""Serialized values, arrays, errors and orders: round trips and rejected data."""
+"""Serialized values, arrays, errors and worker messages: round trips and rejected data."""
 
 import os
 import pickle
@@ -147,7 +147,7 @@ def test_only_known_records_with_valid_fields_are_constructed():
             unpack_value(good.replace(before, after))
 
 
-def test_orders_round_trip():
+def test_worker_messages_round_trip():
     grammar = GrammarOutput(runs=(0, 3), bitmask=b"\1\0\0\0\2\0\0\0")
     assert decode_sample(encode_sample(grammar)) == grammar
     assert decode_sample(encode_sample(None)) is None
@@ -164,8 +164,8 @@ def test_orders_round_trip():
     assert [frame_kind(frame) for frame in kinds] == [SAMPLE, CALL, ANSWER]
 
 
-def test_mutated_orders_are_rejected_or_valid(tmp_path):
-    """The result is an order or a MessageError, and no pickle is loaded."""
+def test_mutated_worker_messages_are_rejected_or_valid(tmp_path):
+    """The result is a message or a MessageError, and no pickle is loaded."""
     rng = Random(SEED)
     bomb = pickle.dumps(Bomb(tmp_path / "fired"))
     call = WorkerCall(number=1, operation="f", args=[FULL, NDArray("int8", (2,), b"ab"), bomb])
