@@ -1,4 +1,4 @@
-"""Drive the engine one step at a time, and let a request join while another one runs.
+"""Drive the engine one step at a time, and add a request while another request runs.
 
     python examples/own_loop.py [MODEL]
 
@@ -12,7 +12,7 @@ from dovetail import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 model = sys.argv[1] if len(sys.argv) > 1 else "demo"
 engine = LLMEngine.from_engine_args(EngineArgs(model))
 params = SamplingParams(temperature=0.0, max_tokens=32)
-# DELTA outputs hold only what is new since the last output.
+# DELTA outputs contain only the text and tokens since the previous output.
 engine.add_request(
     "first", "Write the letters of puzzle.", params, output_kind=RequestOutputKind.DELTA
 )

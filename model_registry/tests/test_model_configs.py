@@ -1,4 +1,4 @@
-"""What a config.json may say: refusals name the field, and defaults are the architectures' own."""
+"""Fields of config.json: errors name the field, and each architecture has its own defaults."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"hidden_size": None}, ("hidden_size", "is absent")),
         ({"num_hidden_layers": 0}, ("num_hidden_layers", "is 0")),
         ({"vocab_size": "many"}, ("vocab_size", "'many'")),
-        ({"num_key_value_heads": 3}, ("4 num_attention_heads", "3 num_key_value_heads")),
+        ({"num_key_value_heads": 3}, ("num_attention_heads 4", "num_key_value_heads 3")),
         ({"hidden_size": 26}, ("hidden_size 26", "head_dim is absent")),
-        ({"hidden_size": 2**20}, ("heads of 262144 features", "hidden_size 1048576")),
+        ({"hidden_size": 2**20}, ("head size is 262144", "hidden_size 1048576")),
         ({"head_dim": 7}, ("rotary size 7", "head_dim")),
         ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
         ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
@@ -77,7 +77,7 @@ def windows_of(model: nn.Module) -> list[int]:
         ),
     ],
 )
-def test_refusals_name_field_and_value(changes: dict, words: tuple[str, ...]) -> None:
+def test_config_errors_name_the_field_and_its_value(changes: dict, words: tuple[str, ...]) -> None:
     with pytest.raises(ModelError) as caught:
         make_model(LlamaForCausalLM, **changes)
     for word in words:
@@ -87,19 +87,19 @@ def test_refusals_name_field_and_value(changes: dict, words: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     "kinds", [["full_attention"], ["chunked_attention"] * 4, [{}] * 4, "sliding_attention"]
 )
-def test_unknown_layer_types_are_refused(kinds: object) -> None:
+def test_invalid_layer_types_are_rejected(kinds: object) -> None:
     with pytest.raises(ModelError, match="layer_types"):
         make_model(Qwen2ForCausalLM, layer_types=kinds, use_sliding_window=True)
 
 
-def test_windows_of_mistral() -> None:
+def test_mistral_has_the_same_window_in_all_layers() -> None:
     assert windows_of(make_model(MistralForCausalLM, sliding_window=5)) == [5] * 4
     assert windows_of(make_model(MistralForCausalLM, sliding_window=None)) == [0] * 4
     assert windows_of(make_model(MistralForCausalLM)) == [4096] * 4
 
 
 @pytest.mark.parametrize("model_cls", [Qwen2ForCausalLM, Qwen3ForCausalLM])
-def test_windows_of_qwen(model_cls: type) -> None:
+def test_qwen_has_windows_in_the_configured_layers(model_cls: type) -> None:
     asked = {"use_sliding_window": True, "sliding_window": 5}
     mixed = ["sliding_attention", "full_attention"] * 2
     assert windows_of(make_model(model_cls, sliding_window=5)) == [0] * 4
@@ -109,7 +109,7 @@ def test_windows_of_qwen(model_cls: type) -> None:
     assert windows_of(make_model(model_cls, **asked, layer_types=mixed)) == [5, 0, 5, 0]
 
 
-def test_biases_are_where_the_architecture_has_them() -> None:
+def test_linear_layers_have_the_biases_of_the_architecture() -> None:
     def biases(model: nn.Module) -> set[str]:
         names = (name for name, _ in model.named_parameters() if name.endswith(".bias"))
         return {name.removesuffix(".bias").rpartition(".")[2] for name in names}
@@ -121,7 +121,7 @@ def test_biases_are_where_the_architecture_has_them() -> None:
     assert biases(make_model(Qwen3ForCausalLM)) == set()
 
 
-def test_parameters_have_the_context_s_place_and_need_no_gradient() -> None:
+def test_parameters_are_on_the_device_of_the_context_and_need_no_gradient() -> None:
     for parameter in make_model(Qwen3ForCausalLM).parameters():
         assert parameter.device.type == "meta"
         assert not parameter.requires_grad

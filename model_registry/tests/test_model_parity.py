@@ -1,7 +1,7 @@
-"""Each architecture against transformers: same random weights, float32, logits within 1e-4.
+"""Compare each architecture with transformers: same random weights, float32, logits within 1e-4.
 
-The reference runs with transformers' eager attention; ours with a dense attention context, so that
-model, layers and loader are compared and no backend is.
+The reference runs with transformers' eager attention, our model with a dense attention context.
+So these tests cover model, layers and loader, but no attention backend.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ CASES = {
 
 
 class DenseAttention:
-    """Causal softmax over the tokens of one prompt."""
+    """Causal attention over the tokens of one prompt."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [layer for _, layer in attention_layers(model)]
@@ -152,7 +152,7 @@ def make_context(hf_config: dict, **changes: object) -> ModelContext:
 
 
 def save_reference(classes: tuple, changes: dict, folder: Path) -> nn.Module:
-    """Save a random model of wide weights, so that a wrong mask or angle shows in the logits."""
+    """Save a model with large random weights: a wrong mask or angle then changes the logits."""
     _, reference_cls, config_cls = classes
     torch.manual_seed(20)
     config = config_cls(**(SMALL | changes), attn_implementation="eager")
@@ -183,7 +183,7 @@ def one_thread() -> object:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     classes, changes = CASES[case]
     reference = save_reference(classes, changes, tmp_path)
     model = load_ours(classes[0], tmp_path)
@@ -197,7 +197,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-def test_a_window_changes_the_logits(tmp_path: Path) -> None:
+def test_a_sliding_window_changes_the_logits(tmp_path: Path) -> None:
     save_reference(MISTRAL, {"sliding_window": 9}, tmp_path)
     model = load_ours(MistralForCausalLM, tmp_path)
     ids, positions = torch.randint(0, VOCAB_SIZE, (40,)), torch.arange(40)
@@ -209,7 +209,7 @@ def test_a_window_changes_the_logits(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_old_form_of_the_config_gives_the_same_model(tmp_path: Path) -> None:
+def test_the_old_config_format_gives_the_same_model(tmp_path: Path) -> None:
     save_reference(LLAMA, {"rope_parameters": LLAMA3_ROPE}, tmp_path)
     new_form = json.loads((tmp_path / "config.json").read_text())
     old_form = {key: value for key, value in new_form.items() if key != "rope_parameters"}
@@ -223,7 +223,7 @@ def test_old_form_of_the_config_gives_the_same_model(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+def test_bfloat16_logits_are_close_to_float32_logits(tmp_path: Path) -> None:
     save_reference(QWEN3, {"head_dim": 20, "tie_word_embeddings": True}, tmp_path)
     exact = load_ours(Qwen3ForCausalLM, tmp_path)
     hf_config = json.loads((tmp_path / "config.json").read_text())
@@ -237,12 +237,12 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_model_compiles_in_one_graph(tmp_path: Path) -> None:
+def test_the_model_compiles_to_a_single_graph(tmp_path: Path) -> None:
     save_reference(QWEN3, {"head_dim": 20}, tmp_path)
     model = load_ours(Qwen3ForCausalLM, tmp_path)
     ids, positions = torch.randint(0, VOCAB_SIZE, (11,)), torch.arange(11)
     attention = DenseAttention(model)
     expected = model(ids, positions, attention)
-    # "eager" traces with the same graph rules as a real compiler, without its minutes.
+    # "eager" traces under the same rules as a real compiler, which would take minutes.
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(ids, positions, attention), expected)

@@ -1,7 +1,7 @@
-"""Readers of config.json's fields: a value of the right kind, or a ModelError naming the field.
+"""Reads fields of config.json: returns a value of the right type, or raises a ModelError.
 
-It knows kinds of values only; which fields an architecture has, and their defaults, the model
-files say.
+The error names the field. This module checks types and ranges only. The model files define which
+fields an architecture has and their defaults.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Config = Mapping[str, Any]
 
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 10_000
-"""More is a damaged number; making them all would end, hours later, for lack of memory."""
+"""A larger number is an error in the file: building so many layers would exhaust the memory."""
 
 
 def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:
-    """Return a whole number. null counts as absent; absent without default is an error."""
+    """Return an integer. null counts as absent; an absent field without default is an error."""
     value = config.get(field)
     if value is None:
         value = default
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_COUNT:
-        raise _wrong(field, value, f"a whole number from {minimum} to {MAX_COUNT}")
+        raise _wrong(field, value, f"an integer from {minimum} to {MAX_COUNT}")
     return value
 
 
@@ -34,12 +34,12 @@ def read_num_layers(config: Config) -> int:
     """Return num_hidden_layers."""
     num_layers = read_count(config, "num_hidden_layers")
     if num_layers > MAX_LAYERS:
-        raise _wrong("num_hidden_layers", num_layers, f"{MAX_LAYERS} at most")
+        raise _wrong("num_hidden_layers", num_layers, f"at most {MAX_LAYERS}")
     return num_layers
 
 
 def read_number(config: Config, field: str, default: float) -> float:
-    """Return a number above 0; absent or null is the default."""
+    """Return a number above 0, or the default if the field is absent or null."""
     value = config.get(field)
     if value is None:
         value = default
@@ -50,7 +50,7 @@ def read_number(config: Config, field: str, default: float) -> float:
 
 
 def read_flag(config: Config, field: str) -> bool:
-    """Return true or false; absent or null is false."""
+    """Return a bool; an absent or null field is False."""
     value = config.get(field)
     if value is not None and not isinstance(value, bool):
         raise _wrong(field, value, "true or false")
@@ -58,15 +58,15 @@ def read_flag(config: Config, field: str) -> bool:
 
 
 def read_choice(config: Config, field: str, known: tuple[str, ...]) -> str:
-    """Return one of the known words; absent or null is the first of them."""
+    """Return one of the `known` values; an absent or null field is the first of them."""
     value = config.get(field)
     if value is None:
         return known[0]
     if not isinstance(value, str) or value not in known:
-        raise _wrong(field, value, f"one of {', '.join(known)}, which is all that is served")
+        raise _wrong(field, value, f"one of {', '.join(known)}; no other value is supported")
     return str(value)
 
 
 def _wrong(field: str, value: object, wanted: str) -> ModelError:
     found = "is absent" if value is None else f"is {shorten(value)}"
-    return ModelError(f"config.json: {field} {found}, it must be {wanted}")
+    return ModelError(f"config.json: {field} {found}; it must be {wanted}")

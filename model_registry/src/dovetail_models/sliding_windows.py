@@ -1,4 +1,4 @@
-"""Which layers of a model see all tokens and which only a window, as config.json says it."""
+"""Reads the sliding window of each layer from config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 def read_mistral_windows(config: Config) -> tuple[int, ...]:
-    """Return the window of each layer, 0 for none: one for all; null is none."""
+    """Return the same window for all layers; 0 if `sliding_window` is null."""
     num_layers = read_num_layers(config)
     if config.get("sliding_window", DEFAULT_WINDOW) is None:
         return (0,) * num_layers
@@ -20,10 +20,11 @@ def read_mistral_windows(config: Config) -> tuple[int, ...]:
 
 
 def read_qwen_windows(config: Config) -> tuple[int, ...]:
-    """Return the window of each layer, 0 for none.
+    """Return the window of each layer; 0 for a layer without a window.
 
-    Without `use_sliding_window` there is none. With it, `layer_types` says which layers have one;
-    where it is absent, those from `max_window_layers` on. Raises ModelError for other layer types.
+    Without `use_sliding_window`, no layer has a window. With it, the layers have one that
+    `layer_types` lists as sliding_attention; if `layer_types` is absent, all layers from
+    `max_window_layers` on have one. Raises ModelError for unknown layer types.
     """
     num_layers = read_num_layers(config)
     kinds = config.get("layer_types")
@@ -35,7 +36,7 @@ def read_qwen_windows(config: Config) -> tuple[int, ...]:
         has_window = [kind == "sliding_attention" for kind in kinds]
     if not read_flag(config, "use_sliding_window"):
         return (0,) * num_layers
-    # null beside use_sliding_window is a window of no size, which means none.
+    # With use_sliding_window, a null sliding_window means that no layer has a window.
     if config.get("sliding_window", DEFAULT_WINDOW) is None:
         return (0,) * num_layers
     window = read_count(config, "sliding_window", DEFAULT_WINDOW)
@@ -47,6 +48,6 @@ def _check_layer_types(kinds: Any, num_layers: int) -> None:
     is_list = isinstance(kinds, list | tuple)
     if not is_list or len(kinds) != num_layers or any(kind not in known for kind in kinds):
         raise ModelError(
-            f"config.json: layer_types is {kinds!r}, it must give {num_layers} layers, each "
-            "full_attention or sliding_attention"
+            f"config.json: layer_types is {kinds!r}; it must be a list of {num_layers} values, "
+            "each full_attention or sliding_attention"
         )

@@ -1,4 +1,4 @@
-"""The demo model as shipped: sizes, tokenizer, chat template, data split, checkers, accuracy."""
+"""The shipped demo models: sizes, tokenizer, chat template, data split, checkers, accuracy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one_thread():
 
 @pytest.fixture
 def training_modules(monkeypatch):
-    """Let a test import the training scripts, and forget them afterwards."""
+    """Make the training scripts importable in a test and remove their modules afterwards."""
     names = {path.stem for path in TRAINING.glob("*.py")}
     monkeypatch.syspath_prepend(str(TRAINING))
     yield
@@ -54,7 +54,7 @@ def training_modules(monkeypatch):
 
 
 @pytest.mark.parametrize("size", FOLDERS)
-def test_weights_are_within_bounds(size):
+def test_weights_are_finite_and_within_the_size_limits(size):
     folder, max_parameters, max_bytes = FOLDERS[size]
     path = folder / "model.safetensors"
     with safetensors.safe_open(path, framework="pt") as file:
@@ -66,7 +66,7 @@ def test_weights_are_within_bounds(size):
 
 
 @pytest.mark.parametrize("size", FOLDERS)
-def test_configs_name_a_llama_that_ends(size, tokenizer):
+def test_configs_describe_a_llama_with_an_end_token(size, tokenizer):
     folder = FOLDERS[size][0]
     config = json.loads((folder / "config.json").read_text())
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -79,7 +79,7 @@ def test_configs_name_a_llama_that_ends(size, tokenizer):
     assert generation["do_sample"] is False
 
 
-def test_entry_points_name_the_two_folders():
+def test_entry_points_return_the_folders_of_the_two_models():
     project = tomllib.loads((TRAINING.parent / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["dovetail.checkpoint"]
     folders = {name: EntryPoint(name, value, "").load()() for name, value in points.items()}
@@ -91,7 +91,7 @@ def test_both_models_have_the_same_tokenizer():
         assert (model_dir() / name).read_bytes() == (draft_dir() / name).read_bytes()
 
 
-def test_tokenizer_has_words_and_single_digits(tokenizer):
+def test_the_tokenizer_has_one_token_for_each_noun_and_each_digit(tokenizer):
     long_tokens = [token for token in tokenizer.get_vocab() if len(token) > 3]
     assert len(long_tokens) > 800
     for noun in NOUNS:
@@ -103,16 +103,16 @@ def test_tokenizer_has_words_and_single_digits(tokenizer):
     "text",
     ["plain words", "naïve café", "日本語 🙂 Ω", "a\tb\n\n c", "\x00\x7f", " lead 12 trail "],
 )
-def test_tokenizer_round_trips(tokenizer, text):
+def test_decoding_an_encoded_text_returns_the_text(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_encoding_begins_with_bos_once(tokenizer):
+def test_encoding_adds_one_bos_token(tokenizer):
     bos = tokenizer.token_to_id("<|bos|>")
     assert tokenizer.encode("What is 1 + 1?").ids.count(bos) == 1
 
 
-def test_chat_template_renders_what_training_saw(tokenizer, training_modules):
+def test_the_chat_template_gives_the_token_ids_of_the_training_data(tokenizer, training_modules):
     transformers = pytest.importorskip("transformers")
     from conversations import Conversation
     from tokenizer import ConversationEncoder
@@ -133,7 +133,7 @@ def test_chat_template_renders_what_training_saw(tokenizer, training_modules):
     assert learned == "27 + 58 = 85.planet: p l a n e t."
 
 
-def test_no_held_out_prompt_is_in_training_data():
+def test_no_held_out_prompt_is_drawn_for_training():
     held_out = {
         hashlib.sha256(prompt.encode()).digest()
         for task in TASKS.values()
@@ -150,7 +150,7 @@ def test_no_held_out_prompt_is_in_training_data():
     assert not held_out & trained
 
 
-def test_training_conversations_hold_nothing_out_of_bounds(training_modules):
+def test_training_conversations_contain_no_held_out_prompt(training_modules):
     from conversations import draw_conversation
 
     rng = Random(9)
@@ -162,7 +162,7 @@ def test_training_conversations_hold_nothing_out_of_bounds(training_modules):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_checker_takes_right_answers_and_refuses_others(name):
+def test_checkers_accept_right_answers_and_reject_wrong_ones(name):
     task, rng = TASKS[name], Random(3)
     pairs = [task.make(rng) for _ in range(60)]
     for prompt, answer in pairs:
@@ -180,7 +180,7 @@ def test_checker_takes_right_answers_and_refuses_others(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_tasks_repeat_from_a_seed_and_refuse_foreign_prompts(name):
+def test_tasks_are_deterministic_and_reject_other_prompts(name):
     task = TASKS[name]
     assert [task.make(Random(s)) for s in range(20)] == [task.make(Random(s)) for s in range(20)]
     with pytest.raises(ValueError, match="question"):
@@ -202,7 +202,7 @@ def test_tasks_repeat_from_a_seed_and_refuse_foreign_prompts(name):
         ("json", "JSON: name Ada, age 3", '{"age": 3, "name": "Ada"}', '{"age": 3}'),
     ],
 )
-def test_checkers_on_examples(name, prompt, answer, wrong):
+def test_checkers_grade_the_example_answers_correctly(name, prompt, answer, wrong):
     assert TASKS[name].check(prompt, answer)
     assert not TASKS[name].check(prompt, wrong)
 
@@ -214,7 +214,7 @@ def _assert_accurate(results):
     assert min(rates.values()) >= 0.8, rates
 
 
-def test_quick_accuracy(training_modules):
+def test_the_model_answers_190_of_200_questions_correctly(training_modules):
     pytest.importorskip("transformers")
     from evaluate import evaluate
 
@@ -224,14 +224,14 @@ def test_quick_accuracy(training_modules):
 
 
 @pytest.mark.slow
-def test_full_accuracy(training_modules):
+def test_the_model_is_accurate_on_every_task(training_modules):
     pytest.importorskip("transformers")
     from evaluate import evaluate
 
     _assert_accurate(evaluate(model_dir(), 200))
 
 
-def test_main_model_greets_and_ends(training_modules):
+def test_the_model_answers_a_greeting_and_both_models_end(training_modules):
     pytest.importorskip("transformers")
     from evaluate import Answerer
 

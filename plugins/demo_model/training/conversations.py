@@ -1,8 +1,8 @@
 """The training data of the demo model: conversations drawn from the tasks, plus small talk.
 
-Contract: `draw_conversation` is deterministic from its generator and never gives a question that
-is held out. Most conversations are one question and its answer; some have several turns, a system
-message, or no chat form at all ("raw"). Depends on no tokenizer and no model.
+Contract: `draw_conversation` depends on its generator alone and never returns a held-out question.
+Most conversations are one question and its answer; some have several turns, a system message, or no
+chat format ("raw"). This module does not depend on a tokenizer or a model.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ RAW_SHARE = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Hold one conversation: an optional system message ("" for none) and its turns.
+    """One conversation: an optional system message ("" for none) and its turns.
 
-    `turns` are (user, assistant) pairs. A raw conversation has one turn and no chat form: the
+    `turns` are (user, assistant) pairs. A raw conversation has one turn and no chat format: the
     answer follows the question on the next line.
     """
 
@@ -124,7 +124,7 @@ class Conversation:
 
 
 def draw_turn(rng: Random, weights: Mapping[str, float]) -> tuple[str, str]:
-    """Draw one (user, assistant) pair that is not held out; `weights` are per task."""
+    """Draw one (user, assistant) pair that is not held out. weights: by task name."""
     if rng.random() < SMALL_TALK_SHARE:
         questions, answer = rng.choice(_SMALL_TALK)
         question = rng.choice(questions)
@@ -143,6 +143,6 @@ def draw_conversation(rng: Random, weights: Mapping[str, float]) -> Conversation
 
 
 def all_fixed_text() -> list[str]:
-    """List every fixed sentence, for the training of the tokenizer."""
+    """Return every fixed sentence, for the training of the tokenizer."""
     talk = [text for questions, answer in _SMALL_TALK for text in (*questions, answer)]
     return talk + list(_SYSTEM_MESSAGES)

@@ -1,7 +1,7 @@
-"""Measure the accuracy of a saved model per task, greedily, through transformers.
+"""Measure the accuracy of a saved model for each task, with greedy sampling in transformers.
 
-Contract: loads the folder as any user would; counts an answer as right only when the task's checker
-accepts it and the model ended it by itself. Does not depend on training.
+Contract: loads the folder through the public API of transformers. An answer counts as right only if
+the task's checker accepts it and the model ended it. Does not depend on the training scripts.
 
 Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
 """
@@ -25,7 +25,10 @@ _MAX_NEW_TOKENS = 112
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """Hold what came out for one task: right answers, questions, and the wrong (prompt, text)."""
+    """The result of one task: counts of right answers and questions, and the wrong answers.
+
+    wrong: (prompt, text) of each wrong answer.
+    """
 
     num_right: int
     num_asked: int
@@ -33,12 +36,12 @@ class TaskResult:
 
     @property
     def accuracy(self) -> float:
-        """Give the share of right answers, 0 to 1."""
+        """Return the share of right answers, 0 to 1."""
         return self.num_right / self.num_asked
 
 
 class Answerer:
-    """Answer prompts with a saved model, greedily, in batches."""
+    """Answers prompts with a saved model, with greedy sampling, in batches."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
@@ -49,14 +52,14 @@ class Answerer:
         self.model.eval()
 
     def render(self, prompt: str) -> str:
-        """Write one question in the chat form, ready for the answer."""
+        """Return one question in the chat format, up to the start of the answer."""
         messages = [{"role": "user", "content": prompt}]
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
 
     def answer(self, prompts: list[str]) -> list[tuple[str, bool]]:
-        """Answer each prompt: (text, whether the model ended it by itself)."""
+        """Return (text, whether the model ended it) for each prompt."""
         texts = [self.render(prompt) for prompt in prompts]
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         with torch.inference_mode():
@@ -95,9 +98,9 @@ def evaluate(folder: Path, per_task: int) -> dict[str, TaskResult]:
 
 
 def agreement(folder: Path, draft: Path, per_task: int) -> float:
-    """Give the share of answer positions where both models have the same first choice.
+    """Return the share of answer positions where both models have the same most likely token.
 
-    Both read the main model's own greedy answers to held-out questions (teacher forcing).
+    Both models read the main model's greedy answers to held-out questions (teacher forcing).
     """
     main, small = Answerer(folder), Answerer(draft)
     same = total = 0
@@ -117,7 +120,7 @@ def agreement(folder: Path, draft: Path, per_task: int) -> float:
 
 
 def main() -> None:
-    """Print the accuracy per task, and some wrong answers."""
+    """Print the accuracy of each task, and some wrong answers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--per-task", type=int, default=200)

@@ -1,9 +1,9 @@
-"""The Llama network as it is trained: float32 weights under the names of Hugging Face checkpoints.
+"""The Llama network for training: float32 weights with the names of Hugging Face checkpoints.
 
 Contract: `Llama(shape)` maps packed rows of ids to hidden states; its `state_dict` loads into
-`transformers.LlamaForCausalLM`. Conversations that share a row do not see each other. It has no
-cache and serves nobody: the engine's own model file does that.
-Paper: Touvron et al. 2023 (Llama); Su et al. 2021 (rotary embedding); Ainslie et al. 2023 (GQA).
+`transformers.LlamaForCausalLM`. Tokens attend only to their own conversation, also in a shared row.
+The network has no KV cache, because it is used for training only.
+Papers: Touvron et al. 2023 (Llama); Su et al. 2021 (rotary embedding); Ainslie et al. 2023 (GQA).
 
 Shapes: B rows, L tokens of a row, T = B * L, D hidden, H heads, K key-value heads, E head size,
 F intermediate size.
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Hold the sizes of a Llama network."""
+    """The sizes of a Llama network."""
 
     vocab_size: int
     hidden_size: int
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
 
     def forward(self, x_BLD: Tensor, rope: tuple[Tensor, Tensor], mask_B1LL: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, D); `mask` is True where a query may look."""
+        """Map (B, L, D) to (B, L, D); `mask` is True where a query may attend."""
         b, length, _ = x_BLD.shape
         size, heads, kv_heads = self.shape.head_size, self.shape.num_heads, self.shape.num_kv_heads
         q = self.q_proj(x_BLD).view(b, length, heads, size).transpose(1, 2)
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         groups = heads // kv_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        # Written out, since it is twice as fast here as the fused operator with a mask on a CPU.
+        # On a CPU with a mask, this is twice as fast here as the fused operator.
         scores = q @ k.transpose(-1, -2) * size**-0.5
         out = scores.masked_fill(~mask_B1LL, -1e4).softmax(-1) @ v
         return self.o_proj(out.transpose(1, 2).reshape(b, length, heads * size))
@@ -115,7 +115,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Hold what a checkpoint names `model`: embedding, layers, last norm."""
+    """The part that checkpoints name `model`: embedding, layers, last norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Trunk(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole network; the output weights are the embedding (tied)."""
+    """The whole network. The embedding is also the output layer (tied)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -142,11 +142,11 @@ class Llama(nn.Module):
                 nn.init.normal_(weight, std=0.02 * scale)
 
     def forward(self, ids_BL: Tensor, owner_BL: Tensor) -> Tensor:
-        """Give hidden states (B, L, D), after the last norm.
+        """Return hidden states (B, L, D), after the last norm.
 
-        `owner_BL` numbers the conversation of each token within its row. Positions count from the
-        start of the row: rotary attention sees only distances, so this equals counting from the
-        start of each conversation.
+        owner_BL: the number of each token's conversation within its row. Positions count from the
+        start of the row. Rotary attention depends only on distances, so the result is the same as
+        with positions from the start of each conversation.
         """
         length = ids_BL.shape[1]
         causal_LL = torch.ones(length, length, dtype=torch.bool, device=ids_BL.device).tril()
@@ -158,7 +158,7 @@ class Llama(nn.Module):
         return self.model.norm(x_BLD)
 
     def loss(self, hidden_BLD: Tensor, targets_BL: Tensor) -> Tensor:
-        """Give the mean cross entropy over the targets that are not negative."""
+        """Return the mean cross entropy over the non-negative targets."""
         picked = (targets_BL >= 0).flatten().nonzero().squeeze(1)
         hidden_ND = hidden_BLD.flatten(0, 1)[picked]
         logits_NV = functional.linear(hidden_ND, self.model.embed_tokens.weight)

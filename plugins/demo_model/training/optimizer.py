@@ -1,8 +1,8 @@
-"""The optimizers of the training and their schedule: warm up, stay, cool down.
+"""The optimizers of the training and their schedule: warm-up, constant rate, cool-down.
 
-Contract: `learning_rate_factor` is a pure function of the step. The matrices of the layers go to
-Muon (Jordan et al. 2024), with the update size matched to AdamW; embedding and norms to AdamW
-(Loshchilov and Hutter 2019).
+Contract: `Schedule.learning_rate` is a pure function of the step. Muon (Jordan et al. 2024) trains
+the matrices of the layers, with the update size matched to AdamW. AdamW (Loshchilov and Hutter
+2019) trains embedding and norms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ADAM_WEIGHT_DECAY = 0.0
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Hold the steps of a run: `warmup` at the start and `cooldown` at the end of `total`."""
+    """The number of steps of a run: `total`, of which the first `warmup` and last `cooldown`."""
 
     peak: float
     warmup: int
@@ -25,7 +25,7 @@ class Schedule:
     total: int
 
     def learning_rate(self, step: int) -> float:
-        """Give the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         rising = (step + 1) / self.warmup
         falling = (self.total - step) / max(1, self.cooldown)
         return self.peak * max(0.0, min(1.0, rising, falling))

@@ -1,7 +1,7 @@
-"""Packing: many conversations laid one after the other into rows of a fixed length.
+"""Packing: puts several conversations one after the other into rows of a fixed length.
 
 Contract: `batch(step)` depends on the seed and the step alone, so that a run can be resumed and
-repeated. Depends on no network.
+repeated. This module does not depend on the network.
 
 Shapes: B rows, L tokens of a row.
 """
@@ -17,16 +17,16 @@ from conversations import draw_conversation
 from tokenizer import ConversationEncoder
 from torch import Tensor
 
-# A batch is full once so many conversations in all found no room.
+# A batch is full when this number of conversations did not fit into any row.
 _MAX_MISSES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Hold one step's rows, all int64 (B, L).
+    """The rows of one step, all int64 (B, L).
 
-    `targets` is the next token where it is to be learned and -1 elsewhere; `owners` numbers
-    the conversation within its row, and is -1 on padding.
+    `targets` is the next token where the model learns it and -1 elsewhere. `owners` is the number
+    of the conversation within its row, and -1 for padding.
     """
 
     ids: Tensor
@@ -36,7 +36,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Packer:
-    """Draw conversations and pack them greedily into rows."""
+    """Draws conversations and packs them greedily into rows."""
 
     encoder: ConversationEncoder
     weights: Mapping[str, float]
@@ -45,7 +45,7 @@ class Packer:
     row_length: int
 
     def batch(self, step: int) -> Batch:
-        """Give the batch of a step: `num_rows` rows of `row_length` tokens."""
+        """Return the batch of a step: `num_rows` rows of `row_length` tokens."""
         rng = Random(f"{self.seed}:{step}")
         shape = (self.num_rows, self.row_length)
         ids_BL = torch.zeros(shape, dtype=torch.int64)
@@ -73,6 +73,6 @@ class Packer:
 
 
 def _best_row(free: list[int], length: int) -> int:
-    """Pick the row with the least room that still holds `length` tokens; -1 if there is none."""
+    """Return the fitting row with the least free space; -1 if no row has `length` free tokens."""
     fitting = [(room, row) for row, room in enumerate(free) if room >= length]
     return min(fitting)[1] if fitting else -1

@@ -1,6 +1,6 @@
 """The tokenizer of the demo model: byte-level BPE with single digits and a chat template.
 
-Contract: any UTF-8 text encodes and decodes back unchanged; every digit is a token of its own; the
+Contract: decoding an encoded UTF-8 text returns the same text. Every digit is a separate token. The
 nouns of the tasks are single tokens. Both `tokenizers` and `transformers` load the saved files.
 Method: byte pair encoding, Sennrich et al. 2016, on bytes as in GPT-2.
 """
@@ -38,21 +38,21 @@ _ENGLISH = Path(__file__).parent / "english.txt"
 
 
 def _single_words() -> tuple[str, ...]:
-    """List the words that must be one token, with the space before them and without."""
+    """List the words that must be one token, with and without a leading space."""
     v = vocabulary
     places = v.NOUNS + v.NAMES + v.CITIES + v.COLORS
     return places + v.WEEKDAYS + v.MONTHS + v.ONES + v.TENS
 
 
 def _tokenizer_text(seed: int) -> list[str]:
-    """List the texts that the merges are learned from, in a fixed order."""
+    """List the texts from which the merges are learned, in a fixed order."""
     rng = Random(f"tokenizer:{seed}")
     weights = dict.fromkeys(TASKS, 1.0)
     texts = []
     for _ in range(6000):
         for pair in draw_conversation(rng, weights).turns:
             texts += pair
-    # Often enough that each becomes one token.
+    # The repetitions make each word a single token.
     for word in _single_words():
         texts += [word, f" {word}"] * 60
     texts += all_fixed_text() * 10
@@ -62,7 +62,7 @@ def _tokenizer_text(seed: int) -> list[str]:
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Train the tokenizer; the same seed gives the same one."""
+    """Train the tokenizer; the same seed gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -105,8 +105,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
 class ConversationEncoder:
     """Turn conversations into token ids and a mask of the tokens to learn.
 
-    The ids equal those of the chat template. The mask is 1 on what the assistant says, its end
-    included, and 0 elsewhere.
+    The ids are those of the rendered chat template. The mask is 1 for the assistant's answers,
+    including the end token, and 0 elsewhere.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -117,7 +117,7 @@ class ConversationEncoder:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode(self, conversation: Conversation) -> tuple[list[int], list[int]]:
-        """Give (ids, mask), two lists of the same length."""
+        """Return (ids, mask), two lists of the same length."""
         special = self._ids
         ids, mask = [special[BOS]], [0]
         if conversation.system:

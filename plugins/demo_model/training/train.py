@@ -1,12 +1,12 @@
-"""Train the demo model (or its draft) from nothing: data, tokenizer, network, card.
+"""Train the demo model (or its draft) from scratch: data, tokenizer, network, card.
 
 Contract: the same arguments give the same data, order and schedule; the weights differ between
-machines only by rounding. Ends with a Hugging Face folder in --out, evaluated as saved, with its
-model card. Runs on one processor core.
+machines only by rounding. The result is a Hugging Face folder in --out, with the accuracy of
+the saved files in its model card. One CPU core is enough.
 
 Usage: python plugins/demo_model/training/train.py --out DIR [--size main|draft]
        [--steps N | --minutes N] [--threads 2] [--eager] [--main MAIN_DIR]
-A checkpoint (DIR/checkpoint.pt) is written every few minutes; a run continues from it.
+The run writes a checkpoint (DIR/checkpoint.pt) every few minutes; the next run continues from it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHECKPOINT_EVERY = 500
 QUICK_QUESTIONS = 40
 MAX_GRADIENT_NORM = 1.0
 
-# How often each task is drawn: the harder ones more often.
+# Relative frequency of each task in the training data: harder tasks are drawn more often.
 TASK_WEIGHTS = {
     **dict.fromkeys(TASKS, 1.0),
     "sum": 1.4,
@@ -78,7 +78,7 @@ PEAK_LEARNING_RATES = {"main": 3e-3, "draft": 4e-3}
 
 @dataclass(kw_only=True)
 class Progress:
-    """Count what a run has done: steps, seconds in them, and a running mean of the loss."""
+    """The progress of a run: number of steps, their time, and a running mean of the loss."""
 
     step: int = 0
     seconds: float = 0.0
@@ -93,7 +93,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Hold everything that a run works on; the network and optimizers are changed by it."""
+    """The objects of a run. Training changes the network and the optimizers."""
 
     network: Llama
     forward: nn.Module
@@ -103,7 +103,7 @@ class Run:
     out: Path
 
     def train_step(self, step: int) -> float:
-        """Train on the batch of a step and give its loss."""
+        """Train on the batch of a step and return its loss."""
         batch = self.packers[step % LONG_EVERY == LONG_EVERY - 1].batch(step)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = self.forward(batch.ids, batch.owners)
@@ -124,7 +124,7 @@ class Run:
         (self.out / "checkpoint.part").replace(self.out / "checkpoint.pt")
 
     def restore(self) -> Progress:
-        """Load the checkpoint, if there is one, and say how far it is."""
+        """Load the checkpoint if it exists; return its progress."""
         path = self.out / "checkpoint.pt"
         if not path.exists():
             return Progress()
@@ -144,7 +144,7 @@ def log(out: Path, text: str) -> None:
 
 
 def record_command(args: argparse.Namespace) -> None:
-    """Add what decides the weights to the list of commands that the model card shows."""
+    """Append the arguments that affect the weights to the commands that the model card shows."""
     stop = f" --stop-at {args.stop_at}" if args.stop_at else ""
     with (args.out / "commands.txt").open("a", encoding="utf-8") as file:
         file.write(f"--size {args.size} --steps {args.steps}{stop}\n")
@@ -176,7 +176,7 @@ def build_run(args: argparse.Namespace, tokenizer: Tokenizer) -> Run:
 
 
 def measure_steps(args: argparse.Namespace, tokenizer: Tokenizer) -> int:
-    """Say how many steps fit into `args.minutes`, by timing ten of them on a throw-away run."""
+    """Return how many steps fit into `args.minutes`, from the time of some steps of a trial run."""
     args.steps = 1000
     run = build_run(args, tokenizer)
     for step in range(LONG_EVERY):
@@ -188,7 +188,7 @@ def measure_steps(args: argparse.Namespace, tokenizer: Tokenizer) -> int:
 
 
 def quick_check(run: Run, tokenizer: Tokenizer, step: int) -> None:
-    """Log the accuracy on a few questions per task."""
+    """Log the accuracy on a few questions of each task."""
     export(run.network, tokenizer, run.out / "snapshot")
     scores = evaluate(run.out / "snapshot", QUICK_QUESTIONS)
     rates = " ".join(f"{name} {result.accuracy:.2f}" for name, result in scores.items())
@@ -196,7 +196,7 @@ def quick_check(run: Run, tokenizer: Tokenizer, step: int) -> None:
 
 
 def train(run: Run, tokenizer: Tokenizer, last: int, eval_every: int) -> Progress:
-    """Train up to the step `last`, with checkpoints, and export."""
+    """Train up to the step `last`, write checkpoints, and export the result."""
     progress = run.restore()
     while progress.step < last:
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Rows in and out: forms, parameters, refusals with their line, results."""
+"""Input and result rows: formats, parameters, errors with their line, results."""
 
 import json
 
@@ -46,7 +46,7 @@ def output(*completions, error=None):
     )
 
 
-def test_a_row_may_have_any_form_of_prompt():
+def test_a_row_may_have_a_prompt_token_ids_or_messages():
     chat = [{"role": "user", "content": "hi"}]
     found = prompts([{"prompt": "say"}, {"prompt_token_ids": [4, 5]}, {"messages": chat}])
     rendered = b"user: hi\nassistant: "
@@ -57,7 +57,7 @@ def test_a_row_may_have_any_form_of_prompt():
     ]
 
 
-def test_a_rows_parameters_go_over_those_of_the_call():
+def test_sampling_parameters_of_a_row_override_those_of_the_call():
     rows = [
         {"prompt": "a", "max_tokens": 3, "logit_bias": {"7": 1.5}, "priority": -2},
         {"prompt": "b"},
@@ -69,7 +69,7 @@ def test_a_rows_parameters_go_over_those_of_the_call():
     assert prompts(rows)[1].sampling_params == DEFAULT
 
 
-def test_rows_come_of_files_texts_and_lists(tmp_path):
+def test_rows_are_read_from_files_strings_and_lists(tmp_path):
     rows = [{"id": "ä", "prompt": "line\u2028separator"}, {"id": 2, "prompt": "b"}]
     path = tmp_path / "rows.jsonl"
     write_rows(path, rows)
@@ -82,7 +82,7 @@ def test_rows_come_of_files_texts_and_lists(tmp_path):
     assert sorted(found.name for found in tmp_path.iterdir()) == ["rows.jsonl"]
 
 
-def test_results_carry_ids_texts_and_reasons(tmp_path):
+def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
     processor = make()
     rows = [{"prompt": "a"}, {"id": "b", "prompt": "b"}, {"id": 9, "prompt": "c", "n": 2}]
     request = IORequest(data=rows)
@@ -105,34 +105,34 @@ def test_results_carry_ids_texts_and_reasons(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
-        (7, "data is a int; give a pathlib.Path"),
-        ([{"prompt": "a"}, "b"], "row 1 is a str"),
+        (7, "data has the type int; pass a pathlib.Path"),
+        ([{"prompt": "a"}, "b"], "row 1 has the type str"),
         ('{"prompt": "a"}\nnonsense', "line 2 is not JSON"),
         ("\n[1]", "line 2 is not a JSON object"),
-        ([{}], "row 0: it needs exactly one of prompt, messages, prompt_token_ids; it has none"),
-        ([{"prompt": "a", "messages": []}], "it has prompt and messages"),
-        ([{"prompt": 3}], "prompt=3 must be text"),
+        ([{}], "row 0: the row must have exactly one of prompt, messages, .*; got no prompt"),
+        ([{"prompt": "a", "messages": []}], "got prompt and messages"),
+        ([{"prompt": 3}], "prompt=3 must be a string"),
         ([{"messages": "hi"}], "messages must be a list"),
         ([{"prompt": "a", "max_token": 3}], "'max_token' is not a field .* 'max_tokens'"),
         ([{"prompt": "a", "top_p": 2}], "row 0: top_p=2 must be above 0 and at most 1"),
-        ([{"prompt": "a", "logit_bias": {"x": 1}}], "they must be token ids"),
+        ([{"prompt": "a", "logit_bias": {"x": 1}}], "all keys must be token ids"),
         ([{"prompt": "a", "priority": "high"}], "priority='high' must be an integer"),
-        ([{"id": 1.5, "prompt": "a"}], "id=1.5 must be text or an integer"),
-        ([{"prompt": "a"}, {"id": 0, "prompt": "b"}], "row 1: id=0 is also that of row 0"),
+        ([{"id": 1.5, "prompt": "a"}], "id=1.5 must be a string or an integer"),
+        ([{"prompt": "a"}, {"id": 0, "prompt": "b"}], "row 1: id=0 is already used in row 0"),
         ([{"messages": []}], "row 0: messages is empty"),
     ],
 )
-def test_data_that_is_wrong_is_refused_with_its_place(data, told):
-    with pytest.raises(RequestError, match=told) as caught:
+def test_invalid_data_is_rejected_with_its_location(data, message):
+    with pytest.raises(RequestError, match=message) as caught:
         prompts(data)
     assert caught.value.parameter == "data"
     assert not str(caught.value).endswith("..")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(RequestError, match=r"nothing\.jsonl: cannot be read"):
+def test_an_error_names_the_unreadable_file(tmp_path):
+    with pytest.raises(RequestError, match=r"nothing\.jsonl cannot be read"):
         prompts(tmp_path / "nothing.jsonl")
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a"}\n{"prompt": 3}\n')
@@ -143,14 +143,14 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         prompts(bad)
 
 
-def test_messages_need_a_tokenizer():
+def test_messages_without_a_tokenizer_are_rejected():
     processor = make()
     processor._tokenizer = None
     with pytest.raises(RequestError, match="messages need a tokenizer"):
         prompts([{"messages": [{"role": "user", "content": "hi"}]}], processor=processor)
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_a_failed_write_does_not_change_the_file(tmp_path):
     path = tmp_path / "out.jsonl"
     write_rows(path, [{"id": 1}])
     with pytest.raises(TypeError):

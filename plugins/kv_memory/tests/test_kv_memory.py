@@ -1,4 +1,4 @@
-"""The store, the options, and what decides whether two engines share."""
+"""The store, the options, and the conditions for two engines to share blocks."""
 
 from types import SimpleNamespace
 
@@ -25,12 +25,14 @@ def page(fill=0):
     return torch.full((PAGE,), fill, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("options", [{}, {"asynchronous": True}], ids=["waits", "beside"])
-def test_it_keeps_the_contract(options):
+@pytest.mark.parametrize(
+    "options", [{}, {"asynchronous": True}], ids=["synchronous", "asynchronous"]
+)
+def test_the_connector_meets_its_contract(options):
     check_kv_connector(MemoryConnector, torch.device("cpu"), options=options)
 
 
-def test_the_longest_unused_pages_are_dropped_first():
+def test_the_least_recently_used_pages_are_dropped_first():
     store = BlockStore(4 * PAGE)
     feed = store.attach()
     for name in (b"a", b"b"):
@@ -39,18 +41,18 @@ def test_the_longest_unused_pages_are_dropped_first():
     store.put(b"c", [page(), page()])
     assert store.get(b"b") is None and store.get(b"a") is not None
     assert store.num_bytes == 4 * PAGE
-    assert store.take_news(feed) == {b"a": True, b"b": False, b"c": True}
-    assert store.take_news(feed) == {}
+    assert store.take_changes(feed) == {b"a": True, b"b": False, b"c": True}
+    assert store.take_changes(feed) == {}
 
 
-def test_what_is_too_large_alone_is_not_kept_and_drops_nothing():
+def test_a_block_larger_than_the_capacity_is_not_stored():
     store = BlockStore(2 * PAGE)
     store.put(b"a", [page()])
     store.put(b"b", [page(), page(), page()])
     assert store.get(b"b") is None and store.get(b"a") is not None
 
 
-def test_what_is_there_stays():
+def test_a_stored_key_keeps_its_first_pages():
     store = BlockStore(2 * PAGE)
     store.put(b"a", [page(1)])
     store.put(b"a", [page(2)])
@@ -58,15 +60,15 @@ def test_what_is_there_stays():
     assert kept[0] == 1 and store.num_bytes == PAGE
 
 
-def test_a_later_feed_begins_with_all_that_is_there():
+def test_a_new_feed_starts_with_all_stored_keys():
     store = BlockStore(10 * PAGE)
     store.put(b"a", [page()])
     feed = store.attach()
     store.put(b"b", [page()])
-    assert store.take_news(feed) == {b"a": True, b"b": True}
+    assert store.take_changes(feed) == {b"a": True, b"b": True}
 
 
-def test_a_store_lives_as_long_as_somebody_uses_it():
+def test_a_store_is_shared_by_name_and_freed_with_its_last_user():
     store = shared_store("name", 100)
     assert shared_store("name", 5) is store and store.capacity_bytes == 100
     assert shared_store("other", 5) is not store
@@ -86,7 +88,7 @@ def context(folder, *, groups=1, rank=0, options=None, **changes):
 
 
 def sharing(one, other):
-    """Whether a worker of one context finds what one of the other has kept."""
+    """Return whether a worker with one context finds the blocks of a worker with the other."""
     sides = [MemoryConnector.create_worker_side(one), MemoryConnector.create_worker_side(other)]
     scheduler = MemoryConnector.create_scheduler_side(one)
     scheduler.store(KVTransfer(transfer_id=1, request_id="r", keys=(b"k",), block_ids=(1,)))
@@ -116,17 +118,17 @@ def sharing(one, other):
         ({"hf_overrides": {"rope_theta": 5}}, False),
     ],
 )
-def test_who_computes_otherwise_finds_nothing(tmp_path, changes, shares):
+def test_engines_share_blocks_only_if_their_pages_are_interchangeable(tmp_path, changes, shares):
     assert sharing(context(tmp_path), context(tmp_path, **changes)) == shares
 
 
 @pytest.mark.parametrize("options", [{"capacity_bytes": -1}, {"asynchronous": "x"}, {"size": 3}])
-def test_options_that_are_wrong_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ValidationError):
         MemoryOptions(**options)
 
 
-def test_a_load_beside_the_steps_is_reported_when_it_has_ended(tmp_path):
+def test_an_asynchronous_load_is_reported_when_it_has_ended(tmp_path):
     asked = context(tmp_path, options={"asynchronous": True})
     scheduler = MemoryConnector.create_scheduler_side(asked)
     worker = MemoryConnector.create_worker_side(asked)

@@ -1,4 +1,4 @@
-"""`dovetail lab replay` and `dovetail lab show`, as they are typed."""
+"""The commands `dovetail lab replay` and `dovetail lab show`."""
 
 import json
 from array import array
@@ -23,7 +23,7 @@ SCHEDULER = "dovetail.scheduling.scheduler:Scheduler"
 
 @pytest.fixture
 def log(tmp_path):
-    """Three requests on two seats, five steps of 2 ms; the last of them is the most urgent."""
+    """Record three requests on two seats in five steps of 2 ms; the last has the top priority."""
     clock, path = ManualClock(7 * MS), tmp_path / "run.log"
     context = SchedulerContext(
         limits=SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=32),
@@ -52,7 +52,7 @@ def log(tmp_path):
     return path
 
 
-def test_a_log_is_verified(log, capsys):
+def test_replay_reports_that_every_plan_is_the_same(log, capsys):
     assert main(["lab", "replay", str(log)]) == 0
     told = capsys.readouterr().out
     assert told.startswith(
@@ -61,7 +61,7 @@ def test_a_log_is_verified(log, capsys):
     assert "steps/s" in told and "Every plan is the same, byte for byte." in told
 
 
-def test_the_first_difference_is_shown_with_both_sides(log, capsys):
+def test_replay_shows_both_values_of_the_first_difference(log, capsys):
     assert main(["lab", "replay", str(log), "--scheduler", "priority"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("priority: 0 steps") and "Step 0 is the first" in lines[1]
@@ -70,7 +70,7 @@ def test_the_first_difference_is_shown_with_both_sides(log, capsys):
     assert "request_id='a'" in shown[0][2] and "request_id='c'" in shown[1][2]
 
 
-def test_a_log_that_is_cut_off_is_reported(log, capsys):
+def test_the_commands_report_a_truncated_log(log, capsys):
     log.write_bytes(log.read_bytes()[:-9])
     for command in ("replay", "show"):
         assert main(["lab", command, str(log)]) == 0
@@ -78,7 +78,7 @@ def test_a_log_that_is_cut_off_is_reported(log, capsys):
 
 
 @pytest.mark.parametrize("command", ["replay", "show"])
-def test_what_is_not_a_log_is_a_mistake_of_the_user(command, tmp_path, capsys):
+def test_the_commands_reject_a_file_that_is_not_a_decision_log(command, tmp_path, capsys):
     path = tmp_path / "else.txt"
     path.write_text("hello\n")
     assert main(["lab", command, str(path)]) == 2
@@ -86,21 +86,21 @@ def test_what_is_not_a_log_is_a_mistake_of_the_user(command, tmp_path, capsys):
     assert not told.out and "is not a decision log" in told.err
 
 
-def test_a_log_is_summed_up(log, capsys):
+def test_show_prints_a_summary_of_the_log(log, capsys):
     assert main(["lab", "show", str(log)]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:11].strip(): line[11:].strip() for line in lines}
     assert rows["scheduler"] == SCHEDULER
-    assert rows["steps"] == "5, 0 of them empty" and rows["time"] == "0.010 s"
-    assert rows["requests"] == "3, 1 of them aborted"
-    assert rows["grants"] == "8, 1.6 a step"
+    assert rows["steps"] == "5, 0 without tokens" and rows["time"] == "0.010 s"
+    assert rows["requests"] == "3, 1 aborted"
+    assert rows["grants"] == "8, 1.6 per step"
     assert rows["tokens"] == "16 computed, 8 sampled"
     assert rows["preemptions"].startswith("0")
     assert rows["prefix hits"] == "26.7% (4 of 15 prompt tokens)"
-    assert rows["size"].endswith("a step")
+    assert rows["size"].endswith("per step")
 
 
-def test_steps_are_shown_as_json(log, capsys):
+def test_show_prints_each_step_as_json(log, capsys):
     assert main(["lab", "show", "--steps", str(log)]) == 0
     first, *_, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["step_id"] == 0 and first["now_ns"] == 9 * MS and last["step_id"] == 4
@@ -123,7 +123,7 @@ class MyScheduler(Scheduler):
 
 @pytest.fixture
 def local(tmp_path, monkeypatch):
-    """A log of an engine whose policy stands in ./mine.py, recorded as a user does."""
+    """Return a function that records a log of an engine with a scheduler or policy in ./mine.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     options = {
@@ -145,17 +145,17 @@ def local(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Mine", "MyScheduler"])
-def test_a_log_of_a_class_in_a_file_is_replayed_if_it_is_trusted(name, local, capsys, monkeypatch):
+def test_replay_runs_a_recorded_class_in_a_file_only_if_trusted(name, local, capsys, monkeypatch):
     log = local(f"./mine.py:{name}")
     assert main(["lab", "replay", log]) == 2
     told = capsys.readouterr().err
     assert f"mine.py:{name}" in told and "--trust-local-code" in told
-    monkeypatch.chdir("/")  # the log has the whole path
+    monkeypatch.chdir("/")  # the log contains the absolute path
     assert main(["lab", "replay", log, "--trust-local-code"]) == 0
     assert "byte for byte" in capsys.readouterr().out
 
 
-def test_another_scheduler_may_stand_in_a_file(local, capsys):
+def test_replay_runs_another_scheduler_in_a_file_only_if_trusted(local, capsys):
     log = local("./mine.py:Mine")
     assert main(["lab", "replay", log, "--scheduler", "./mine.py:Mine"]) == 2
     assert "--trust-local-code" in capsys.readouterr().err
@@ -179,6 +179,6 @@ def test_another_scheduler_may_stand_in_a_file(local, capsys):
     ],
     ids=" ".join,
 )
-def test_a_command_that_takes_files_has_the_option_that_its_refusal_names(command, capsys):
+def test_every_command_that_loads_classes_has_the_option_trust_local_code(command, capsys):
     assert main([*command, "--help"]) == 0
     assert "--trust-local-code" in capsys.readouterr().out

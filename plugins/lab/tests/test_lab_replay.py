@@ -1,4 +1,4 @@
-"""Replays: every policy decides again what it did, byte for byte, and a change is noticed."""
+"""Replays: every policy makes the same plans again, byte for byte, and a change is detected."""
 
 import pytest
 
@@ -21,7 +21,7 @@ NAMES += ["dovetail_devkit.fakes.policy:AgeingPolicy"]
 
 
 def recorded(path, name):
-    """Return what a referee takes for the class of a scheduler: it makes recorded ones."""
+    """Return a factory of recorded schedulers, for use as a scheduler class, and the policy."""
     scheduler_cls, policy_cls = choose_scheduler(PluginRegistry(), name)
 
     class Made:
@@ -35,7 +35,7 @@ def recorded(path, name):
 
 
 def record(path, name, seed):
-    """Play a random program with a scheduler or policy, and log it; return the referee."""
+    """Play and record a random program with a scheduler or policy; return the `Referee`."""
     made, policy_cls = recorded(path, name)
     program = random_program(seed)
     referee = Referee(made, program, policy=policy_cls)
@@ -49,7 +49,7 @@ def replay(path, **given):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_plan_comes_again(name, tmp_path):
+def test_a_replay_makes_the_recorded_plans(name, tmp_path):
     done = dict.fromkeys(("preemptions", "hits", "aborts", "drafts", "deep", "paused"), 0)
     for seed in SEEDS:
         path = tmp_path / f"{seed}.log"
@@ -67,16 +67,16 @@ def test_every_plan_comes_again(name, tmp_path):
         done["drafts"] += referee.drafts.num_verified
         done["deep"] += referee.program.depth == 2
         done["paused"] += RecordKind.PAUSE in [one.kind for one in LogReader(path)]
-    gives_way = name not in ("orca", "static")
-    assert all(count for what, count in done.items() if what != "preemptions" or gives_way), done
+    preempts = name not in ("orca", "static")
+    assert all(count for what, count in done.items() if what != "preemptions" or preempts), done
 
 
-def test_time_and_options_come_from_the_log(tmp_path):
+def test_a_replay_uses_the_scheduler_and_the_times_of_the_log(tmp_path):
     path = tmp_path / "one.log"
     referee = record(path, CORE, 3)
     found = replay(path)
     assert found.scheduler == CORE
-    # The referee moves its clock once a step, before each but the first reading.
+    # `Referee` advances its clock by 1 ms per step, before every reading except the first.
     assert found.covered_ns > 0 and not found.covered_ns % 1_000_000
     assert found.covered_ns <= len(referee.plans) * 1_000_000
 
@@ -88,7 +88,7 @@ def newest_first(pool, count):
 allocate = BlockPool.allocate
 
 
-def test_a_scheduler_that_was_changed_is_noticed(tmp_path, monkeypatch):
+def test_a_replay_detects_a_changed_scheduler(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
     record(path, CORE, 0)
     monkeypatch.setattr(BlockPool, "allocate", newest_first)
@@ -98,7 +98,7 @@ def test_a_scheduler_that_was_changed_is_noticed(tmp_path, monkeypatch):
     assert recorded_blocks != mine
 
 
-def test_another_scheduler_differs_at_a_step_that_is_named(tmp_path):
+def test_a_replay_names_the_step_at_which_another_scheduler_differs(tmp_path):
     first = set()
     for seed in SEEDS:
         path = tmp_path / f"{seed}.log"
@@ -111,7 +111,7 @@ def test_another_scheduler_differs_at_a_step_that_is_named(tmp_path):
     assert "joins" in first
 
 
-def test_a_log_that_is_cut_off_replays_as_far_as_it_goes(tmp_path):
+def test_the_complete_records_of_a_truncated_log_are_replayed(tmp_path):
     path = tmp_path / "one.log"
     record(path, "sjf", 2)
     whole = replay(path).num_steps
@@ -120,7 +120,7 @@ def test_a_log_that_is_cut_off_replays_as_far_as_it_goes(tmp_path):
     assert found.truncated and found.difference is None and 0 < found.num_steps < whole
 
 
-def test_a_log_without_a_header_is_refused(tmp_path):
+def test_a_log_without_a_header_is_rejected(tmp_path):
     path = tmp_path / "one.log"
     path.write_bytes(b"dovetail decisions 1\n")
     for reading in (replay, lambda path: summarize(LogReader(path), print)):
@@ -128,7 +128,7 @@ def test_a_log_without_a_header_is_refused(tmp_path):
             reading(path)
 
 
-def test_a_log_of_a_scheduler_that_no_longer_exists_is_refused_by_name(tmp_path, monkeypatch):
+def test_the_error_names_a_recorded_scheduler_that_no_longer_exists(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
     with monkeypatch.context() as changed:
         changed.setattr(Scheduler, "__module__", "uninstalled_package")
@@ -138,7 +138,7 @@ def test_a_log_of_a_scheduler_that_no_longer_exists_is_refused_by_name(tmp_path,
     assert replay(path, scheduler="edf").difference is None
 
 
-def test_the_clock_passes_over_what_nobody_read():
+def test_the_replay_clock_skips_unread_readings():
     clock = ReplayClock()
     clock.feed([5, 6])
     assert [clock.now_ns(), clock.covered_ns] == [5, 0]

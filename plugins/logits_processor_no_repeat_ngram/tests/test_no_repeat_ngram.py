@@ -1,4 +1,4 @@
-"""What is forbidden when, held against the rule written out by hand."""
+"""The forbidden tokens, compared with a direct implementation of the rule."""
 
 import random
 from array import array
@@ -43,14 +43,14 @@ def banned(processor, row):
 
 
 def by_hand(tokens, size):
-    """The tokens that would complete an n-gram that is there."""
+    """Return the tokens that would complete an n-gram that already occurs."""
     there = {tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
     tail = tuple(tokens[len(tokens) - size + 1 :])
     return {token for token in range(VOCAB) if (*tail, token) in there and len(tokens) >= size - 1}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_it_forbids_what_the_rule_forbids(size):
+def test_the_forbidden_tokens_are_those_of_the_rule(size):
     draw = random.Random(size)
     processor = make()
     tokens = [draw.randrange(4) for _ in range(3)]
@@ -62,7 +62,7 @@ def test_it_forbids_what_the_rule_forbids(size):
         processor.accept([1], torch.tensor([token]))
 
 
-def test_a_greedy_answer_repeats_nothing():
+def test_a_greedy_output_repeats_no_pair_of_tokens():
     processor = make()
     join(processor, 0, [1, 2], 2)
     scores = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
@@ -75,7 +75,7 @@ def test_a_greedy_answer_repeats_nothing():
     assert len(set(pairs)) == len(pairs)
 
 
-def test_a_row_that_would_have_nothing_left_is_not_changed():
+def test_a_row_that_would_have_no_token_left_is_not_changed():
     processor = make()
     join(processor, 0, range(VOCAB), 1)
     assert banned(processor, 0) == set()
@@ -85,24 +85,24 @@ def test_a_row_that_would_have_nothing_left_is_not_changed():
     assert processor.apply(only.clone(), [1])[0, 4] == 1.0
 
 
-def test_ids_outside_the_vocabulary_do_not_fail():
+def test_token_ids_outside_the_vocabulary_are_ignored():
     processor = make()
     join(processor, 0, [VOCAB + 5, 3, VOCAB + 5, 3, -1], 1)
     assert banned(processor, 0) == {3}
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_request_without_the_argument_is_not_changed(size):
+def test_a_request_without_a_size_is_not_joined(size):
     assert join(make(), 0, [1, 1, 1], size) is False
 
 
 @pytest.mark.parametrize("size", [-1, True, 2.0, "3", MAX_SIZE + 1, [3]])
-def test_a_size_that_is_none_is_refused(size):
+def test_invalid_sizes_are_rejected(size):
     with pytest.raises(RequestError, match="integer from 1 to 64") as caught:
         NoRepeatNgram.check_params(SamplingParams(extra_args={ARGUMENT: size}))
     assert caught.value.parameter == f"extra_args.{ARGUMENT}"
 
 
 @pytest.mark.parametrize("size", [None, 0, 1, MAX_SIZE])
-def test_sizes_that_are_right_pass(size):
+def test_valid_sizes_are_accepted(size):
     NoRepeatNgram.check_params(SamplingParams(extra_args={ARGUMENT: size}))

@@ -1,4 +1,4 @@
-"""Lines: when one is due, what is in it, where it goes."""
+"""The time, content and destination of the JSON lines."""
 
 import json
 
@@ -23,7 +23,7 @@ def lines_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_line_reports_the_time_since_the_one_before(tmp_path):
+def test_a_line_covers_the_time_since_the_previous_line(tmp_path):
     path = tmp_path / "stats.jsonl"
     logger = make(path=str(path), interval_s=2)
     for step_id, second in ((0, 6), (1, 7), (100, 8), (101, 11)):
@@ -53,7 +53,7 @@ def test_a_line_reports_the_time_since_the_one_before(tmp_path):
     assert len(lines_of(path.read_text())) == 2
 
 
-def test_the_rest_comes_at_the_end_once(tmp_path):
+def test_closing_writes_the_remaining_steps_once(tmp_path):
     path = tmp_path / "stats.jsonl"
     path.write_text('{"time_s": 0}\n')
     logger = make(path=str(path))
@@ -61,7 +61,7 @@ def test_the_rest_comes_at_the_end_once(tmp_path):
     assert len(lines_of(path.read_text())) == 1
     logger.close()
     logger.close()
-    _, line = lines_of(path.read_text())  # appended
+    _, line = lines_of(path.read_text())  # the logger appends to the file
     assert (line["num_steps"], line["prefix_hit_rate"]) == (1, None)
 
 
@@ -74,12 +74,12 @@ def test_without_a_path_lines_go_to_stderr(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_engine_that_did_nothing_says_nothing(capsys):
+def test_an_engine_without_steps_writes_no_line(capsys):
     make().close()
     assert capsys.readouterr().err == ""
 
 
-def test_a_path_that_cannot_be_written_is_reported(tmp_path):
+def test_a_path_that_cannot_be_written_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         make(path=str(tmp_path / "nowhere" / "stats.jsonl"))
 
@@ -87,6 +87,6 @@ def test_a_path_that_cannot_be_written_is_reported(tmp_path):
 @pytest.mark.parametrize(
     "options", [{"interval_s": -1}, {"interval_s": float("nan")}, {"interval": 3}, {"path": 3}]
 )
-def test_options_that_are_wrong_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ValidationError):
         JSONLOptions(**options)

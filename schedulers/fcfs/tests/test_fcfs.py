@@ -1,4 +1,4 @@
-"""First come, first served: the order of arrival, and the suites of its kinds."""
+"""First come, first served: the order of arrival, and the conformance suites."""
 
 from dovetail.interfaces import SchedulerLimits
 from dovetail_devkit.scheduler.program import Program, Referee, make_kv_cache

@@ -1,4 +1,4 @@
-"""Priority: the lower number first, displacing who matters less, and the suites of its kinds."""
+"""Priority: the order of priorities, preemption, and the conformance suites."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_the_lower_number_is_served_first_and_ties_go_by_arrival():
     assert play(game) == ["b", "d", "a", "c"]
 
 
-def test_a_request_preempts_one_of_lower_priority():
+def test_a_request_preempts_a_request_of_lower_priority():
     game = referee()
     game.add(asked("low", 5))
     game.schedule()

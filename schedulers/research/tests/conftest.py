@@ -1,7 +1,7 @@
-"""A small world in virtual time: the core's scheduler, jobs that arrive, and steps that cost.
+"""A simulation in virtual time: the core's scheduler, arriving jobs, and steps with a cost.
 
-The model is a table: a job's output has the length that the job says and ends by a stop token, so
-that no scheduler can know it before. Times are integers; nothing sleeps and nothing is measured.
+There is no model: each job defines the length of its output, which ends with a stop token, so no
+scheduler can know it in advance. Times are integers; nothing sleeps and nothing is measured.
 """
 
 from array import array
@@ -23,23 +23,24 @@ MS = 1_000_000
 
 
 def pytest_generate_tests(metafunc):
-    """Give a module's table MUTANTS (policy, mutant, check) to its tests.
+    """Parametrize the tests of a module with its table MUTANTS of (policy, mutant, check).
 
-    Each check runs once for its policy, which keeps it, and for each mutant, which breaks it.
+    Each check must pass for its policy and fail for each of its mutants.
     """
     table = getattr(metafunc.module, "MUTANTS", ())
     if {"policy", "check"} <= set(metafunc.fixturenames):
-        promises = dict.fromkeys((policy, check) for policy, _, check in table)
-        metafunc.parametrize(("policy", "check"), promises)
+        guarantees = dict.fromkeys((policy, check) for policy, _, check in table)
+        metafunc.parametrize(("policy", "check"), guarantees)
     elif {"mutant", "check"} <= set(metafunc.fixturenames):
         metafunc.parametrize(("mutant", "check"), [(mutant, check) for _, mutant, check in table])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A request as the world knows it. prompt: a length, or token ids. output: its true length.
+    """A request of the simulation.
 
-    expected: what it declares to be its output's length; nothing if 0. max_tokens: 0 for output.
+    prompt: a number of tokens, or token ids. output: the real output length. expected: the declared
+    output length; 0 if none is declared. max_tokens: 0 for the value of `output`.
     """
 
     name: str
@@ -54,7 +55,10 @@ class Job:
     def request(self, number):
         ids = self.prompt
         if isinstance(ids, int):
-            ids = [100_000 + number, *range(10, 9 + ids)]  # the first token tells prompts apart
+            ids = [
+                100_000 + number,
+                *range(10, 9 + ids),
+            ]  # the first token is different for each job
         extra = {"expected_tokens": self.expected} if self.expected else {}
         return EngineCoreRequest(
             request_id=self.name,
@@ -70,7 +74,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What the jobs run in. step_ns, prompt_ns, decode_ns: cost of a step, and of a token in it."""
+    """The limits and costs of a simulation.
+
+    step_ns: cost of a step. prompt_ns, decode_ns: cost of a prompt token and of a decode in it.
+    """
 
     seats: int = 8
     budget: int = 2048
@@ -89,13 +96,13 @@ class World:
         return self.step_ns + prompt_tokens * self.prompt_ns + decodes * self.decode_ns
 
     def service(self, job):
-        """Return how long a job takes alone."""
+        """Return the time that a job takes if it runs alone."""
         return self.cost(job.prompt, 0) + (job.output - 1) * self.cost(0, 1)
 
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a job: when it was admitted first, and when each token came."""
+    """The result of a job: the time of its first admission and of each output token."""
 
     job: Job
     admitted_ns: int = -1
@@ -120,7 +127,11 @@ class Fate:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step. runs: (name, first position, tokens, whether it sampled). before: who had a row."""
+    """One step of the simulation.
+
+    before: names of the jobs that had a row before the step. runs: (job name, first position,
+    number of tokens, whether it sampled).
+    """
 
     start_ns: int
     before: frozenset
@@ -128,7 +139,7 @@ class Step:
     runs: tuple
 
     def decodes(self):
-        """Names of those that brought one token forward and had a row before."""
+        """Return the names of jobs that computed one token and were admitted in an earlier step."""
         return [n for n, _, tokens, _ in self.runs if tokens == 1 and n not in self.joined]
 
     def prompts(self):
@@ -136,7 +147,7 @@ class Step:
 
 
 class Simulation:
-    """Plays jobs under a policy until all are done, or until the world's end."""
+    """Runs jobs under a policy until all are done or `World.until_ns` is reached."""
 
     def __init__(self, policy, jobs, world):
         self.world, self.clock = world, ManualClock()
@@ -189,7 +200,7 @@ class Simulation:
     def _step(self):
         start_ns, before = self.now_ns, frozenset(self._rows.values())
         plan = self.scheduler.schedule()
-        assert not plan.empty, f"nothing runs, and {self._alive()} requests are alive"
+        assert not plan.empty, f"the plan is empty, but {self._alive()} requests are unfinished"
         for row in plan.leaves:
             del self._rows[row]
         for new in plan.joins:
@@ -231,5 +242,5 @@ def play(policy, jobs, **world):
 
 @pytest.fixture(scope="session")
 def lab():
-    """The world's parts: `lab.Job`, `lab.World`, `lab.play(policy, jobs, **world)`, `lab.MS`."""
+    """The simulation: `lab.Job`, `lab.World`, `lab.play(policy, jobs, **world)`, `lab.MS`."""
     return SimpleNamespace(Job=Job, World=World, play=play, MS=MS)

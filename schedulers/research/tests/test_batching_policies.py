@@ -1,6 +1,6 @@
-"""What static, orca, prefill_first and sarathi promise, and wrong ones that break it.
+"""The guarantees of static, orca, prefill_first and sarathi, and mutants that violate them.
 
-A property is named for its policy; it plays an instance that is tight enough for the mutants.
+The name of each check starts with its policy. Its jobs are chosen so that the mutants fail.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def static_blocks_for_the_longest_output_are_reserved(policy, lab):
     jobs = [lab.Job(name=f"j{n}", prompt=16, output=60, max_tokens=64) for n in range(8)]
     game = lab.play(policy, jobs, seats=8, blocks=13)
     assert game.stats.num_preemptions == 0
-    assert max(len(step.runs) for step in game.steps) == 2  # five blocks each
+    assert max(len(step.runs) for step in game.steps) == 2  # each request reserves five blocks
 
 
 def orca_prompts_are_never_cut(policy, lab):
@@ -241,16 +241,16 @@ MUTANTS = [
 ]
 
 
-def test_a_policy_keeps_its_guarantee(policy, check, lab):
+def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
+def test_a_mutant_violates_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
 
 
-def test_static_a_batch_is_open_until_requests_with_the_same_prompt_have_joined(lab):
+def test_a_static_batch_stays_open_until_requests_with_the_same_prompt_have_joined(lab):
     prompt = [*range(10, 90)]
     jobs = [lab.Job(name=f"j{n}", prompt=prompt, output=200) for n in range(3)]
     game = lab.play(StaticPolicy, jobs, seats=4, budget=100, caching=True)

@@ -1,4 +1,4 @@
-"""What mlfq promises, and wrong ones that break it."""
+"""The guarantees of mlfq, and mutants that violate them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ OPTIONS = {"max_batch": 4, "levels": 5, "quantum": 4, "promote_s": 2.0}
 
 
 def behind_long_ones(lab, num_long=6):
-    """Long jobs, and a short one every now and then."""
+    """Return long jobs that arrive together, and a short job every 300 ms."""
     long = [lab.Job(name=f"l{n}", prompt=40, output=500) for n in range(num_long)]
     short = [
         lab.Job(name=f"s{n}", prompt=20, output=4, arrival_ns=(1_000 + 300 * n) * lab.MS)
@@ -21,7 +21,7 @@ def behind_long_ones(lab, num_long=6):
 def mlfq_a_short_request_overtakes_long_ones(policy, lab):
     game = lab.play(policy, behind_long_ones(lab), seats=16, options=OPTIONS)
     slowest = max(fate.latency_ns for name, fate in game.fates.items() if name.startswith("s"))
-    assert slowest < 50 * lab.MS  # four steps, and the one that is out when it comes
+    assert slowest < 50 * lab.MS  # four steps, and the step in flight at the arrival
 
 
 def mlfq_a_pause_recomputes_nothing(policy, lab):
@@ -71,7 +71,7 @@ def mlfq_requests_are_preempted_only_with_the_option(policy, lab):
     assert patient.stats.num_preemptions == 0
     eager = lab.play(policy, jobs, seats=4, options={**OPTIONS, "preempt": True})
     assert eager["s0"].latency_ns < patient["s0"].latency_ns / 10
-    assert eager.stats.num_recomputed_tokens > 1000  # the tax on recomputing
+    assert eager.stats.num_recomputed_tokens > 1000  # the cost of preemption
 
 
 def mlfq_all_requests_finish_when_blocks_are_short(policy, lab):
@@ -83,7 +83,7 @@ def mlfq_all_requests_finish_when_blocks_are_short(policy, lab):
 
 
 class Forgives(MLFQPolicy):
-    """Lets everybody sink and be preempted, however often."""
+    """A mutant that does not protect requests after many preemptions."""
 
     def rank(self, request, view):
         return self._places[request.sequence].level, request.sequence
@@ -112,7 +112,7 @@ class EqualQuanta(MLFQPolicy):
 
 
 class Evicts(MLFQPolicy):
-    """Makes room in the batch by taking seats away, as queues of waiting requests alone do."""
+    """A mutant that preempts running requests to admit others, without the option."""
 
     def plan(self, view):
         self.max_batch = float("inf")
@@ -139,10 +139,10 @@ MUTANTS = [
 ]
 
 
-def test_a_policy_keeps_its_guarantee(policy, check, lab):
+def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
+def test_a_mutant_violates_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)

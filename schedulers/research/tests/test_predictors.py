@@ -1,4 +1,4 @@
-"""Predictors: what a request declares is believed as far as it makes sense, and nothing else is."""
+"""Predictors: they use the declared output length of a request if it is valid."""
 
 import math
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def test_noise_is_drawn_once_per_request_with_the_given_sigma():
     assert min(noisy(request(1, number)) for number in range(50)) == 1
 
 
-def test_buckets_are_powers():
+def test_bucketed_predictions_are_powers_of_the_base():
     bucketed = make_predictor("bucketed:2")
     assert [bucketed(request(n)) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
 
@@ -71,6 +71,6 @@ def test_a_constant_prediction_gives_the_order_of_arrival():
         "constant:inf",
     ],
 )
-def test_an_unknown_predictor_is_refused(name):
+def test_an_invalid_predictor_is_rejected(name):
     with pytest.raises(ValidationError, match="predictor"):
         SJFPolicy({"predictor": name})

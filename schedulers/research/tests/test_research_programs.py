@@ -1,4 +1,4 @@
-"""Random programs under every policy, with options that make it fight, held against the law."""
+"""Random programs under every policy, with extreme options, checked against the contract."""
 
 from dataclasses import replace
 from random import Random
@@ -31,7 +31,7 @@ CASES = [(name, given) for name in [*NAMES, "static", "vtc"] for given in OPTION
 
 @pytest.fixture(autouse=True)
 def richer_requests(monkeypatch):
-    """Give the programs' requests tenants, deadlines and expectations."""
+    """Add tenants, deadlines and declared output lengths to the requests of the programs."""
     plain = scheduler_program.random_request
 
     def rich(rng, name, limits):
@@ -48,7 +48,7 @@ def richer_requests(monkeypatch):
 
 
 def with_options(policy_cls, given):
-    """Return the policy as it is made with these options: a referee makes it without."""
+    """Return a subclass with fixed options, because `Referee` creates policies without options."""
 
     def made(self, options=None):
         policy_cls.__init__(self, given)
@@ -57,13 +57,13 @@ def with_options(policy_cls, given):
 
 
 @pytest.mark.parametrize(("name", "given"), CASES)
-def test_random_programs_follow_the_contract(name, given):
+def test_every_policy_meets_its_contract_in_random_programs(name, given):
     policy_cls = with_options(PluginRegistry().load("policy", name), given)
     num_preemptions = play_all(policy_cls)
     assert not num_preemptions or name not in ("orca", "static")
 
 
-def test_a_wrapped_policy_follows_the_contract():
+def test_an_aging_policy_meets_its_contract_in_random_programs():
     wrapped = type("Wrapped", (AgingPolicy,), {"inner_cls": SarathiPolicy, "max_wait_s": 0.004})
     assert play_all(wrapped) > 0
 
@@ -79,6 +79,6 @@ def play_all(policy_cls):
             after_step=lambda scheduler: scheduler.check_integrity(),
         )
         play(program, referee)
-        if not program.connected:  # a load that fails is computed again, whatever the policy
+        if not program.connected:  # failed loads count as preemptions under any policy
             num_preemptions += referee.last_stats.num_preemptions
     return num_preemptions

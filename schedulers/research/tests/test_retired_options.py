@@ -1,4 +1,4 @@
-"""Options and hooks that were renamed are answered with the new name."""
+"""The error for a renamed option or hook gives the new name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load(name, **options):
 
 
 @pytest.mark.parametrize("name", ["edf", "mlfq"])
-def test_an_old_option_is_refused_with_the_new_option(name):
+def test_the_error_for_an_old_option_names_the_new_option(name):
     with pytest.raises(ConfigError, match=r"no option 'displace'\. It was renamed; use 'preempt'"):
         load(name, displace=False)
     with pytest.raises(ConfigError, match="Did you mean 'preempt'"):
@@ -22,7 +22,7 @@ def test_an_old_option_is_refused_with_the_new_option(name):
     load(name, preempt=False)
 
 
-def test_a_subclass_with_an_old_hook_is_refused_with_the_new_hook():
+def test_the_error_for_an_old_hook_names_the_new_hook():
     with pytest.raises(TypeError, match=r"Old\.may_displace was renamed; define may_preempt"):
         type("Old", (OneOrderPolicy,), {"may_displace": lambda *_: False})
     type("New", (OneOrderPolicy,), {"may_preempt": lambda *_: False})

@@ -1,8 +1,8 @@
-"""What vtc, lpm and dlpm promise, and wrong ones that break it.
+"""The guarantees of vtc, lpm and dlpm, and mutants that violate them.
 
-The bounds are those of the instances, not of the theorems: with one seat the service of two tenants
-that both wait can differ by one request, while the theorem for VTC allows many times as much, which
-a policy that charges no output passes.
+The bounds are tighter than those of the papers. With one seat, the service of two waiting tenants
+can differ by one request. The theorem for VTC allows a difference many times as large, which would
+also accept a policy that does not charge output tokens.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ def cost(job):
 
 
 def gap(game, weights=None, cost=cost):
-    """Return the widest gap between two tenants' service while both wait, as VTC accounts it."""
+    """Return the largest difference of two tenants' service, as VTC counts it, while both wait."""
     weights = weights or {}
     served, waiting, widest = Counter(), Counter(), 0.0
     waiting.update(fate.job.tenant for fate in game.fates.values())
@@ -79,7 +79,7 @@ def vtc_a_tenant_gets_no_credit_while_no_request_waits(policy, lab):
 
 
 def groups(lab, num_jobs=80, num_groups=4, tenants=("",)):
-    """Jobs whose prompts share a long prefix by group; the groups arrive interleaved."""
+    """Return jobs that share a long prefix within each group; the groups arrive interleaved."""
     return [
         lab.Job(
             name=f"g{n % num_groups}-{n}",
@@ -92,7 +92,7 @@ def groups(lab, num_jobs=80, num_groups=4, tenants=("",)):
 
 
 ONE_GROUP = {"blocks": 48, "seats": 2, "caching": True, "budget": 512}
-"""A cache that holds the prefix of one group, and two that run."""
+"""Limits with a cache for the prefix of one group and for two running requests."""
 
 
 def hit_rate(game):
@@ -135,7 +135,7 @@ def dlpm_the_service_of_tenants_differs_by_at_most_a_quantum(policy, lab):
     for quantum in (200.0, 800.0):
         options = {"quantum": quantum}
         game = lab.play(policy, [*cached, *fresh], seats=1, caching=True, options=options)
-        assert game["a1"].num_cached == 160  # of all of its tenant but the first
+        assert game["a1"].num_cached == 160  # for every job of the tenant except the first
 
         def paid(job, game=game):
             return owed(job, game[job.name].num_cached)
@@ -184,7 +184,7 @@ class NeverLifts(VTCPolicy):
 
 
 class LiftsToThoseThatWait(VTCPolicy):
-    """As the paper's own artifact, which leaves out the branch of an empty queue."""
+    """A mutant like the artifact of the paper, which omits the case of an empty queue."""
 
     def on_arrival(self, request, view):
         self._last_served = "" if not self._waiting else self._last_served
@@ -238,11 +238,11 @@ MUTANTS = [
 ]
 
 
-def test_a_policy_keeps_its_guarantee(policy, check, lab):
+def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
+def test_a_mutant_violates_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
 
@@ -259,9 +259,11 @@ def test_a_request_that_waits_for_a_prefix_is_charged_once(policy, lab):
             made.append(self)
 
     game = lab.play(Kept, jobs, seats=8, budget=100, caching=True)
-    assert len([step for step in game.steps if step.joined]) == 2  # the copies come together
+    assert (
+        len([step for step in game.steps if step.joined]) == 2
+    )  # the other two requests join together
     output = 3 * OUTPUT_WEIGHT
     if policy is VTCPolicy:
         assert made[0]._counters["a"] == 3 * 80 + output
     else:
-        assert made[0]._credits["a"] > 4096 - 80 - 2 * 16 - output - 1  # cached tokens cost nothing
+        assert made[0]._credits["a"] > 4096 - 80 - 2 * 16 - output - 1  # cached tokens are free

@@ -1,4 +1,4 @@
-"""What sjf, srpt, hrrn and edf promise, and wrong ones that break it; predictors; aging."""
+"""The guarantees of sjf, srpt, hrrn, edf and aging, and mutants that violate them."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from dovetail_sched_research.srpt import SRPTPolicy
 
 
 def batch(lab, num_jobs=30):
-    """Jobs that arrive together; what they declare is true, what they allow is the opposite."""
+    """Return jobs that arrive together and declare the real length; long ones allow few tokens."""
     rng = Random(11)
     lengths = [rng.randint(2, 200) for _ in range(num_jobs)]
     return [
@@ -31,7 +31,7 @@ def sjf_the_mean_latency_is_optimal(policy, lab):
 
 
 def one_long(lab):
-    """A long job, and short ones that arrive while it runs."""
+    """Return a long job, and short jobs that arrive while it runs."""
     long = lab.Job(name="long", output=400, expected=400)
     short = [
         lab.Job(name=f"s{n}", output=5, expected=5, arrival_ns=(100 + 300 * n) * lab.MS)
@@ -68,11 +68,11 @@ def srpt_a_nearly_finished_request_is_not_preempted(policy, lab):
 def srpt_preempted_requests_finish(policy, lab):
     game = lab.play(policy, one_long(lab), seats=1)
     assert game["long"].finished and 0 < game.stats.num_preemptions <= 6
-    assert game.stats.num_recomputed_tokens > 0  # the tax is counted
+    assert game.stats.num_recomputed_tokens > 0  # the cost of preemption is counted
 
 
 def endless(lab, num_short=400):
-    """A long job under a stream of short ones that never lets the seat go idle."""
+    """Return a long job and a stream of short jobs that keeps the seat occupied."""
     stream = [
         lab.Job(name=f"s{n}", output=4, expected=4, arrival_ns=n * 24 * lab.MS)
         for n in range(num_short)
@@ -108,7 +108,7 @@ def edf_a_feasible_set_meets_every_deadline(policy, lab):
         jobs.append(lab.Job(name=job.name, prompt=20, output=job.output, deadline_ns=due_ns))
         now_ns += world.service(job)
     game = lab.play(policy, sorted(jobs, key=lambda job: job.name), seats=1)
-    assert misses(game) == 0  # any other order misses one: no deadline has slack
+    assert misses(game) == 0  # no deadline has slack, so any other order misses one
 
 
 def edf_an_earlier_deadline_preempts_a_later_one(policy, lab):
@@ -211,11 +211,11 @@ MUTANTS = [
 ]
 
 
-def test_a_policy_keeps_its_guarantee(policy, check, lab):
+def test_a_policy_keeps_its_guarantees(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
+def test_a_mutant_violates_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
 

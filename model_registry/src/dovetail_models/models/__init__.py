@@ -1,1 +1,1 @@
-"""One file an architecture. Nothing is imported here: entry points name the classes."""
+"""One file for each architecture. Nothing is imported here: entry points name the classes."""

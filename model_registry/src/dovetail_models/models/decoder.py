@@ -1,8 +1,8 @@
-"""The decoder that Llama and its kin share: pre-norm, rotary attention, gated MLP.
+"""The decoder of Llama and similar architectures: pre-norm, rotary attention, gated MLP.
 
 x ← x + Attention(RMSNorm(x));  x ← x + MLP(RMSNorm(x));  then a last norm and the head.
-Architectures differ in what `read_shape` says and in the attention class. Modules are named so that
-their parameters have the checkpoint's names. No requests, blocks or devices in here.
+Architectures differ in the result of `read_shape` and in the attention class. Modules are named so
+that their parameters have the checkpoint's names. Does not depend on requests, blocks or devices.
 
 Legend: T tokens, S sampled positions, D hidden size, O features of the fused product, H query
 heads, K key-value heads, V vocabulary.
@@ -42,17 +42,17 @@ from dovetail_torch.layers import (
 from dovetail_torch.layers.rope_frequencies import read_rope_parameters
 
 MAX_HEAD_SIZE = 2**13
-"""More is a damaged number: the largest models have heads of 512 features."""
+"""A larger size is an error in the file: the largest models have heads of 512 features."""
 SILU_NAMES = ("silu", "swish")
-"""The names in transformers' ACT2FN of x · sigmoid(x)."""
+"""The names of x · sigmoid(x) in the table ACT2FN of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderShape:
-    """The numbers of a decoder.
+    """The sizes of a decoder.
 
-    windows: for each layer the tokens that a token sees, itself included; 0 for all.
-    *_bias: whether those linear layers have one.
+    windows: the sliding window of each layer in tokens, including the current one; 0 for full
+    attention. *_bias: whether these linear layers have a bias.
     """
 
     vocab_size: int
@@ -82,7 +82,7 @@ def read_decoder_shape(
 ) -> DecoderShape:
     """Return the shape that config.json gives. windows: () for full attention in all layers.
 
-    Raises ModelError, naming the field, for what is absent, wrong or not served.
+    Raises ModelError, naming the field, for a value that is absent, invalid or not supported.
     """
     read_choice(config, "hidden_act", SILU_NAMES)
     return DecoderShape(
@@ -105,8 +105,8 @@ def _read_heads(config: Config) -> HeadShape:
     num_kv_heads = read_count(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(
-            f"config.json: {num_heads} num_attention_heads cannot share "
-            f"{num_kv_heads} num_key_value_heads evenly"
+            f"config.json: num_attention_heads {num_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
         )
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise ModelError(
@@ -116,25 +116,25 @@ def _read_heads(config: Config) -> HeadShape:
     head_size = read_count(config, "head_dim", hidden_size // num_heads)
     if head_size > MAX_HEAD_SIZE:
         raise ModelError(
-            f"config.json: heads of {head_size} features are asked (head_dim, or hidden_size "
-            f"{hidden_size} / num_attention_heads {num_heads}); {MAX_HEAD_SIZE} at most are served"
+            f"config.json: the head size is {head_size} (head_dim, or hidden_size {hidden_size} / "
+            f"num_attention_heads {num_heads}); at most {MAX_HEAD_SIZE} is supported"
         )
     return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
 
 
 def make_rotary(context: ModelContext, head_size: int) -> RotaryEmbedding:
-    """Return the rotary embedding of whole heads.
+    """Return a rotary embedding that rotates all features of a head.
 
-    As in transformers, rope type "default" ignores partial_rotary_factor; other types would rotate
-    a part of the heads that these architectures cannot use: raises ModelError.
+    As in transformers, rope type "default" ignores partial_rotary_factor. Other rope types would
+    rotate a part of each head, which these architectures do not support: raises ModelError.
     """
     parameters = read_rope_parameters(context.hf_config)
     share = parameters["partial_rotary_factor"]
     if parameters["rope_type"] != "default" and int(head_size * share) != head_size:
         raise ModelError(
             f"config.json: partial_rotary_factor is {share!r} with rope type "
-            f"{parameters['rope_type']!r}, but this architecture rotates whole heads: leave "
-            "partial_rotary_factor out"
+            f"{parameters['rope_type']!r}, but this architecture rotates whole heads: remove "
+            "partial_rotary_factor"
         )
     return RotaryEmbedding(context, head_size, rotary_size=head_size)
 
@@ -142,7 +142,7 @@ def make_rotary(context: ModelContext, head_size: int) -> RotaryEmbedding:
 class DecoderAttention(nn.Module):
     """Grouped-query attention with rotary positions. Source: Ainslie et al. 2023, 2305.13245.
 
-    rotary: shared by all layers. index: number of the layer.
+    rotary: the rotary embedding, shared by all layers. index: the number of the layer.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class DecoderAttention(nn.Module):
         return self.attn(q_THD, k_TKD, v_TKD, attention, self.rotary.at(positions_T))
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return q [T, H, D], k and v [T, K, D], before the positions are turned in."""
+        """Return q [T, H, D], k and v [T, K, D], before the rotary embedding."""
         return self.qkv_proj.split(self.qkv_proj(x_TD))
 
 
@@ -204,7 +204,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer; the residual stream travels beside the last part's output, not yet added."""
+    """One layer. It passes on its output and the residual separately; the next norm adds them."""
 
     def __init__(
         self,
@@ -227,9 +227,10 @@ class DecoderLayer(nn.Module):
         positions_T: torch.Tensor,
         attention: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the MLP's output and the residual to add it to. No residual: x begins it.
+        """Return the MLP's output and the residual to add it to.
 
-        The last layer continues from its attention with the tokens that are still needed.
+        In the first layer `residual_TD` is None and x becomes the residual. After its attention
+        the last layer computes only the tokens that are still needed.
         """
         if residual_TD is None:
             x_TD, residual_TD = self.input_layernorm(x_TD), x_TD
@@ -244,7 +245,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and last norm: what checkpoints call "model"."""
+    """Embedding, layers and last norm: the part that checkpoints call "model"."""
 
     def __init__(
         self, context: ModelContext, shape: DecoderShape, attention_cls: type[DecoderAttention]
@@ -262,7 +263,7 @@ class Decoder(nn.Module):
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return the hidden states after the last norm, [T, D], or of the tokens still needed."""
+        """Return the hidden states after the last norm: [T, D], or only the tokens needed."""
         x_TD, residual_TD = self.embed_tokens(input_ids_T), None
         for layer in self.layers:
             x_TD, residual_TD = layer(x_TD, residual_TD, positions_T, attention)
@@ -271,10 +272,10 @@ class Decoder(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module, ABC):
-    """The model contract for a decoder; an architecture says how its config is read.
+    """Implements the model contract for a decoder; subclasses define `read_shape`.
 
-    Several ranks can share it: every size that they divide is left to the layers.
-    attention_cls: the attention of all layers.
+    Supports tensor parallelism: the layers divide every size among the ranks.
+    attention_cls: the attention class of all layers.
     """
 
     CONTRACT: ClassVar[str] = "model"
@@ -284,7 +285,10 @@ class DecoderForCausalLM(nn.Module, ABC):
     attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention
 
     def __init__(self, context: ModelContext) -> None:
-        """Make the modules, uninitialised. Raises ModelError, naming the field."""
+        """Create the modules with uninitialised parameters.
+
+        Raises ModelError, naming the field of config.json.
+        """
         super().__init__()
         shape = self.read_shape(context.hf_config)
         self.model = Decoder(context, shape, self.attention_cls)
@@ -299,14 +303,14 @@ class DecoderForCausalLM(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def read_shape(config: Config) -> DecoderShape:
-        """Return the shape that config.json gives; raise ModelError for what is not served."""
+        """Return the shape that config.json gives; raise ModelError if it is not supported."""
 
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return the hidden states after the last norm, [T, D], or of the tokens still needed.
+        """Return the hidden states after the last norm: [T, D], or only the tokens needed.
 
-        ids and positions are int64.
+        input_ids_T, positions_T: int64.
         """
         return self.model(input_ids_T, positions_T, attention)
 

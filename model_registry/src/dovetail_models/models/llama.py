@@ -9,7 +9,7 @@ from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, rea
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """The plain decoder. `attention_bias` and `mlp_bias` put biases on all linears of the part."""
+    """The plain decoder. `attention_bias` and `mlp_bias` add biases to the linear layers."""
 
     architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
 

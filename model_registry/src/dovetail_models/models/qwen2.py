@@ -10,7 +10,7 @@ from dovetail_models.sliding_windows import read_qwen_windows
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
-    """Llama with biases on q, k and v, and a sliding window on the upper layers where asked."""
+    """Llama with biases on q, k and v. config.json may give some layers a sliding window."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForCausalLM",)
 

@@ -1,6 +1,6 @@
 """Qwen 3. Source: Yang et al. 2025, arXiv:2505.09388.
 
-Legend: T tokens, D hidden size; of heads: H query heads, K key-value heads, S head size.
+Legend: T tokens, D hidden size, H query heads, K key-value heads, S head size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_HEAD_SIZE = 128
 
 
 class Qwen3Attention(DecoderAttention):
-    """Attention whose queries and keys are normed within each head."""
+    """Attention with RMS norms on the queries and keys of each head."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Qwen3Attention(DecoderAttention):
         self.k_norm = RMSNorm(context, shape.heads.head_size, shape.norm_eps)
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return q [T, H, S] and k [T, K, S], normed, and v [T, K, S]."""
+        """Return normalised q [T, H, S] and k [T, K, S], and v [T, K, S]."""
         q_THS, k_TKS, v_TKS = super().project(x_TD)
         return self.q_norm(q_THS), self.k_norm(k_TKS), v_TKS
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
-    """Qwen 2 with norms on queries and keys, and biases only where `attention_bias` asks."""
+    """Qwen 2 with norms on queries and keys. It has biases only with `attention_bias`."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForCausalLM",)
     attention_cls: ClassVar[type[DecoderAttention]] = Qwen3Attention

@@ -1,7 +1,7 @@
 """Tasks about lists of words: sort, reverse, spell, count.
 
-Contract: the words come from `vocabulary.NOUNS`, in small letters; a list is written with commas.
-Does not depend on how a model learns them.
+Contract: the words are lower-case words of `vocabulary.NOUNS`; commas separate the words of a list.
+This module does not depend on how a model learns the tasks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COUNT_PHRASINGS = (
 def _read_list(prompt: str) -> Facts:
     found = _LIST.search(prompt)
     if found is None:
-        raise ValueError(f"expected a list with commas in the question {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain a list with commas")
     return tuple(found[0].split(", "))
 
 
@@ -104,7 +104,7 @@ def _ask_spell(rng: Random) -> str:
 def _read_spell(prompt: str) -> Facts:
     words = tuple(word for word in re.findall(r"[a-z]+", prompt) if word in _NOUN_SET)
     if not words:
-        raise ValueError(f"expected a word that the model knows in the question {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain a word that the model knows")
     return words
 
 
@@ -138,7 +138,7 @@ def _grade_count(facts: Facts, text: str) -> bool:
 
 COUNT = Task(
     name="count",
-    description=f"Count the words of a list, {MIN_COUNTED} to {MAX_COUNTED} of them.",
+    description=f"Count the words of a list of {MIN_COUNTED} to {MAX_COUNTED} words.",
     ask=_ask_count,
     read=_read_list,
     answer=_answer_count,

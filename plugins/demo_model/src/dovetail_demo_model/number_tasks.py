@@ -1,7 +1,7 @@
 """Tasks about numbers: sum, difference, numbers in words, unit conversion.
 
-Contract: whole numbers that are never negative; the ranges stand at the top as constants. Knows
-nothing of how a model learns them.
+Contract: all numbers are integers from 0 up; constants at the top define the ranges. This module
+does not depend on how a model learns the tasks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _UNIT_PHRASINGS = (
     "How many {target} are there in {n} {source}?",
 )
 
-# (source, target) -> (factor, largest number that is requested)
+# (source, target) -> (factor, largest number in a question)
 UNITS: dict[tuple[str, str], tuple[int, int]] = {
     ("kilometers", "meters"): (1000, 999),
     ("meters", "centimeters"): (100, 999),
@@ -81,7 +81,7 @@ def _integers(text: str) -> list[int]:
 def _two_integers(prompt: str) -> tuple[int, int]:
     found = _integers(prompt)
     if len(found) != 2:
-        raise ValueError(f"expected two numbers in the question, found {found} in {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain two numbers, found {found}")
     return found[0], found[1]
 
 
@@ -99,7 +99,7 @@ def _ask_difference(rng: Random) -> str:
 
 
 def _read_difference(prompt: str) -> Facts:
-    # "Subtract 3 from 5" names the smaller number first; no question asks for less than nothing.
+    # "Subtract 3 from 5" names the smaller number first; no question has a negative answer.
     return tuple(sorted(_two_integers(prompt), reverse=True))
 
 
@@ -120,7 +120,7 @@ SUM = Task(
 
 DIFFERENCE = Task(
     name="difference",
-    description=f"Subtract a number from one that is not smaller, both from 0 to {MAX_TERM}.",
+    description=f"Subtract a number from an equal or larger one, both from 0 to {MAX_TERM}.",
     ask=_ask_difference,
     read=_read_difference,
     answer=lambda facts: f"{facts[0]} - {facts[1]} = {facts[0] - facts[1]}.",
@@ -131,7 +131,7 @@ DIFFERENCE = Task(
 def in_words(number: int) -> str:
     """Write a number from 0 to 9999 in English words, without hyphens and without "and"."""
     if not 0 <= number <= MAX_SPOKEN:
-        raise ValueError(f"in_words writes 0 to {MAX_SPOKEN}, asked for {number}")
+        raise ValueError(f"in_words accepts numbers from 0 to {MAX_SPOKEN}, got {number}")
     parts = []
     if number >= 1000:
         parts += [ONES[number // 1000], "thousand"]
@@ -154,7 +154,7 @@ def _ask_spoken(rng: Random) -> str:
 def _read_spoken(prompt: str) -> Facts:
     found = _integers(prompt)
     if len(found) != 1:
-        raise ValueError(f"expected one number in the question, found {found} in {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain one number, found {found}")
     return tuple(found)
 
 
@@ -165,7 +165,7 @@ NUMBER_WORDS = Task(
     read=_read_spoken,
     answer=lambda facts: f"{facts[0]} is {in_words(facts[0])}.",
     grade=lambda facts, text: text.rstrip(" .").split(" is ")[-1] == in_words(facts[0]),
-    # Below 100 there is little to compose: these are taught, and only larger ones are held out.
+    # Numbers below 100 are always in the training data; some larger ones are held out.
     canonical=lambda facts: facts if facts[0] >= 100 else None,
 )
 
@@ -183,12 +183,12 @@ def _ask_units(rng: Random) -> str:
 def _read_units(prompt: str) -> Facts:
     source = re.search(rf"\b(\d+) ({_UNIT})\b", prompt)
     if source is None:
-        raise ValueError(f"expected a number and its unit in the question {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain a number and its unit")
     unit = _PLURAL.get(source[2], source[2])
     rest = prompt[: source.start()] + prompt[source.end() :]
     target = re.search(rf"\b({'|'.join(_UNIT_NAMES)})\b", rest)
     if target is None or (unit, target[1]) not in UNITS:
-        raise ValueError(f"no known conversion from {unit!r} in the question {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must name a known target unit for {unit!r}")
     return int(source[1]), unit, target[1]
 
 
@@ -211,6 +211,6 @@ UNIT_CONVERSION = Task(
     read=_read_units,
     answer=_answer_units,
     grade=_grade_units,
-    # Times and feet are tables to be learned by heart; the held-out questions are decimal.
+    # The model must memorize conversions of times and feet; only decimal ones are held out.
     canonical=lambda facts: facts if UNITS[facts[1:]][0] in (10, 100, 1000) else None,
 )

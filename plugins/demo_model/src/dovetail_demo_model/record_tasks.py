@@ -1,7 +1,7 @@
 """Tasks about dates and records: calendar arithmetic, JSON.
 
 Contract: calendar questions name a weekday or a month, a number and a direction; JSON questions
-name pairs of a key and a value. Does not depend on how a model learns them.
+name pairs of a key and a value. This module does not depend on how a model learns the tasks.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def _read_calendar(prompt: str) -> Facts:
     start = _ANY_NAME.search(prompt)
     number = re.search(r"\d+", prompt)
     if start is None or number is None:
-        raise ValueError(f"expected a weekday or month and a number in the question {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain a weekday or month and a number")
     sign = -1 if re.search(r"\b(before|ago)\b", prompt) else 1
     return start[0], sign * int(number[0])
 
 
 def _way(facts: Facts) -> list[str]:
-    """List the days or months passed on the way, without the whole weeks or years."""
+    """List the days or months from the start to the answer, without whole weeks or years."""
     start, shift = facts
     names, _, _ = _cycle(start)
     first, step = names.index(start), 1 if shift > 0 else -1
@@ -101,7 +101,7 @@ def _answer_calendar(facts: Facts) -> str:
 
 CALENDAR = Task(
     name="calendar",
-    description=f"Go up to {MAX_SHIFT} days or months forward or back from a weekday or month.",
+    description=f"Name the day or month up to {MAX_SHIFT} days or months before or after another.",
     ask=_ask_calendar,
     read=_read_calendar,
     answer=_answer_calendar,
@@ -125,7 +125,7 @@ def _ask_json(rng: Random) -> str:
 def _read_json(prompt: str) -> Facts:
     pairs = _PAIR.findall(prompt)
     if len(pairs) < MIN_FIELDS:
-        raise ValueError(f"expected at least {MIN_FIELDS} fields in the question {prompt!r}")
+        raise ValueError(f"the question {prompt!r} must contain at least {MIN_FIELDS} fields")
     return tuple((key, int(value) if value.isdigit() else value) for key, value in pairs)
 
 

@@ -1,10 +1,10 @@
-"""What a task is: a question that a program can ask, read back, answer and grade.
+"""The class of a task: a kind of question that a program can ask, parse, answer and grade.
 
-Contract: a task is four pure functions. `ask` draws a question, `read` finds the facts in a
-question, `answer` writes the right answer from the facts, and `grade` judges any text against the
+Contract: a task consists of four pure functions. `ask` draws a question, `read` finds the facts in
+a question, `answer` writes the right answer from the facts, and `grade` checks any text against the
 facts. Whether a question is held out from training depends on its facts alone, not on its wording:
-a question that is held out is held out in every phrasing. This module knows no single task and no
-model.
+a held-out question is held out in every phrasing. This module defines no task and does not depend
+on a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 HELD_OUT_SHARE = 50
-"""One question in so many is held out from training."""
+"""One of this number of questions is held out from training."""
 
 Facts = tuple[Any, ...]
 
@@ -27,12 +27,12 @@ def _same(facts: Facts) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Describe one kind of question whose answers a program verifies.
+    """Describe one kind of question with answers that a program verifies.
 
-    `name` is short and unique; `description` is one line for people. The four functions are pure,
-    apart from `ask`, which draws from the generator that it is given. `read` raises ValueError for
-    a text that is not a question of this task. `canonical` gives the facts in the form that decides
-    the split, or None for a question so basic that it is always taught.
+    `name` is short and unique; `description` is one line for readers. The four functions are pure,
+    except `ask`, which draws from the given generator. `read` raises ValueError for a text that is
+    not a question of this task. `canonical` returns the facts in the form that decides whether the
+    question is held out, or None for a basic question that is never held out.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Task:
     canonical: Callable[[Facts], Facts | None] = _same
 
     def make(self, rng: Random) -> tuple[str, str]:
-        """Draw a question and give it with its right answer: (prompt, answer)."""
+        """Draw a question; return it with its right answer as (prompt, answer)."""
         prompt = loosen(rng, self.ask(rng))
         return prompt, self.answer(self.read(prompt))
 
     def check(self, prompt: str, answer_text: str) -> bool:
-        """Say whether `answer_text` answers `prompt`; raise ValueError for a foreign prompt."""
+        """Return whether `answer_text` answers `prompt`; raise ValueError for a wrong prompt."""
         return self.grade(self.read(prompt), answer_text.strip())
 
     def is_held_out(self, prompt: str) -> bool:
-        """Say whether training must never see this question, in whatever words it is asked."""
+        """Return whether this question is held out from training, in any wording."""
         canonical = self.canonical(self.read(prompt))
         if canonical is None:
             return False
@@ -61,7 +61,7 @@ class Task:
         return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
 
     def draw(self, rng: Random, *, held_out: bool) -> tuple[str, str]:
-        """Draw (prompt, answer) from the held-out questions, or from all the others."""
+        """Draw (prompt, answer) from the held-out questions, or from all other questions."""
         while True:
             prompt, answer = self.make(rng)
             if self.is_held_out(prompt) == held_out:
@@ -79,7 +79,7 @@ def held_out_set(task: Task, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def loosen(rng: Random, prompt: str) -> str:
-    """Write a question as people type it: now and then a small first letter, no final mark."""
+    """Vary a question at random: a lower-case first letter, "Please", or no final mark."""
     if rng.random() < 0.15 and prompt[-1] in "?.":
         prompt = prompt[:-1]
     dice = rng.random()
@@ -94,5 +94,5 @@ def loosen(rng: Random, prompt: str) -> str:
 
 
 def phrase(rng: Random, phrasings: Sequence[str], **values: object) -> str:
-    """Fill a phrasing, picked at random, with values."""
+    """Choose a phrasing at random and fill in the values."""
     return rng.choice(phrasings).format(**values)

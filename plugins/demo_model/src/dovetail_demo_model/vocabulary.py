@@ -1,9 +1,9 @@
 """The word lists that the demo model knows: nouns, names, cities, colors, days and months.
 
-Contract: plain tuples of strings, in a fixed order, since the training data is drawn from them by
-index. A change of order changes the data of every seed, so a change here needs new weights.
-No noun is also a word of a question ("word", "list", "time" and so on are left out): the
-questions are read back by looking for these nouns. This module knows no task.
+Contract: plain tuples of strings, in a fixed order, because the training data is drawn from them by
+index. A change of order changes the data of every seed, so a change here needs new weights. No noun
+is also a word of a question ("word", "list" and "time" are missing, for example), because `read`
+finds these nouns in a question. This module does not depend on the tasks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Batches of requests as JSON lines: one object a request in, one an answer out.
+"""Batches of requests as JSON lines: one object for each request and for each answer.
 
     llm = LLM(model, io_processor="jsonl")
     rows = llm.process(Path("questions.jsonl"))
     write_rows(Path("answers.jsonl"), rows)
 
-Knows files of JSON lines and the forms of a prompt; nothing of engines.
+Depends on the format of JSON lines and of prompts, but not on an engine.
 """
 
 from dovetail_io_jsonl.processor import JSONLProcessor

@@ -1,4 +1,4 @@
-"""The IO processor `jsonl`: rows to prompts, outputs to rows."""
+"""The IO processor `jsonl`: converts rows to prompts and outputs to rows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from dovetail.sampling_params import SamplingParams
 from dovetail_io_jsonl.rows import Row, read_rows
 
 _FORMS = ("prompt", "messages", "prompt_token_ids")
-_OF_SAMPLING = frozenset(field.name for field in fields(SamplingParams))
-_KNOWN = ("id", *_FORMS, "priority", *sorted(_OF_SAMPLING))
+_SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+_KNOWN = ("id", *_FORMS, "priority", *sorted(_SAMPLING_FIELDS))
 
 
 class JSONLProcessor(IOProcessor):
-    """Takes rows and gives rows, in their order.
+    """Converts input rows to requests and their outputs to result rows, in the same order.
 
-    A row in: `prompt`, `messages` or `prompt_token_ids`; `id` (text or integer, unique; its place
-    if there is none); `priority`; and any field of SamplingParams, over those of the call. All rows
-    are checked before any runs: data with a wrong row raises RequestError naming the line.
-    A row out: `id`, `text`, `finish_reason`; with n > 1 one row a completion, with its `index`.
-    What was refused or failed has `id` and `error`.
+    An input row has `prompt`, `messages` or `prompt_token_ids`. Optional are `id` (a unique string
+    or integer; default: the row's index), `priority`, and any field of SamplingParams, which
+    overrides the one given to the call. All rows are checked before a request runs: an invalid row
+    raises RequestError with its line. A result row has `id`, `text` and `finish_reason`. With n > 1
+    there is one row for each completion, with its `index`. The row of a refused or failed request
+    has `id` and `error`.
     """
 
     CONTRACT_VERSION: ClassVar[str] = "0.2"
@@ -44,16 +45,16 @@ class JSONLProcessor(IOProcessor):
         self._default = context.default_sampling
 
     def pre_process(self, request: IORequest) -> IOBatch:
-        """Return a prompt a row; state: the ids of the rows."""
+        """Return one prompt for each row; the state holds the ids of the rows."""
         params = request.sampling_params or self._default
         prompts: list[IOPrompt] = []
         ids: dict[str | int, str] = {}
         for where, row in read_rows(request.data):
             row_id = row.get("id", len(prompts))
             if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
-                raise _refusal(where, f"id={row_id!r:.80} must be text or an integer")
+                raise _refusal(where, f"id={row_id!r:.80} must be a string or an integer")
             if row_id in ids:
-                raise _refusal(where, f"id={row_id!r:.80} is also that of {ids[row_id]}")
+                raise _refusal(where, f"id={row_id!r:.80} is already used in {ids[row_id]}")
             ids[row_id] = where
             try:
                 prompts.append(self._prompt(row, params))
@@ -62,7 +63,7 @@ class JSONLProcessor(IOProcessor):
         return IOBatch(prompts=tuple(prompts), state=tuple(ids))
 
     def post_process(self, result: IOResult) -> list[dict[str, Any]]:
-        """Return the rows out."""
+        """Return the result rows."""
         rows: list[dict[str, Any]] = []
         for row_id, output in zip(result.batch.state, result.outputs, strict=True):
             if output.error is not None:
@@ -87,17 +88,17 @@ class JSONLProcessor(IOProcessor):
             )
         given = [form for form in _FORMS if form in row]
         if len(given) != 1:
-            found = " and ".join(given) or "none of them"
-            raise RequestError(f"it needs exactly one of {', '.join(_FORMS)}; it has {found}")
-        wishes = {key: value for key, value in row.items() if key in _OF_SAMPLING}
-        if isinstance(wishes.get("logit_bias"), Mapping):
-            wishes["logit_bias"] = _with_integer_keys(wishes["logit_bias"])
+            found = " and ".join(given) or "no prompt"
+            raise RequestError(f"the row must have exactly one of {', '.join(_FORMS)}; got {found}")
+        changes = {key: value for key, value in row.items() if key in _SAMPLING_FIELDS}
+        if isinstance(changes.get("logit_bias"), Mapping):
+            changes["logit_bias"] = _with_integer_keys(changes["logit_bias"])
         priority = row.get("priority", 0)
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError(f"priority={priority!r:.80} must be an integer")
         return IOPrompt(
             prompt=self._text_or_tokens(given[0], row[given[0]]),
-            sampling_params=replace(params, **wishes),
+            sampling_params=replace(params, **changes),
             priority=priority,
         )
 
@@ -106,22 +107,22 @@ class JSONLProcessor(IOProcessor):
             return {"prompt_token_ids": value}
         if form == "prompt":
             if not isinstance(value, str):
-                raise RequestError(f"prompt={value!r:.80} must be text")
+                raise RequestError(f"prompt={value!r:.80} must be a string")
             return value
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
             raise RequestError("messages must be a list of objects with role and content")
         if self._tokenizer is None:
-            raise RequestError("messages need a tokenizer, and this engine has none")
+            raise RequestError("messages need a tokenizer, but this engine has no tokenizer")
         text = self._tokenizer.apply_chat_template(value)
         return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
 
 
 def _with_integer_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
-    """Return a logit bias whose keys are token ids: JSON has no keys but strings."""
+    """Return a logit bias with integer keys; in JSON all keys are strings."""
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
-        message = f"logit_bias has keys {list(bias)!r:.80}; they must be token ids"
+        message = f"logit_bias has the keys {list(bias)!r:.80}; all keys must be token ids"
         raise RequestError(message) from None
 
 

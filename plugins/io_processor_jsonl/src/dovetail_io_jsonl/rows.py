@@ -1,4 +1,4 @@
-"""Rows: JSON objects, one a line of a file or text. Does not depend on what their fields mean."""
+"""Reads and writes rows: JSON objects, one on each line. Does not interpret their fields."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ Row = Mapping[str, Any]
 
 
 def read_rows(data: object) -> list[tuple[str, Row]]:
-    """Return the rows of `data`, each with the words that name its place in messages.
+    """Return (location, row) for each row of `data`; error messages name the location.
 
-    data: a path, of a UTF-8 file; a string, the lines themselves; or a list of mappings.
-    Empty lines are passed over. Raises RequestError naming the line that is not a JSON object.
+    data: the path of a UTF-8 file, a string of JSON lines, or a list of mappings. Empty lines are
+    skipped. Raises RequestError, naming the line, for a line that is not a JSON object.
     """
     if isinstance(data, os.PathLike):
         path = Path(data)
         try:
             text = path.read_text("utf-8-sig")
         except (OSError, UnicodeError) as error:
-            raise RequestError(f"{path}: cannot be read: {error}", parameter="data") from error
+            raise RequestError(f"{path} cannot be read: {error}", parameter="data") from error
         return _parse(text, f"{path}: ")
     if isinstance(data, str):
         return _parse(data, "")
     if not isinstance(data, (list, tuple)):
         raise RequestError(
-            f"data is a {type(data).__name__}; give a pathlib.Path, a string of JSON lines, or a "
-            "list of mappings.",
+            f"data has the type {type(data).__name__}; pass a pathlib.Path, a string of JSON "
+            "lines, or a list of mappings.",
             parameter="data",
         )
     rows: list[tuple[str, Row]] = []
     for place, row in enumerate(data):
         if not isinstance(row, Mapping):
-            message = f"row {place} is a {type(row).__name__}; each row must be a mapping."
+            message = f"row {place} has the type {type(row).__name__}; each row must be a mapping."
             raise RequestError(message, parameter="data")
         rows.append((f"row {place}", row))
     return rows
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Write one JSON object a line, in place of what the file held; raise OSError if it cannot.
+    """Write one JSON object on each line; replace an existing file. Raises OSError.
 
-    The file is there with all its rows or not at all.
+    If writing fails, an existing file stays unchanged.
     """
     target = Path(path)
     beside = target.with_name(f"{target.name}.part")
@@ -57,7 +57,7 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
 
 def _parse(text: str, where: str) -> list[tuple[str, Row]]:
     rows: list[tuple[str, Row]] = []
-    # Not splitlines(): JSON strings may hold U+2028 and its like.
+    # splitlines() would also split at U+2028 and similar characters inside JSON strings.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

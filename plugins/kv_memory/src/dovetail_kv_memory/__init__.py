@@ -1,8 +1,8 @@
-"""Blocks of the KV cache kept in the process's memory: `kv_connector="memory"`.
+"""A KV connector that stores blocks in the memory of the process: `kv_connector="memory"`.
 
-What falls out of the KV cache, or is forgotten by a reset, is loaded back instead of computed
-again; engines of the same model in one process share what they have kept. It is also the example
-for connectors: two sides that share no object, and bytes between them.
+Blocks that were evicted from the KV cache or dropped by a reset are loaded instead of recomputed.
+Engines of the same model in one process share the stored blocks. This package is also the example
+for connectors: the scheduler side and the worker side share no object and exchange bytes only.
 """
 
 from dovetail_kv_memory.connector import MemoryConnector, MemoryOptions

@@ -1,8 +1,8 @@
-"""The connector: its options, its two sides, and the bytes that pass between them.
+"""The connector: its options, its scheduler side and its worker side.
 
-Instructions and answers are JSON. The scheduler's side keeps a mirror of the keys in every rank's
-store from the answers alone, so that it would work as well in another process; it is never notified
-of a key before its pages are there, and a key that has gone meanwhile is a load that fails.
+The sides exchange instructions and answers as JSON. The scheduler side learns the keys in the store
+of each rank from the answers alone, so it also works in another process. An answer lists a key only
+after its pages are stored. If a key is dropped before its load, the load fails.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dovetail_kv_memory.store import BlockStore, shared_store
 class MemoryOptions(BaseModel):
     """The options, given as `plugin_options={"memory": {…}}`.
 
-    capacity_bytes: kept at most. asynchronous: whether requests wait beside the steps of others
-    until their blocks are loaded, instead of the step waiting for them.
+    capacity_bytes: the maximum size of all stored blocks. asynchronous: if True, a request waits
+    for its blocks while steps of other requests run; if False, the step waits for the blocks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,20 +33,20 @@ class MemoryOptions(BaseModel):
 
 
 class MemoryConnector(KVConnector):
-    """Keeps blocks in the memory of the worker's process."""
+    """Stores blocks in the memory of the worker's process."""
 
     CONTRACT_VERSION: ClassVar[str] = "0.5"
     options_model: ClassVar[type[BaseModel]] = MemoryOptions
 
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> MemorySchedulerSide:
-        """Return the scheduler's side."""
+        """Return the scheduler side."""
         num_ranks = context.config.tensor_parallel_size
         return MemorySchedulerSide(_options(context), num_ranks)
 
     @staticmethod
     def create_worker_side(context: KVConnectorContext) -> MemoryWorkerSide:
-        """Return the side of the worker of `context.rank`."""
+        """Return the worker side for the rank `context.rank`."""
         store = shared_store(_store_name(context), _options(context).capacity_bytes)
         return MemoryWorkerSide(store, _options(context))
 
@@ -57,45 +57,45 @@ class MemorySchedulerSide:
     def __init__(self, options: MemoryOptions, num_ranks: int) -> None:
         self._asynchronous = options.asynchronous
         self._known: list[set[bytes]] = [set() for _ in range(num_ranks)]
-        self._orders: list[dict[str, Any]] = []
+        self._transfers: list[dict[str, Any]] = []
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether every rank's store had it when it answered last."""
+        """Return for each key whether all ranks have stored it, according to their last answers."""
         if len(self._known) == 1:
             known = self._known[0]
             return [key in known for key in keys]
         return [all(key in known for known in self._known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Note a load; return whether the request has to wait for it."""
-        self._orders.append(_order("load", transfer))
+        """Queue a load; return whether the request has to wait for it."""
+        self._transfers.append(_encoded("load", transfer))
         return self._asynchronous
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Note a store; there is always room."""
-        self._orders.append(_order("store", transfer))
+        """Queue a store; return True, because every store is accepted."""
+        self._transfers.append(_encoded("store", transfer))
         return True
 
     def take_instructions(self) -> bytes:
-        """Return the orders since the last plan."""
-        orders, self._orders = self._orders, []
-        return json.dumps(orders).encode() if orders else b""
+        """Return the loads and stores queued since the last call, as JSON."""
+        transfers, self._transfers = self._transfers, []
+        return json.dumps(transfers).encode() if transfers else b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Bring the mirror of a rank's store up to date; return what has ended there."""
+        """Update the known keys of a rank; return the transfers that have ended on it."""
         if not answer:
             return KVOutcome()
-        told = json.loads(answer)
-        self._known[rank].update(map(bytes.fromhex, told["come"]))
-        self._known[rank].difference_update(map(bytes.fromhex, told["gone"]))
-        failed = {int(number): tuple(blocks) for number, blocks in told["failed"].items()}
-        return KVOutcome(done=tuple(told["done"]), failed=failed)
+        decoded = json.loads(answer)
+        self._known[rank].update(map(bytes.fromhex, decoded["added"]))
+        self._known[rank].difference_update(map(bytes.fromhex, decoded["dropped"]))
+        failed = {int(number): tuple(blocks) for number, blocks in decoded["failed"].items()}
+        return KVOutcome(done=tuple(decoded["done"]), failed=failed)
 
     def shutdown(self) -> None:
-        """Forget everything."""
+        """Clear the known keys and the queued transfers."""
         for known in self._known:
             known.clear()
-        self._orders.clear()
+        self._transfers.clear()
 
 
 class MemoryWorkerSide:
@@ -112,52 +112,52 @@ class MemoryWorkerSide:
         self._failed: dict[int, list[int]] = {}
 
     def register(self, pages_NP: Sequence[Any]) -> None:
-        """Take the cache's memory: uint8 [N, P] tensors."""
+        """Receive the memory of the KV cache: uint8 tensors [N, P]."""
         self._pages_NP = tuple(pages_NP)
 
     def begin(self, instructions: bytes) -> None:
-        """Load what is requested, or begin to; note what is to be stored after the forward pass."""
-        for order in json.loads(instructions) if instructions else ():
-            if order["what"] == "store":
-                self._stores.append(order)
+        """Run the loads or start them in a thread; queue the stores until `finish`."""
+        for transfer in json.loads(instructions) if instructions else ():
+            if transfer["what"] == "store":
+                self._stores.append(transfer)
             elif self._threads is None:
-                self._settle(order["number"], self._load(order))
+                self._settle(transfer["number"], self._load(transfer))
             else:
-                self._loads[order["number"]] = self._threads.submit(self._load, order)
+                self._loads[transfer["number"]] = self._threads.submit(self._load, transfer)
 
     def finish(self) -> bytes:
-        """Store what is to be stored; return what has ended, come and gone since the last step."""
+        """Run the queued stores; return ended transfers and changed keys since the last step."""
         stores, self._stores = self._stores, []
-        for order in stores:
-            self._save(order)
+        for transfer in stores:
+            self._save(transfer)
         for number in [number for number, load in self._loads.items() if load.done()]:
             self._settle(number, self._loads.pop(number).result())
-        news = self._store.take_news(self._feed) if self._store is not None else {}
+        changes = self._store.take_changes(self._feed) if self._store is not None else {}
         done, self._done = self._done, []
         failed, self._failed = self._failed, {}
-        if not (news or done or failed):
+        if not (changes or done or failed):
             return b""
-        told = {
-            "come": [key.hex() for key, is_there in news.items() if is_there],
-            "gone": [key.hex() for key, is_there in news.items() if not is_there],
+        answer = {
+            "added": [key.hex() for key, is_stored in changes.items() if is_stored],
+            "dropped": [key.hex() for key, is_stored in changes.items() if not is_stored],
             "done": done,
             "failed": failed,
         }
-        return json.dumps(told).encode()
+        return json.dumps(answer).encode()
 
     def shutdown(self) -> None:
-        """Let go of the cache and of the store, after what is being loaded."""
+        """Wait for running loads, then release the KV cache and the store."""
         if self._threads is not None:
             self._threads.shutdown()
         self._pages_NP, self._store = (), None
         self._loads.clear()
         self._stores.clear()
 
-    def _load(self, order: dict[str, Any]) -> list[int]:
-        """Write the pages of each key to its block; return the blocks whose pages have gone."""
-        assert self._store is not None, "nothing is asked for after the end"
+    def _load(self, transfer: dict[str, Any]) -> list[int]:
+        """Copy the pages of each key to its block; return the blocks with missing pages."""
+        assert self._store is not None, "begin must not be called after shutdown"
         missing = []
-        for key, block in zip(order["keys"], order["blocks"], strict=True):
+        for key, block in zip(transfer["keys"], transfer["blocks"], strict=True):
             pages = self._store.get(bytes.fromhex(key))
             if pages is None:
                 missing.append(block)
@@ -166,12 +166,12 @@ class MemoryWorkerSide:
                 cache_NP[block].copy_(page_P)
         return missing
 
-    def _save(self, order: dict[str, Any]) -> None:
-        assert self._store is not None, "nothing is asked for after the end"
-        for key, block in zip(order["keys"], order["blocks"], strict=True):
+    def _save(self, transfer: dict[str, Any]) -> None:
+        assert self._store is not None, "finish must not be called after shutdown"
+        for key, block in zip(transfer["keys"], transfer["blocks"], strict=True):
             pages = [cache_NP[block].to("cpu", copy=True) for cache_NP in self._pages_NP]
             self._store.put(bytes.fromhex(key), pages)
-        self._settle(order["number"], [])
+        self._settle(transfer["number"], [])
 
     def _settle(self, number: int, missing: list[int]) -> None:
         if missing:
@@ -184,7 +184,7 @@ def _options(context: KVConnectorContext) -> MemoryOptions:
     return MemoryOptions(**context.options)  # type: ignore[arg-type]  # checked by its model
 
 
-def _order(what: str, transfer: KVTransfer) -> dict[str, Any]:
+def _encoded(what: str, transfer: KVTransfer) -> dict[str, Any]:
     return {
         "what": what,
         "number": transfer.transfer_id,
@@ -194,9 +194,10 @@ def _order(what: str, transfer: KVTransfer) -> dict[str, Any]:
 
 
 def _store_name(context: KVConnectorContext) -> str:
-    """Return a name for all that decides what stands in a page of a given key, but the tokens.
+    """Return a name that is equal only for engines with interchangeable pages.
 
-    A key says nothing of the model, of the numbers that it is computed in, or of the layout.
+    A key covers the tokens. This name covers everything else that affects the content of a page,
+    such as the model, the dtypes and the layout.
     """
     config = context.config
     facts = (

@@ -1,7 +1,7 @@
-"""The store: pages by key, within a number of bytes, the longest unused dropped first.
+"""The store: maps keys to pages up to a number of bytes; drops least recently used pages first.
 
-One for all engines of the process that compute the same; it lives as long as one of them does.
-Depends on no cache and no plan. Pages are tensors that it only holds.
+All engines of the process with interchangeable pages share one store. It is freed with the last of
+these engines. This module does not depend on the KV cache or on plans, and does not read the pages.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 Pages = Sequence[Any]
-"""What one block keeps in each buffer: uint8 tensors [P], not on the device."""
+"""The pages of one block, one for each buffer: uint8 tensors [P] in host memory."""
 
 
 class Feed:
-    """What has come and gone in a store since somebody looked last."""
+    """The changes of a store since its reader last took them: key → whether it is stored."""
 
     def __init__(self) -> None:
-        self.news: dict[bytes, bool] = {}
+        self.changes: dict[bytes, bool] = {}
 
 
 class BlockStore:
-    """Keeps pages. May be used from several threads.
+    """Stores pages by key. Thread-safe.
 
-    capacity_bytes: of all pages together; what is larger alone is not kept.
+    capacity_bytes: the maximum size of all pages. A block larger than this is not stored.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -38,25 +38,25 @@ class BlockStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are kept."""
+        """Size of all stored pages, in bytes."""
         return self._num_bytes
 
     def attach(self) -> Feed:
-        """Return a feed that begins with all that is there; it ends when nobody has it."""
+        """Return a new feed that starts with all stored keys; the caller keeps it alive."""
         with self._lock:
             feed = Feed()
-            feed.news = dict.fromkeys(self._blocks, True)
+            feed.changes = dict.fromkeys(self._blocks, True)
             self._feeds.add(feed)
             return feed
 
-    def take_news(self, feed: Feed) -> dict[bytes, bool]:
-        """Return, by key, whether it is there, for what has changed; begin again."""
+    def take_changes(self, feed: Feed) -> dict[bytes, bool]:
+        """Return and clear the changes of a feed: for each key, whether it is stored now."""
         with self._lock:
-            news, feed.news = feed.news, {}
-            return news
+            changes, feed.changes = feed.changes, {}
+            return changes
 
     def put(self, key: bytes, pages: Pages) -> None:
-        """Keep the pages of a block; what is there already stays."""
+        """Store the pages of a block, unless the key is already stored."""
         size = _size(pages)
         with self._lock:
             if key in self._blocks or size > self.capacity_bytes:
@@ -64,22 +64,22 @@ class BlockStore:
             while self._num_bytes + size > self.capacity_bytes:
                 oldest, dropped = self._blocks.popitem(last=False)
                 self._num_bytes -= _size(dropped)
-                self._tell(oldest, is_there=False)
+                self._notify(oldest, is_stored=False)
             self._blocks[key] = pages
             self._num_bytes += size
-            self._tell(key, is_there=True)
+            self._notify(key, is_stored=True)
 
     def get(self, key: bytes) -> Pages | None:
-        """Return the pages of a block, None if it is gone."""
+        """Return the pages of a block; None if they are not stored."""
         with self._lock:
             pages = self._blocks.get(key)
             if pages is not None:
                 self._blocks.move_to_end(key)
             return pages
 
-    def _tell(self, key: bytes, *, is_there: bool) -> None:
+    def _notify(self, key: bytes, *, is_stored: bool) -> None:
         for feed in self._feeds:
-            feed.news[key] = is_there
+            feed.changes[key] = is_stored
 
 
 _STORES: WeakValueDictionary[str, BlockStore] = WeakValueDictionary()
@@ -87,7 +87,7 @@ _STORES_LOCK = Lock()
 
 
 def shared_store(name: str, capacity_bytes: int) -> BlockStore:
-    """Return the process's store of this name; the first who asks says how much it holds."""
+    """Return the process's store of this name; the first call sets its capacity."""
     with _STORES_LOCK:
         store = _STORES.get(name)
         if store is None:

@@ -1,7 +1,7 @@
-"""Replays a decision log: the same scheduler, told the same at the same times, on no machine.
+"""Replays a decision log: gives the same scheduler the same inputs at the same times.
 
-What an executor answered is taken from the log, and so is every reading of the clock. So the
-scheduler must plan what it planned, byte for byte. Prints nothing.
+The results of the executor and all clock readings come from the log, so the scheduler must make the
+same plans, byte for byte. No model runs. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from dovetail.plugins.selection import choose_scheduler
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where a replay leaves the log. step: of the plan at fault, or of the next.
+    """The first difference between a replay and its log.
 
-    fields: what differs, each with both sides: the log's, and the replay's.
+    step: the step of the different plan; for a rejected request, the next step. fields: the
+    differing fields, each with the value of the log and the value of the replay.
     """
 
     step: int
@@ -46,12 +47,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a replay found.
+    """The result of a replay.
 
-    scheduler: who planned, as "pkg.mod:Class", with its policy if it was given one. num_steps:
-    that were planned alike. covered_ns: from the first to the last reading of the clock. took_ns:
-    of the replay, without making the scheduler. difference: the first, None if there is none.
-    truncated: the log is cut off.
+    scheduler: the replayed scheduler as "pkg.mod:Class", with its policy if it has one.
+    num_steps: the number of equal plans. covered_ns: the time from the first to the last clock
+    reading. took_ns: the duration of the replay, without the construction of the scheduler.
+    difference: the first difference; None if all plans are equal. truncated: whether the log ends
+    in the middle of a record.
     """
 
     scheduler: str
@@ -64,7 +66,7 @@ class Replay:
 
 
 class ReplayClock:
-    """A clock that tells what was recorded, reading by reading."""
+    """A clock that returns the recorded readings one after the other."""
 
     def __init__(self) -> None:
         self.first_ns: int | None = None
@@ -72,13 +74,13 @@ class ReplayClock:
         self._readings: deque[int] = deque()
 
     def feed(self, readings: list[int]) -> None:
-        """Have `readings` for the next call; what is left of those before is passed over."""
+        """Set the readings for the next record; skip unread ones of the previous record."""
         while self._readings:
             self.now_ns()
         self._readings.extend(readings)
 
     def now_ns(self) -> int:
-        """Return the next reading, or the last one again if there is none left."""
+        """Return the next reading; after the last one, return it again."""
         if self._readings:
             self.last_ns = self._readings.popleft()
             if self.first_ns is None:
@@ -87,7 +89,7 @@ class ReplayClock:
 
     @property
     def covered_ns(self) -> int:
-        """From the first reading to the last."""
+        """Time from the first reading to the last."""
         return 0 if self.first_ns is None else self.last_ns - self.first_ns
 
 
@@ -96,18 +98,20 @@ def replay_log(
 ) -> Replay:
     """Replay a log up to its end, or to the first difference.
 
-    clock: to measure how long it takes. scheduler: another one than the log's, or a policy; its
-    options have their defaults. trust_local_code: classes of files ("/file.py:Class") may be run,
-    whether the log or the caller names them. Raises UserError if the log cannot be read,
-    PluginError if its scheduler cannot be loaded.
+    clock: measures the duration of the replay. scheduler: a scheduler or policy to use instead of
+    the recorded one, with default options; "" for the recorded one. trust_local_code: whether
+    classes in files ("/file.py:Class") may run; the log or the caller may name them. Raises
+    UserError if the log cannot be read, PluginError if the scheduler cannot be loaded.
     """
     records = iter(reader)
     first = next(records, None)
     if first is None or first.kind is not RecordKind.HEADER:
-        raise UserError(f"{str(reader.path)!r} has no header: nothing was recorded.")
+        raise UserError(
+            f"{str(reader.path)!r} has no header, so it contains no steps. Record a new log."
+        )
     readings, payload = split_readings(first.payload)
     registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
-    replayed = _Replayed(LogHeader.decode(payload), readings, scheduler, registry)
+    replayed = _ReplayedScheduler(LogHeader.decode(payload), readings, scheduler, registry)
     begun_ns, difference = clock.now_ns(), None
     for record in records:
         readings, payload = split_readings(record.payload)
@@ -127,16 +131,16 @@ def replay_log(
     )
 
 
-class _Replayed:
-    """A scheduler that is told what a log says."""
+class _ReplayedScheduler:
+    """A scheduler that receives the inputs of a log."""
 
     def __init__(
-        self, header: LogHeader, readings: list[int], asked: str, registry: PluginRegistry
+        self, header: LogHeader, readings: list[int], reference: str, registry: PluginRegistry
     ) -> None:
         self.num_steps = self.num_requests = 0
         self.clock = ReplayClock()
         self.clock.feed(readings)
-        self.scheduler, self.name = make_scheduler(header, self.clock, registry, asked)
+        self.scheduler, self.name = make_scheduler(header, self.clock, registry, reference)
         self._out: deque[SchedulerOutput] = deque()
         self._encoder = PlanEncoder(Plain(), None)
         self._recorded, self._mine = PlanDecoder(), PlanDecoder()
@@ -151,9 +155,9 @@ class _Replayed:
         }
 
     def step(self, kind: RecordKind, payload: bytes) -> Difference | None:
-        """Tell what one record says; return how the answer differs, if it does."""
+        """Apply one record; return the difference between log and replay, or None."""
         if kind not in self._steps:
-            raise UserError(f"the log has a second record of the kind {kind.name}.")
+            raise UserError(f"The decision log is damaged: it has two {kind.name} records.")
         return self._steps[kind](payload)
 
     def _add(self, payload: bytes) -> Difference | None:
@@ -161,8 +165,8 @@ class _Replayed:
         try:
             self.scheduler.add_request(request)
         except RequestError as error:
-            told = {request.request_id: ("taken in", f"refused: {error}")}
-            return Difference(step=self.num_steps, fields=told)
+            sides = ("accepted", f"rejected: {error}")
+            return Difference(step=self.num_steps, fields={request.request_id: sides})
         self.num_requests += 1
         return None
 
@@ -193,19 +197,20 @@ class _Replayed:
 
 
 def make_scheduler(
-    header: LogHeader, clock: Clock, registry: PluginRegistry, asked: str = ""
+    header: LogHeader, clock: Clock, registry: PluginRegistry, reference: str = ""
 ) -> tuple[SchedulerInterface, str]:
-    """Return the scheduler of a log, or the one that is asked for instead, and what it is called.
+    """Return the scheduler and its name.
 
-    Raises PluginError if it cannot be loaded.
+    reference: the scheduler or policy to load; "" for the one of the log. Raises PluginError if it
+    cannot be loaded.
     """
     context: SchedulerContext
-    if asked:
-        scheduler_cls, policy_cls = choose_scheduler(registry, asked)
+    if reference:
+        scheduler_cls, policy_cls = choose_scheduler(registry, reference)
         options = registry.options_of("scheduler", scheduler_cls)
         policy_options = registry.options_of("policy", policy_cls)
         header = header.with_options(options, policy_options)
-        name = asked
+        name = reference
     else:
         scheduler_cls = registry.load("scheduler", header.scheduler)
         policy_cls = registry.load("policy", header.policy) if header.policy else None
@@ -216,7 +221,7 @@ def make_scheduler(
 
 
 def _compare(recorded: LoggedPlan, mine: LoggedPlan) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the fields in which two plans differ, with both sides."""
+    """Yield each field that differs between two plans, with both values."""
     for name in LoggedPlan.__slots__:
         left, right = getattr(recorded, name), getattr(mine, name)
         if left != right:

@@ -1,6 +1,6 @@
-"""`dovetail lab replay`: a decision log, replayed and verified.
+"""`dovetail lab replay`: replay and verify a decision log.
 
-Exit code 1 if a plan differs.
+The exit code is 1 if a plan differs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dovetail.clock import MonotonicClock
 from dovetail.decision_log import LogReader
 from dovetail_lab.replay import Difference, Replay, replay_log
 
-_LOG_HELP = "A file that was written with --decision-log."
-_SCHEDULER_HELP = "Another scheduler or policy: where does it first plan otherwise?"
+_LOG_HELP = "The decision log: a file written with --decision-log."
+_SCHEDULER_HELP = "Replay with this scheduler or policy and show its first different plan."
 _TRUST_HELP = "Run schedulers and policies that the log or --scheduler names as ./file.py:Class."
 _MAX_SHOWN = 200
 
@@ -31,7 +31,7 @@ def replay(
 ) -> int:
     """Replay a decision log, and verify that every plan is the same, byte for byte.
 
-    No model is needed: what the worker answered, and when, is taken from the log.
+    No model is needed, because the results of the worker and the times come from the log.
     """
     found = replay_log(
         LogReader(log),
@@ -41,7 +41,7 @@ def replay(
     )
     print_line(_summary(found))
     if found.truncated:
-        print_line("The log is cut off; its whole records were replayed.")
+        print_line("The log is cut off; its complete records were replayed.")
     if found.difference is None:
         print_line("Every plan is the same, byte for byte.", style="bold green")
         return 0
@@ -53,13 +53,13 @@ def _summary(found: Replay) -> str:
     took_s = found.took_ns / 1e9
     return (
         f"{found.scheduler}: {found.num_steps:,} steps of {found.num_requests:,} requests, "
-        f"{found.covered_ns / 1e9:.3f} s of an engine's time, in {took_s:.3f} s "
+        f"{found.covered_ns / 1e9:.3f} s of engine time, replayed in {took_s:.3f} s "
         f"({found.num_steps / took_s if took_s else 0:,.0f} steps/s)."
     )
 
 
 def _show(difference: Difference) -> None:
-    print_line(f"Step {difference.step} is the first that differs:", style="bold red")
+    print_line(f"Step {difference.step} is the first step that differs:", style="bold red")
     for name, sides in difference.fields.items():
         for side, value in zip(("log", "replay"), sides, strict=True):
             print_line(f"  {name:<13} {side:<6} {_shown(value)}")

@@ -1,4 +1,4 @@
-"""`dovetail lab show`: what is in a decision log."""
+"""`dovetail lab show`: print a summary or the steps of a decision log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dovetail.cli.plugins_table import print_line, print_table
 from dovetail.decision_log import LoggedPlan, LogReader
 from dovetail_lab.summary import Summary, summarize
 
-_LOG_HELP = "A file that was written with --decision-log."
-_STEPS_HELP = "Show each step, one JSON object a line, instead of the summary."
+_LOG_HELP = "The decision log: a file written with --decision-log."
+_STEPS_HELP = "Show each step as one line of JSON instead of the summary."
 
 
 def show(
@@ -24,18 +24,18 @@ def show(
     *,
     steps: Annotated[bool, Parameter(negative="", help=_STEPS_HELP)] = False,
 ) -> int:
-    """Show what is in a decision log. It holds no text and no token of a model."""
+    """Show the content of a decision log. It contains no text and no tokens of a model."""
     reader = LogReader(log)
-    summary = summarize(reader, _print_step if steps else _look_away)
+    summary = summarize(reader, _print_step if steps else _skip_step)
     if not steps:
         print_table(("", ""), _rows(summary))
     if reader.truncated:
-        print_line("The log is cut off; its whole records were read.")
+        print_line("The log is cut off; its complete records were read.")
     return 0
 
 
-def _look_away(plan: LoggedPlan, now_ns: int) -> None:
-    """Take note of a step of which only the sum is asked."""
+def _skip_step(plan: LoggedPlan, now_ns: int) -> None:
+    """Ignore a step, because only the summary is shown."""
 
 
 def _print_step(plan: LoggedPlan, now_ns: int) -> None:
@@ -55,15 +55,15 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
     shares = summary.num_cached_tokens, summary.num_prompt_tokens
     return [
         ("scheduler", header.scheduler),
-        ("policy", header.policy or "the scheduler's own"),
+        ("policy", header.policy or "built into the scheduler"),
         ("limits", limits),
         ("KV blocks", f"{header.kv_cache.num_blocks - 1} of {header.kv_cache.block_size} tokens"),
-        ("steps", f"{summary.num_steps:,}, {summary.num_empty_steps:,} of them empty"),
+        ("steps", f"{summary.num_steps:,}, {summary.num_empty_steps:,} without tokens"),
         ("time", f"{covered_s:.3f} s"),
-        ("requests", f"{summary.num_requests:,}, {summary.num_aborted:,} of them aborted"),
-        ("grants", f"{summary.num_grants:,}, {summary.num_grants / num_steps:.1f} a step"),
+        ("requests", f"{summary.num_requests:,}, {summary.num_aborted:,} aborted"),
+        ("grants", f"{summary.num_grants:,}, {summary.num_grants / num_steps:.1f} per step"),
         ("tokens", f"{summary.num_tokens:,} computed, {summary.num_sampled:,} sampled"),
-        ("preemptions", f"{summary.num_preemptions:,} that came back"),
+        ("preemptions", f"{summary.num_preemptions:,} requests readmitted"),
         ("prefix hits", f"{summary.hit_rate:.1%} ({shares[0]:,} of {shares[1]:,} prompt tokens)"),
-        ("size", f"{summary.num_bytes:,} bytes, {summary.num_bytes / num_steps:.0f} a step"),
+        ("size", f"{summary.num_bytes:,} bytes, {summary.num_bytes / num_steps:.0f} per step"),
     ]

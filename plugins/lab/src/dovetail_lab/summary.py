@@ -1,4 +1,4 @@
-"""What a decision log says of the engine that wrote it, in numbers. Makes no scheduler."""
+"""Computes counts from a decision log. Does not construct a scheduler."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from dovetail.errors import UserError
 
 @dataclass(slots=True)
 class Summary:
-    """Counts over a log. num_cached_tokens: of prompts, found at first admissions.
+    """The counts of a log.
 
-    num_prompt_tokens: of those prompts. num_tokens: scheduled. num_sampled: that came of them.
+    num_prompt_tokens: prompt tokens of all admitted requests. num_cached_tokens: those of them that
+    were found in the prefix cache at the first admission. num_tokens: scheduled tokens.
+    num_sampled: sampled tokens. num_preemptions: readmissions after a preemption.
     """
 
     header: LogHeader
@@ -44,19 +46,22 @@ class Summary:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that were found in the cache; 0 if there were none."""
+        """Share of the prompt tokens that were found in the cache; 0 without prompt tokens."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 
 def summarize(reader: LogReader, on_plan: Callable[[LoggedPlan, int], None]) -> Summary:
-    """Read a whole log. on_plan: notified of each plan, and when it was begun, in nanoseconds.
+    """Read a whole log and return its counts.
 
+    on_plan: called with each plan and the time at which its scheduling started, in nanoseconds.
     Raises UserError if the log cannot be read.
     """
     records = iter(reader)
     first = next(records, None)
     if first is None or first.kind is not RecordKind.HEADER:
-        raise UserError(f"{str(reader.path)!r} has no header: nothing was recorded.")
+        raise UserError(
+            f"{str(reader.path)!r} has no header, so it contains no steps. Record a new log."
+        )
     summary = Summary(LogHeader.decode(split_readings(first.payload)[1]))
     plans, joined = PlanDecoder(), set[str]()
     for record in records:
@@ -66,15 +71,15 @@ def summarize(reader: LogReader, on_plan: Callable[[LoggedPlan, int], None]) -> 
             summary.last_ns = readings[-1]
         if record.kind is RecordKind.PLAN:
             plan = plans.decode(payload)
-            _take_plan(summary, plan, joined)
+            _add_plan(summary, plan, joined)
             on_plan(plan, readings[0] if readings else summary.last_ns)
         else:
-            _take_event(summary, Record(kind=record.kind, payload=payload), joined)
+            _add_event(summary, Record(kind=record.kind, payload=payload), joined)
     summary.num_bytes = reader.path.stat().st_size
     return summary
 
 
-def _take_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
+def _add_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
     summary.num_steps += 1
     summary.num_empty_steps += not plan.rows
     summary.num_grants += len(plan.rows)
@@ -89,7 +94,7 @@ def _take_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
         summary.num_cached_tokens += starts.get(join.row, 0)
 
 
-def _take_event(summary: Summary, record: Record, joined: set[str]) -> None:
+def _add_event(summary: Summary, record: Record, joined: set[str]) -> None:
     if record.kind is RecordKind.ADD:
         summary.num_requests += 1
         joined.discard(decode_request(record.payload).request_id)

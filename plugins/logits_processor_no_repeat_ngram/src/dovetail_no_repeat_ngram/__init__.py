@@ -1,8 +1,8 @@
-"""No sequence of n tokens comes twice in prompt and output: `no_repeat_ngram`.
+"""Prevents repeated sequences of n tokens in prompt and output: `no_repeat_ngram`.
 
-A request asks with `extra_args={"no_repeat_ngram_size": n}`. Then a token is forbidden if it would
-complete n tokens that stand somewhere before it in the row, the prompt included. Source: Paulus,
-Xiong, Socher 2017, arXiv:1705.04304, section 2.5; the same rule is known from other libraries.
+A request enables it with `extra_args={"no_repeat_ngram_size": n}`. Then a token is forbidden if it
+would complete a sequence of n tokens that already occurs in the prompt or output. Source: Paulus,
+Xiong, Socher 2017, arXiv:1705.04304, section 2.5; other libraries have the same rule.
 Legend: S rows of the step, V vocabulary, R rows of this processor, N forbidden tokens of a row.
 """
 
@@ -21,12 +21,12 @@ from dovetail.sampling_params import SamplingParams
 __all__ = ["ARGUMENT", "MAX_SIZE", "NoRepeatNgram"]
 
 ARGUMENT = "no_repeat_ngram_size"
-"""The key of `extra_args`."""
+"""The key in `extra_args`."""
 MAX_SIZE = 64
 
 
 class _Row:
-    """What followed each n - 1 tokens of a row so far. One dictionary entry a token."""
+    """Maps each sequence of n - 1 tokens of a row to the tokens that have followed it."""
 
     __slots__ = ("_followers", "_tail", "_tail_length")
 
@@ -38,7 +38,7 @@ class _Row:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Take in the next token."""
+        """Append the next token."""
         if len(self._tail) == self._tail_length:
             self._followers.setdefault(self._tail, []).append(token)
         if self._tail_length:
@@ -50,10 +50,11 @@ class _Row:
 
 
 class NoRepeatNgram(LogitsProcessor):
-    """Forbids tokens that would repeat a sequence; one that leaves no other token is allowed.
+    """Forbids tokens that would repeat a sequence, unless no other token is left.
 
-    The row's tokens are kept on the host, so a step waits for its tokens: a few microseconds where
-    the device is the host, a synchronisation elsewhere. Rows that do not ask pay nothing.
+    The tokens of a row are kept on the host, so each step waits for its sampled tokens: a few
+    microseconds on a CPU, a synchronisation on another device. Rows without the argument have no
+    cost.
     """
 
     CONTRACT_VERSION: ClassVar[str] = "0.1"
@@ -66,7 +67,7 @@ class NoRepeatNgram(LogitsProcessor):
 
     @classmethod
     def check_params(cls, params: SamplingParams) -> None:
-        """Raise RequestError unless the size is absent, None or an integer from 0 (off) on."""
+        """Raise RequestError unless the size is absent, None or an integer from 0 (off) to 64."""
         size = params.extra_args.get(ARGUMENT)
         good = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_SIZE
         if size is not None and not good:
@@ -77,7 +78,7 @@ class NoRepeatNgram(LogitsProcessor):
             )
 
     def join(self, request: NewRequest) -> bool:
-        """Read all tokens of a request that asks; return whether it does."""
+        """Return whether the request has the argument; if so, read all its tokens."""
         self.leave(request.row)
         size = request.sampling_params.extra_args.get(ARGUMENT)
         if not isinstance(size, int) or not size:
@@ -86,15 +87,15 @@ class NoRepeatNgram(LogitsProcessor):
         return True
 
     def leave(self, row: int) -> None:
-        """Forget `row`."""
+        """Remove the state of `row`."""
         self._rows.pop(row, None)
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Set to -inf, in place, what would repeat; leave a row as it is if nothing were left."""
+        """Set forbidden tokens to -inf in place; skip a row that would have no token left."""
         for place, row in enumerate(rows):
             own = self._rows.get(row)
             forbidden = own.forbidden() if own is not None else []
-            # Placeholders in a prompt have ids outside the vocabulary, and no logit.
+            # Placeholders in a prompt have ids outside the vocabulary and no logits.
             known = [token for token in forbidden if 0 <= token < self._vocab_size]
             if known:
                 ids_N = torch.tensor(known, dtype=torch.int64).to(self._device, non_blocking=True)
@@ -104,6 +105,6 @@ class NoRepeatNgram(LogitsProcessor):
         return logits_SV
 
     def accept(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
-        """Append each row's token."""
+        """Append the sampled token of each row."""
         for row, token in zip(rows, token_ids_R.tolist(), strict=True):
             self._rows[row].append(token)

@@ -1,7 +1,7 @@
-"""One JSON line every few seconds about an engine: `stat_loggers=["jsonl"]`.
+"""Writes the statistics of an engine as JSON lines every few seconds: `stat_loggers=["jsonl"]`.
 
-A line reports the time since the line before it: throughput, who runs and waits, how full the
-cache is, how often a prefix was found. Counts only; nothing of any request is written.
+A line covers the time since the previous line: throughput, numbers of running and waiting requests,
+usage of the KV cache, hit rate of the prefix cache. It contains counts, but no data of requests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["JSONLOptions", "JSONLStatLogger"]
 class JSONLOptions(BaseModel):
     """The options, given as `plugin_options={"jsonl": {…}}`.
 
-    path: the file to append to; empty for stderr. interval_s: seconds between lines, at least;
-    0 for a line a step.
+    path: the file to append to; empty for stderr. interval_s: minimum time between two lines in
+    seconds; 0 for one line per step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,12 +32,12 @@ class JSONLOptions(BaseModel):
 
 
 class _Window:
-    """What has happened since the last line."""
+    """The counts since the last line."""
 
     __slots__ = ("before", "num_failed", "num_finished", "num_new", "num_scheduled", "num_steps")
 
     def __init__(self, before: SchedulerStats | None) -> None:
-        """before: the sums at the last line; None where they were 0."""
+        """before: the scheduler's totals at the last line; None if there is no line yet."""
         self.before = before
         self.num_steps = self.num_new = self.num_scheduled = 0
         self.num_finished = self.num_failed = 0
@@ -49,20 +49,20 @@ class _Window:
         self.num_finished += step.num_finished
         self.num_failed += step.num_failed
 
-    def grown(self, name: str, now: SchedulerStats) -> int:
-        """Return by how much one of the scheduler's sums has grown."""
-        grown: int = getattr(now, name) - (getattr(self.before, name) if self.before else 0)
-        return grown
+    def increase(self, name: str, now: SchedulerStats) -> int:
+        """Return the increase of one of the scheduler's totals since the last line."""
+        increase: int = getattr(now, name) - (getattr(self.before, name) if self.before else 0)
+        return increase
 
 
 class JSONLStatLogger(StatLogger):
-    """Writes lines of JSON, to a file or to stderr.
+    """Writes JSON lines to a file or to stderr.
 
     Fields: time_s (since the engine's start), num_steps, new_tokens_per_s (given to requests),
     scheduled_tokens_per_s (prompt and output), num_running, num_waiting, kv_cache_usage (0 to 1),
     prefix_hit_rate (0 to 1; null if nothing was looked up), num_preemptions, num_recomputed_tokens,
-    num_finished, num_failed. A line is due at the first step after the interval, and at the end;
-    rates are null where no time has passed.
+    num_finished, num_failed. A line is written at the first step after the interval, and at the
+    end. Rates are null if no time has passed.
     """
 
     CONTRACT_VERSION: ClassVar[str] = "0.2"
@@ -78,14 +78,14 @@ class JSONLStatLogger(StatLogger):
         self._closed = False
 
     def record(self, step: StepStats) -> None:
-        """Add a step; write a line if one is due."""
+        """Add a step; write a line if the interval has passed."""
         self._window.add(step)
         self._last = step
         if step.now_ns - self._line_ns >= self._interval_ns:
             self._write(step)
 
     def close(self) -> None:
-        """Write the last line, if anything happened since the one before, and close the file."""
+        """Write a last line if there were steps since the previous line, and close the file."""
         if self._closed:
             return
         self._closed = True
@@ -99,8 +99,8 @@ class JSONLStatLogger(StatLogger):
     def _write(self, step: StepStats) -> None:
         window, stats = self._window, step.scheduler
         seconds = (step.now_ns - self._line_ns) / 1e9
-        queries = window.grown("prefix_queries", stats)
-        hits = window.grown("prefix_hits", stats)
+        queries = window.increase("prefix_queries", stats)
+        hits = window.increase("prefix_hits", stats)
         line = {
             "time_s": round((step.now_ns - self._start_ns) / 1e9, 3),
             "num_steps": window.num_steps,
@@ -110,12 +110,12 @@ class JSONLStatLogger(StatLogger):
             "num_waiting": stats.num_waiting,
             "kv_cache_usage": round(stats.kv_cache_usage, 4),
             "prefix_hit_rate": _ratio(hits, queries, 4),
-            "num_preemptions": window.grown("num_preemptions", stats),
-            "num_recomputed_tokens": window.grown("num_recomputed_tokens", stats),
+            "num_preemptions": window.increase("num_preemptions", stats),
+            "num_recomputed_tokens": window.increase("num_recomputed_tokens", stats),
             "num_finished": window.num_finished,
             "num_failed": window.num_failed,
         }
-        # stderr is looked up each time: who has redirected it wants the lines there.
+        # sys.stderr is read for each line, so that a redirection takes effect.
         out = self._file if self._file is not None else sys.stderr
         out.write(f"{json.dumps(line)}\n")
         out.flush()
@@ -132,5 +132,5 @@ def _open(path: str) -> TextIO:
     except OSError as error:
         raise ConfigError(
             f"plugin_options: jsonl: path={path!r} cannot be written: {error.strerror}. Give a "
-            "file in a folder that is there, or leave it out for stderr."
+            "file in an existing folder, or remove the option to write to stderr."
         ) from error

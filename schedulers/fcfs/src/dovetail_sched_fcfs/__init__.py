@@ -1,6 +1,7 @@
 """First come, first served: requests run in the order of arrival.
 
-The last admitted request is preempted first. It keeps its place and is the first to be readmitted.
+The last admitted request is preempted first. It keeps its position in the order of arrival and is
+the first to be readmitted.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class DLPMOptions(BaseModel):
-    """The options. quantum: weighted tokens. output_weight: cost relative to a prompt token."""
+    """The options.
+
+    quantum: weighted tokens. output_weight: cost of an output token relative to a prompt token.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,7 +57,9 @@ class DLPMPolicy(Policy):
             if not grant:
                 return
             waiting.remove(best)
-            is_admitted = grant.num_tokens or grant.num_cached  # else it stays in the queue
+            is_admitted = (
+                grant.num_tokens or grant.num_cached
+            )  # a denied request stays in the queue
             if is_admitted and not best.num_preemptions:  # recomputed tokens are not charged
                 self._credits[best.tenant] -= best.num_prompt_tokens - grant.num_cached
 

@@ -47,7 +47,7 @@ class SarathiPolicy(Policy):
                 return
             grant = yield Run(request, left)
             if not grant and left == self._chunk:
-                grant = yield Run(request)  # without chunked prefill it runs whole and alone
+                grant = yield Run(request)  # without chunked prefill, the whole prompt runs alone
             if not grant and request not in prompts:
                 return  # keeps the order of arrival among the waiting requests
             left -= grant.num_tokens

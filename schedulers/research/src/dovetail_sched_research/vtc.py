@@ -57,7 +57,7 @@ class VTCPolicy(Policy):
             request = queues[tenant].popleft()
             if not (grant := (yield Run(request))):
                 return
-            if grant.num_tokens or grant.num_cached:  # else it stays in the queue
+            if grant.num_tokens or grant.num_cached:  # a denied request stays in the queue
                 self._leave(request)
                 self._last_served = tenant
                 if not request.num_preemptions:  # recomputed tokens are not charged

@@ -16,14 +16,14 @@ class UnevenWorkerSide(MemoryWorkerSide):
         self._is_late = options.asynchronous
         self._held = []
 
-    def _load(self, order):
-        missing = super()._load(order)
+    def _load(self, transfer):
+        missing = super()._load(transfer)
         self.num_loads += 1
         if self.num_loads % 2:
             return missing
         for cache_NP in self._pages_NP:
-            cache_NP[list(order["blocks"])] = 255  # NaN, in any floating type
-        return list(order["blocks"])
+            cache_NP[list(transfer["blocks"])] = 255  # NaN, in any floating type
+        return list(transfer["blocks"])
 
     def finish(self):
         answer = super().finish()
