@@ -63,7 +63,8 @@ def follow_request() -> dict[tuple[str, str, str], int]:
 def summary(hops: dict[tuple[str, str, str], int]) -> str:
     """Return the counts as a sentence."""
     files = {name for caller, callee, _ in hops for name in (caller, callee)}
-    return f"Now: {len(hops)} hops between {len(files)} files, {sum(hops.values())} calls."
+    num_calls = sum(hops.values())
+    return f"The request makes {len(hops)} hops between {len(files)} files, in {num_calls} calls."
 
 
 def main(arguments: list[str]) -> None:

@@ -111,8 +111,8 @@ def _prompt_bound(case: Case, shape: ModelShape, weights: str, limits: MachineLi
 
 MEASURES = {
     "decode1": Measure(title="1 request, tok/s", run=_steps, bound=_step_bound),
-    "conc16": Measure(title="16 at once, out tok/s", run=_outputs, bound=_output_bound),
-    "varied64": Measure(title="64 mixed, out tok/s", run=_outputs, bound=_output_bound),
+    "conc16": Measure(title="16 at once, output tok/s", run=_outputs, bound=_output_bound),
+    "varied64": Measure(title="64 mixed, output tok/s", run=_outputs, bound=_output_bound),
     "prefill1024": Measure(title="prefill 1,024, tok/s", run=_prompts, bound=_prompt_bound),
-    "hog": Measure(title="4 at once beside a busy core, out tok/s", run=_beside_a_hog),
+    "hog": Measure(title="4 at once beside a busy core, output tok/s", run=_beside_a_hog),
 }

@@ -11,35 +11,39 @@ from peers.tables import markdown
 
 HEAD = """# Performance on the CPU
 
-Made by `python bench/cpu_vs.py --results … --write-docs docs/performance.md`; do not edit by hand.
-Single figures belong to one machine at one time; ratios within a run are what may be compared.
+This page compares Dovetail with other engines on a CPU. Do not edit it: the command
+`python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it. Absolute figures
+are valid only for one machine at one time, so compare only the ratios within a run.
 """
 
 METHOD = """## Method
 
-- Each engine runs in a process of its own with the same checkpoint (random weights in the shape of
-  the named model; converted where the engine needs another file), the same prompts as token ids,
-  greedy, past the end of the text, exact numbers of tokens. Prompts never repeat.
-- Engines take turns, case by case and round by round. A cell is the median of the rounds, with the
-  least and the greatest in brackets. `*`: in at least one round other processes or the hypervisor
-  took more than 3 % of the machine during each attempt.
-- "1 request" is the rate of the steps after the first token (32 tokens in, 128 out); "16 at once"
-  is 128 in, 64 out; "64 mixed" is 16 to 256 in, 16 to 128 out; "prefill" is one prompt and one
-  token.
-- "Cold start" runs from the start of the process to its first token, with the files in the page
-  cache. "Peak RSS" sums the peaks of the engine's processes; a mapped file counts as far as it was
-  touched.
-- "Same first token": for how many of 16 fixed prompts the engine's first token is that of Dovetail
-  in bf16 (where bf16 was not run: in the same format). It tells whether all compute the same model;
-  with random weights the best tokens are close, so that 4 bits agree seldom, whoever quantises.
-- The limit of a case is the time of its bytes at the read bandwidth, or of its products at the rate
-  of a 2,048³ GEMM, step by step whichever is longer, from probes around each repetition.
-- The busy core: another process computes on one of the cores all the time.
-- What is not alike: OpenVINO keeps its cache in 8 bits (its default) and computes its 16-bit
-  weights in bf16; llama.cpp is driven through its C API with continuous batching of our own and one
-  stream a request; vLLM's int8 is W8A8 with the head in bf16; transformers runs one padded batch.
-  In int4, llama.cpp's file (Q4_0) keeps the head in six bits and OpenVINO's in eight; Dovetail has
-  four bits throughout. What that costs in accuracy is in cpu.md.
+- Each engine runs in a separate process, with the same checkpoint and the same prompts as token
+  ids. The checkpoint has random weights in the shape of the named model; it is converted if an
+  engine needs another file format. Sampling is greedy, ignores the end-of-text token, and generates
+  an exact number of tokens. No prompt occurs twice.
+- The engines run alternately: in each round, every engine runs each case. A cell is the median of
+  the rounds, with the minimum and the maximum in brackets. `*` means that in at least one round
+  other processes or the hypervisor used more than 3 % of the machine during each attempt.
+- "1 request" is the rate of the steps after the first token, with 32 prompt tokens and 128 output
+  tokens. "16 at once" has 128 prompt tokens and 64 output tokens per request. "64 mixed" has 16 to
+  256 prompt tokens and 16 to 128 output tokens. "prefill" is one prompt and one output token.
+- "Cold start" is the time from the start of the process to its first token, with the files in the
+  page cache. "Peak RSS" is the sum over the engine's processes; of a mapped file, it counts the
+  pages that were accessed.
+- "Same first token" counts for how many of 16 fixed prompts the engine and Dovetail in bf16
+  generate the same first token. If bf16 was not run, Dovetail in the same format is the reference.
+  This figure shows whether all engines compute the same model. With random weights the logits of
+  the most likely tokens are similar, so quantization to 4 bits often changes the first token.
+- The limit of a case is computed step by step, from measurements before and after each repetition.
+  The time of a step is at least the time to read its bytes at the measured bandwidth, and at least
+  the time of its products at the rate of a 2,048³ GEMM.
+- "Beside a busy core" means that another process keeps one of the cores busy all the time.
+- The engines differ in some respects. OpenVINO keeps its cache in 8 bits (its default) and computes
+  with its 16-bit weights in bf16. llama.cpp is called through its C API, with our continuous
+  batching and one stream per request. vLLM's int8 is W8A8 with a bf16 head. transformers runs one
+  padded batch. In int4, the head has six bits in llama.cpp's file (Q4_0), eight bits in OpenVINO
+  and four bits in Dovetail; [cpu.md](cpu.md) shows the accuracy.
 """
 
 

@@ -21,7 +21,7 @@ RATES = ("decode1", "conc16", "varied64", "prefill1024")
 
 def markdown(result: Row) -> str:
     """Return all tables of one result: one per format, with notes."""
-    counts = f"{result['threads']} threads, up to {result['rounds']} round(s)"
+    counts = f"{result['threads']} threads, at most {result['rounds']} rounds per case"
     parts = [f"## {result['model']}, {counts}"]
     for weights in result["step_bytes"]:
         parts += _format_section(result, weights)
@@ -77,7 +77,10 @@ def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
     engines = [engine for engine in result["engines"] if engine["weights"] == weights]
     titles = [MEASURES[case].title for case in cases]
     started = bool(medians(result, weights, START_UP))
-    ends = ["cold start to first token, s"] * started + ["peak RSS, MiB", "same first token"]
+    ends = ["cold start to first token, s"] * started + [
+        "peak RSS, MiB",
+        "same first token as Dovetail",
+    ]
     rows = []
     loaded = {engine["engine"]: engine for engine in engines}
     only_started = [name for name in medians(result, weights, START_UP) if name not in loaded]
@@ -94,10 +97,10 @@ def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
     if any(engine["engine"] == OURS for engine in engines):
         ratios = [_ratio_cell(result, weights, case) for case in cases]
         shares = [_share_cell(result, weights, case) for case in cases]
-        rows.append([f"**{OURS} ÷ best peer**", *ratios, *blank])
+        rows.append([f"**{OURS} ÷ fastest other engine**", *ratios, *blank])
         rows.append([f"**{OURS} ÷ limit**", *shares, *blank])
     limits = [_span(_figures(result, weights, case, "limit")) for case in cases]
-    rows.append(["limit of the machine", *limits, *blank])
+    rows.append(["limit of this machine", *limits, *blank])
     return _table(["", *titles, *ends], rows)
 
 
@@ -122,21 +125,26 @@ def _hog_table(result: Row, weights: str) -> str:
         kept = statistics.median(figures[n] / alone[name][n] for n in figures)
         spans = [_span(alone[name].values()), _cell(result, weights, "hog", name)]
         rows.append([name, *spans, f"{kept:.0%}"])
-    titles = ["4 at once, 32 in, 32 out, tok/s", "alone", "beside a busy core", "kept"]
+    titles = [
+        "4 requests at once, 32 tokens in, 32 out, tok/s",
+        "alone",
+        "beside a busy core",
+        "ratio",
+    ]
     return _table(titles, rows)
 
 
 def _probe_line(turns: Iterable[Row]) -> str:
     probes = [probe for turn in turns for probe in turn.get("probes", ())]
     if not probes:
-        return "No probe ran."
+        return "The limits of the machine were not measured."
     names = {"read_gbps": "read GB/s", "bf16_gflops": "bf16 GFLOP/s", "int8_gflops": "int8 GOP/s"}
     spans = (
         f"{title} {_span(probe[name] for probe in probes)}"
         for name, title in names.items()
         if name in probes[0]
     )
-    return f"Probes around the turns: {'; '.join(spans)}."
+    return f"Measured limits: {'; '.join(spans)}."
 
 
 def _by_engine(result: Row, weights: str, case: str, key: str) -> dict[str, dict[int, float]]:

@@ -89,7 +89,7 @@ def test_a_comparison_of_working_and_failing_engines(checkpoint, peers_file, tmp
     assert all(turn["probes"][0]["read_gbps"] > 0 for turn in turns.values() if "probes" in turn)
 
     for text in (done.stdout, page.read_text()):
-        assert "| slow |" in text and "dovetail ÷ best peer" in text and "(slow)" in text
+        assert "| slow |" in text and "dovetail ÷ fastest other engine" in text and "(slow)" in text
     assert "## Method" in page.read_text()
 
     started = [int(path.name) for path in (tmp_path / "pids").iterdir()]
@@ -131,7 +131,7 @@ def test_the_page_is_written_from_stored_results(tmp_path):
     text = page.read_text()
     assert "not run: vllm (no)" in text and "torch: 9" in text
     assert text.count("## Machine") == text.count("## m,") == 2
-    assert "up to 2 round(s)" in text and "| dovetail | 11 (10–12) |" in text
+    assert "at most 2 rounds" in text and "| dovetail | 11 (10–12) |" in text
     assert "| dovetail-again | – | 1.5 (1.5–1.5) |  |  |" in text
     assert text.index("processor: a") < text.index("### int8") < text.index("processor: b")
 

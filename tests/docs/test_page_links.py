@@ -40,8 +40,8 @@ def test_the_facts_of_the_cpu_page_match_the_code():
         f"Models below {defaults.packed_cache_min_mib} MiB",
         f"groups of {options.Int4Options().group_size}",
         f"up to {replay.MAX_TOKENS} tokens",
-        f"{replay.ARENA_BYTES >> 20} MiB for what they compute",
-        f"{kernels.MAX_THREADS} at most",
+        f"{replay.ARENA_BYTES >> 20} MiB for intermediate results",
+        f"at most {kernels.MAX_THREADS}",
         *(f"`{level}`" for level in kernels.LEVELS),
     ]
     assert [words for words in stated if words not in " ".join(text.split())] == []
