@@ -31,7 +31,7 @@ def static_blocks_for_the_longest_output_are_reserved(policy, lab):
     assert max(len(step.runs) for step in game.steps) == 2  # each request reserves five blocks
 
 
-def orca_prompts_are_never_cut(policy, lab):
+def orca_a_prompt_within_the_token_budget_is_not_split(policy, lab):
     jobs = [lab.Job(name=f"j{n}", prompt=20 + 17 * (n % 4), output=9) for n in range(16)]
     game = lab.play(policy, jobs, seats=8, budget=100)
     lengths = {job.name: job.prompt for job in jobs}
@@ -46,7 +46,7 @@ def orca_no_request_is_preempted(policy, lab):
     assert game.stats.num_preemptions == 0
 
 
-def orca_batches_change_at_every_iteration(policy, lab):
+def orca_a_request_joins_a_running_batch_at_any_iteration(policy, lab):
     jobs = [lab.Job(name="long", output=50), lab.Job(name="late", output=2, arrival_ns=20 * lab.MS)]
     game = lab.play(policy, jobs, seats=2)
     assert game["late"].done_ns < game["long"].done_ns
@@ -67,7 +67,7 @@ def prefill_first_no_step_mixes_prompts_and_decodes(policy, lab):
     assert not any(step.prompts() and step.decodes() for step in game.steps)
 
 
-def prefill_first_a_prompt_waits_at_most_for_the_step_in_flight(policy, lab):
+def prefill_first_a_prompt_waits_only_for_the_step_in_flight(policy, lab):
     jobs = [lab.Job(name=f"j{n}", output=200, arrival_ns=n * 40 * lab.MS) for n in range(8)]
     game = lab.play(policy, jobs)
     assert all(fate.admitted_ns - fate.job.arrival_ns < 10 * lab.MS for fate in game.fates.values())
@@ -88,7 +88,7 @@ def stalled(policy, lab, **world):
     return game, [game[job.name] for job in decodes]
 
 
-def sarathi_every_decode_is_in_every_step(policy, lab):
+def sarathi_every_step_contains_all_decodes(policy, lab):
     game, _ = stalled(policy, lab)
     begun = set()
     for step in game.steps:
@@ -96,20 +96,20 @@ def sarathi_every_decode_is_in_every_step(policy, lab):
         begun |= {name for name, _, _, samples in step.runs if samples}
 
 
-def sarathi_the_time_between_tokens_is_bounded_by_chunk(policy, lab):
+def sarathi_the_option_chunk_limits_the_time_between_tokens(policy, lab):
     game, fates = stalled(policy, lab)
     most = game.world.cost(TAU - len(fates), len(fates))
     assert max(fate.max_gap_ns for fate in fates) == most
 
 
-def sarathi_a_step_is_filled_up_to_chunk_tokens(policy, lab):
+def sarathi_a_step_with_a_partial_prompt_has_exactly_chunk_tokens(policy, lab):
     game, _ = stalled(policy, lab)
     cut = [step for step in game.steps if any(not samples for *_, samples in step.runs)]
     assert len(cut) > 30
     assert {sum(tokens for _, _, tokens, _ in step.runs) for step in cut} == {TAU}
 
 
-def sarathi_prompts_run_whole_without_chunked_prefill(policy, lab):
+def sarathi_all_requests_finish_without_chunked_prefill(policy, lab):
     game, _ = stalled(policy, lab, chunked=False)
     assert all(fate.finished for fate in game.fates.values())
 
@@ -226,18 +226,22 @@ class AllAtOnce(Policy):
 MUTANTS = [
     (StaticPolicy, Refills, static_no_request_joins_a_running_batch),
     (StaticPolicy, Hopes, static_blocks_for_the_longest_output_are_reserved),
-    (OrcaPolicy, Cuts, orca_prompts_are_never_cut),
+    (OrcaPolicy, Cuts, orca_a_prompt_within_the_token_budget_is_not_split),
     (OrcaPolicy, Overbooks, orca_no_request_is_preempted),
-    (OrcaPolicy, StaticPolicy, orca_batches_change_at_every_iteration),
+    (OrcaPolicy, StaticPolicy, orca_a_request_joins_a_running_batch_at_any_iteration),
     (OrcaPolicy, NeverCuts, orca_a_prompt_above_the_token_budget_is_split),
     (PrefillFirstPolicy, Mixes, prefill_first_no_step_mixes_prompts_and_decodes),
-    (PrefillFirstPolicy, DecodesFirst, prefill_first_a_prompt_waits_at_most_for_the_step_in_flight),
+    (PrefillFirstPolicy, DecodesFirst, prefill_first_a_prompt_waits_only_for_the_step_in_flight),
     (PrefillFirstPolicy, Waits, prefill_first_a_prompt_above_the_token_budget_is_split),
-    (SarathiPolicy, PromptsFirst, sarathi_every_decode_is_in_every_step),
-    (SarathiPolicy, AllAtOnce, sarathi_the_time_between_tokens_is_bounded_by_chunk),
-    (SarathiPolicy, CountsPromptsOnly, sarathi_the_time_between_tokens_is_bounded_by_chunk),
-    (SarathiPolicy, OnePromptAtATime, sarathi_a_step_is_filled_up_to_chunk_tokens),
-    (SarathiPolicy, Uncuttable, sarathi_prompts_run_whole_without_chunked_prefill),
+    (SarathiPolicy, PromptsFirst, sarathi_every_step_contains_all_decodes),
+    (SarathiPolicy, AllAtOnce, sarathi_the_option_chunk_limits_the_time_between_tokens),
+    (SarathiPolicy, CountsPromptsOnly, sarathi_the_option_chunk_limits_the_time_between_tokens),
+    (
+        SarathiPolicy,
+        OnePromptAtATime,
+        sarathi_a_step_with_a_partial_prompt_has_exactly_chunk_tokens,
+    ),
+    (SarathiPolicy, Uncuttable, sarathi_all_requests_finish_without_chunked_prefill),
 ]
 
 

@@ -18,13 +18,13 @@ def behind_long_ones(lab, num_long=6):
     return [*long, *short]
 
 
-def mlfq_a_short_request_overtakes_long_ones(policy, lab):
+def mlfq_a_short_request_overtakes_long_requests(policy, lab):
     game = lab.play(policy, behind_long_ones(lab), seats=16, options=OPTIONS)
     slowest = max(fate.latency_ns for name, fate in game.fates.items() if name.startswith("s"))
     assert slowest < 50 * lab.MS  # four steps, and the step in flight at the arrival
 
 
-def mlfq_a_pause_recomputes_nothing(policy, lab):
+def mlfq_a_paused_request_is_not_recomputed(policy, lab):
     game = lab.play(policy, behind_long_ones(lab), seats=16, options=OPTIONS)
     assert max(len(step.runs) for step in game.steps) == 4
     assert game.stats.num_preemptions == game.stats.num_recomputed_tokens == 0
@@ -32,7 +32,7 @@ def mlfq_a_pause_recomputes_nothing(policy, lab):
     assert paused
 
 
-def mlfq_long_requests_finish_under_a_stream_of_short_ones(policy, lab):
+def mlfq_long_requests_finish_although_short_requests_keep_arriving(policy, lab):
     long = lab.Job(name="long", prompt=40, output=60)
     stream = [
         lab.Job(name=f"s{n}", prompt=8, output=4, arrival_ns=n * 5 * lab.MS) for n in range(2000)
@@ -53,7 +53,7 @@ def mlfq_a_long_prompt_starts_on_a_lower_level(policy, lab):
     assert game["short"].latency_ns < 50 * lab.MS
 
 
-def mlfq_a_request_sinks_one_level_after_each_quantum(policy, lab):
+def mlfq_a_request_moves_one_level_down_after_each_quantum(policy, lab):
     jobs = [lab.Job(name=f"j{n}", output=40) for n in range(2)]
     options = {**OPTIONS, "max_batch": 1}
     game = lab.play(policy, jobs, seats=2, options=options)
@@ -129,13 +129,13 @@ class ByArrival(Policy):
 
 MUTANTS = [
     (MLFQPolicy, ByArrival, mlfq_requests_are_preempted_only_with_the_option),
-    (MLFQPolicy, NeverSinks, mlfq_a_short_request_overtakes_long_ones),
-    (MLFQPolicy, ByArrival, mlfq_a_pause_recomputes_nothing),
+    (MLFQPolicy, NeverSinks, mlfq_a_short_request_overtakes_long_requests),
+    (MLFQPolicy, ByArrival, mlfq_a_paused_request_is_not_recomputed),
     (MLFQPolicy, Evicts, mlfq_requests_are_preempted_only_with_the_option),
     (MLFQPolicy, Forgives, mlfq_all_requests_finish_when_blocks_are_short),
-    (MLFQPolicy, NeverRises, mlfq_long_requests_finish_under_a_stream_of_short_ones),
+    (MLFQPolicy, NeverRises, mlfq_long_requests_finish_although_short_requests_keep_arriving),
     (MLFQPolicy, JoinsAtTheTop, mlfq_a_long_prompt_starts_on_a_lower_level),
-    (MLFQPolicy, EqualQuanta, mlfq_a_request_sinks_one_level_after_each_quantum),
+    (MLFQPolicy, EqualQuanta, mlfq_a_request_moves_one_level_down_after_each_quantum),
 ]
 
 

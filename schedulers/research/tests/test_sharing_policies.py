@@ -40,7 +40,7 @@ def gap(game, weights=None, cost=cost):
     return widest
 
 
-def vtc_backlogged_tenants_differ_by_at_most_one_request(policy, lab):
+def vtc_the_service_of_backlogged_tenants_differs_by_at_most_one_request(policy, lab):
     talkers = backlog(lab, "a", 60, prompt=4, output=30)
     readers = backlog(lab, "b", 60, prompt=90, output=2)
     game = lab.play(policy, [*talkers, *readers], seats=1)
@@ -105,7 +105,7 @@ def lpm_requests_with_the_same_prefix_run_consecutively(policy, lab):
     assert hit_rate(lab.play(Policy, groups(lab), **ONE_GROUP)) == 0.0
 
 
-def lpm_a_request_with_a_rare_prefix_waits_at_most_max_wait_s(policy, lab):
+def lpm_the_waiting_time_of_a_request_with_a_rare_prefix_is_limited(policy, lab):
     popular = [
         lab.Job(
             name=f"p{n}", prompt=[*range(10, 170), 500 + n], output=20, arrival_ns=n * 100 * lab.MS
@@ -144,7 +144,7 @@ def dlpm_the_service_of_tenants_differs_by_at_most_a_quantum(policy, lab):
         assert quantum / 2 < gap(game, cost=paid) <= quantum + dearest
 
 
-def dlpm_cached_prefixes_go_first_within_a_quantum(policy, lab):
+def dlpm_within_a_quantum_requests_with_cached_prefixes_run_first(policy, lab):
     jobs = groups(lab, tenants=("a", "b"))
     ours = hit_rate(lab.play(policy, jobs, **ONE_GROUP))
     assert ours > 0.6
@@ -224,17 +224,29 @@ class ByArrival(DLPMPolicy):
 
 MUTANTS = [
     (VTCPolicy, Policy, vtc_an_idle_tenant_gets_no_credit),
-    (VTCPolicy, ChargesNoOutput, vtc_backlogged_tenants_differ_by_at_most_one_request),
-    (VTCPolicy, ChargesNoPrompt, vtc_backlogged_tenants_differ_by_at_most_one_request),
+    (
+        VTCPolicy,
+        ChargesNoOutput,
+        vtc_the_service_of_backlogged_tenants_differs_by_at_most_one_request,
+    ),
+    (
+        VTCPolicy,
+        ChargesNoPrompt,
+        vtc_the_service_of_backlogged_tenants_differs_by_at_most_one_request,
+    ),
     (VTCPolicy, WeighsNobody, vtc_service_is_proportional_to_the_weights),
     (VTCPolicy, NeverLifts, vtc_an_idle_tenant_gets_no_credit),
     (VTCPolicy, LiftsToThoseThatWait, vtc_a_tenant_gets_no_credit_while_no_request_waits),
     (LPMPolicy, ShortestMatch, lpm_requests_with_the_same_prefix_run_consecutively),
-    (LPMPolicy, NeverAges, lpm_a_request_with_a_rare_prefix_waits_at_most_max_wait_s),
+    (
+        LPMPolicy,
+        NeverAges,
+        lpm_the_waiting_time_of_a_request_with_a_rare_prefix_is_limited,
+    ),
     (DLPMPolicy, NoDeficits, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
     (DLPMPolicy, TenQuanta, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
     (DLPMPolicy, FreeOutput, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
-    (DLPMPolicy, ByArrival, dlpm_cached_prefixes_go_first_within_a_quantum),
+    (DLPMPolicy, ByArrival, dlpm_within_a_quantum_requests_with_cached_prefixes_run_first),
 ]
 
 

@@ -40,7 +40,7 @@ def one_long(lab):
     return [long, *short]
 
 
-def srpt_the_mean_latency_is_far_below_sjf(policy, lab):
+def srpt_the_mean_latency_is_far_below_that_of_sjf(policy, lab):
     jobs = one_long(lab)
     assert (
         lab.play(policy, jobs, seats=1).mean_ns() < lab.play(SJFPolicy, jobs, seats=1).mean_ns() / 3
@@ -85,7 +85,7 @@ def hrrn_no_request_waits_forever(policy, lab):
     assert 0 <= game["long"].admitted_ns < 3_000 * lab.MS
 
 
-def hrrn_after_equal_waits_the_shorter_request_is_first(policy, lab):
+def hrrn_after_equal_waiting_times_shorter_requests_run_first(policy, lab):
     jobs = [lab.Job(name="now", output=50, expected=50)]
     jobs += [
         lab.Job(name=f"w{n}", output=n, expected=n, arrival_ns=lab.MS) for n in (40, 90, 7, 200)
@@ -100,7 +100,7 @@ def misses(game):
     return sum(fate.token_ns[0] > fate.job.deadline_ns for fate in fates)
 
 
-def edf_a_feasible_set_meets_every_deadline(policy, lab):
+def edf_all_deadlines_are_met_if_any_order_can_meet_them(policy, lab):
     rng, world, jobs, now_ns = Random(4), lab.World(seats=1), [], 0
     for number in rng.sample(range(40), 40):
         job = lab.Job(name=f"j{number:02}", prompt=20, output=rng.randint(5, 40))
@@ -111,7 +111,7 @@ def edf_a_feasible_set_meets_every_deadline(policy, lab):
     assert misses(game) == 0  # no deadline has slack, so any other order misses one
 
 
-def edf_an_earlier_deadline_preempts_a_later_one(policy, lab):
+def edf_a_request_with_an_earlier_deadline_preempts_a_request_with_a_later_deadline(policy, lab):
     jobs = [
         lab.Job(name="late", output=300, deadline_ns=9_000 * lab.MS),
         lab.Job(name="early", output=5, arrival_ns=50 * lab.MS, deadline_ns=90 * lab.MS),
@@ -122,7 +122,7 @@ def edf_an_earlier_deadline_preempts_a_later_one(policy, lab):
     assert patient.stats.num_preemptions == 0
 
 
-def edf_requests_without_a_deadline_are_last(policy, lab):
+def edf_requests_without_a_deadline_run_last(policy, lab):
     jobs = [lab.Job(name=f"free{n}", output=5) for n in range(3)]
     jobs += [lab.Job(name="due", output=5, deadline_ns=7_000 * lab.MS)]
     game = lab.play(policy, jobs, seats=1)
@@ -197,17 +197,25 @@ MUTANTS = [
     (SJFPolicy, Longest, sjf_the_mean_latency_is_optimal),
     (SJFPolicy, AsAllowed, sjf_the_mean_latency_is_optimal),
     (SJFPolicy, Nearly, sjf_the_mean_latency_is_optimal),
-    (SRPTPolicy, NeverDisplaces, srpt_the_mean_latency_is_far_below_sjf),
+    (SRPTPolicy, NeverDisplaces, srpt_the_mean_latency_is_far_below_that_of_sjf),
     (SRPTPolicy, Jumps, srpt_requests_of_equal_length_do_not_preempt_each_other),
     (SRPTPolicy, ForgetsProgress, srpt_a_nearly_finished_request_is_not_preempted),
     (SRPTPolicy, DisplacesTheShortest, srpt_preempted_requests_finish),
     (HRRNPolicy, SJFPolicy, hrrn_no_request_waits_forever),
-    (HRRNPolicy, ByArrival, hrrn_after_equal_waits_the_shorter_request_is_first),
-    (EDFPolicy, LatestFirst, edf_a_feasible_set_meets_every_deadline),
-    (EDFPolicy, ByArrival, edf_a_feasible_set_meets_every_deadline),
-    (EDFPolicy, Patient, edf_an_earlier_deadline_preempts_a_later_one),
-    (EDFPolicy, AlwaysDisplaces, edf_an_earlier_deadline_preempts_a_later_one),
-    (EDFPolicy, NoneIsNow, edf_requests_without_a_deadline_are_last),
+    (HRRNPolicy, ByArrival, hrrn_after_equal_waiting_times_shorter_requests_run_first),
+    (EDFPolicy, LatestFirst, edf_all_deadlines_are_met_if_any_order_can_meet_them),
+    (EDFPolicy, ByArrival, edf_all_deadlines_are_met_if_any_order_can_meet_them),
+    (
+        EDFPolicy,
+        Patient,
+        edf_a_request_with_an_earlier_deadline_preempts_a_request_with_a_later_deadline,
+    ),
+    (
+        EDFPolicy,
+        AlwaysDisplaces,
+        edf_a_request_with_an_earlier_deadline_preempts_a_request_with_a_later_deadline,
+    ),
+    (EDFPolicy, NoneIsNow, edf_requests_without_a_deadline_run_last),
 ]
 
 
