@@ -64,11 +64,11 @@ class SectionSpec:
 
 
 _THROUGHPUT = (
-    FigureSpec(name="load_s", what="start-up time, random weights", unit="s"),
-    FigureSpec(name="one", what="one request, 128 in, 256 out", unit="tokens/s"),
-    FigureSpec(name="many", what="256 requests, 128 in, 256 out", unit="tokens/s"),
-    FigureSpec(name="launch_ms", what="median launch time, batch size 256", unit="ms"),
-    FigureSpec(name="host_ms", what="host time per step, batch size 256", unit="ms"),
+    FigureSpec(name="load_s", what="start-up time with random weights", unit="s"),
+    FigureSpec(name="one", what="one request, 128 prompt and 256 output tokens", unit="tokens/s"),
+    FigureSpec(name="many", what="256 requests, 128 prompt and 256 output tokens", unit="tokens/s"),
+    FigureSpec(name="launch_ms", what="median launch time at batch size 256", unit="ms"),
+    FigureSpec(name="host_ms", what="host time per step at batch size 256", unit="ms"),
 )
 
 
@@ -79,21 +79,21 @@ def _aimed(figures: tuple[FigureSpec, ...], **aims: FigureSpec) -> tuple[FigureS
 SECTIONS = (
     SectionSpec(
         name="machine",
-        question="What is this machine, and what is installed?",
+        question="Which hardware does the machine have, and which packages are installed?",
         deadline_s=40,
     ),
     SectionSpec(
         name="probes",
-        question="Which bandwidth and FLOP/s do torch's own operations reach?",
+        question="Which bandwidth and compute rate do torch's operations reach?",
         deadline_s=20,
         figures=(
-            FigureSpec(name="copy_gb_s", what="copy bandwidth, read + write", unit="GB/s"),
+            FigureSpec(name="copy_gb_s", what="copy bandwidth (reads and writes)", unit="GB/s"),
             FigureSpec(name="gemm_tflop_s", what="bf16 matrix multiplication", unit="TFLOP/s"),
         ),
     ),
     SectionSpec(
         name="conformance",
-        question="Do the plugins pass the conformance kit, and kernels match float64 references?",
+        question="Do plugins pass the conformance kit, and do kernels match float64 results?",
         deadline_s=130,
     ),
     SectionSpec(
@@ -101,21 +101,41 @@ SECTIONS = (
         question="Do logits and tokens of generated models match transformers?",
         deadline_s=90,
         figures=(
-            FigureSpec(name="max_error", what="max logit error, float32", unit="", at_most=1e-4),
-            FigureSpec(name="qualify", what="positions without ties", unit="%", at_least=95),
-            FigureSpec(name="equal", what="same token, without ties", unit="%", at_least=100),
-            FigureSpec(name="bf16_kl", what="bf16 vs float32, mean KL divergence", unit="nat"),
-            FigureSpec(name="bf16_top1", what="bf16 vs float32, same top token", unit="%"),
+            FigureSpec(
+                name="max_error",
+                what="largest difference of logits, float32",
+                unit="",
+                at_most=1e-4,
+            ),
+            FigureSpec(
+                name="qualify", what="share of positions without ties", unit="%", at_least=95
+            ),
+            FigureSpec(
+                name="equal", what="share of equal tokens, without ties", unit="%", at_least=100
+            ),
+            FigureSpec(name="bf16_kl", what="mean KL divergence of bf16 from float32", unit="nat"),
+            FigureSpec(
+                name="bf16_top1", what="share of equal top tokens, bf16 and float32", unit="%"
+            ),
         ),
     ),
     SectionSpec(
         name="backends",
-        question="Do two attention backends give the same tokens (margin rule)?",
+        question="Do two attention backends give the same tokens, by the margin rule?",
         deadline_s=40,
         figures=(
-            FigureSpec(name="max_error", what="max logit error, float32", unit="", at_most=1e-4),
-            FigureSpec(name="qualify", what="positions without ties", unit="%", at_least=95),
-            FigureSpec(name="equal", what="same token, without ties", unit="%", at_least=100),
+            FigureSpec(
+                name="max_error",
+                what="largest difference of logits, float32",
+                unit="",
+                at_most=1e-4,
+            ),
+            FigureSpec(
+                name="qualify", what="share of positions without ties", unit="%", at_least=95
+            ),
+            FigureSpec(
+                name="equal", what="share of equal tokens, without ties", unit="%", at_least=100
+            ),
         ),
     ),
     SectionSpec(
@@ -136,7 +156,7 @@ SECTIONS = (
         question="Is the memory limit respected, and is memory use constant?",
         deadline_s=40,
         figures=(
-            FigureSpec(name="used", what="memory use, limit 50 %", unit="%", at_most=52),
+            FigureSpec(name="used", what="memory use with a limit of 50 %", unit="%", at_most=52),
             FigureSpec(name="device_mib", what="device memory growth", unit="MiB", at_most=1),
             FigureSpec(name="host_mib", what="host memory growth", unit="MiB", at_most=32),
         ),
@@ -148,13 +168,19 @@ SECTIONS = (
         figures=_aimed(
             _THROUGHPUT,
             one=FigureSpec(
-                name="one", what="one request, 128 in, 256 out", unit="tokens/s", at_least=250
+                name="one",
+                what="one request, 128 prompt and 256 output tokens",
+                unit="tokens/s",
+                at_least=250,
             ),
             many=FigureSpec(
-                name="many", what="256 requests, 128 in, 256 out", unit="tokens/s", at_least=8000
+                name="many",
+                what="256 requests, 128 prompt and 256 output tokens",
+                unit="tokens/s",
+                at_least=8000,
             ),
             host_ms=FigureSpec(
-                name="host_ms", what="host time per step, batch size 256", unit="ms", at_most=3
+                name="host_ms", what="host time per step at batch size 256", unit="ms", at_most=3
             ),
         ),
     ),
@@ -167,13 +193,13 @@ SECTIONS = (
     ),
     SectionSpec(
         name="attention_kernels",
-        question="How close is attention to the copy bandwidth of the device?",
+        question="Which share of the device's copy bandwidth does attention reach?",
         deadline_s=35,
         on_cpu=False,
         figures=(
             FigureSpec(
                 name="decode_copy_share",
-                what="decode KV reads / copy bandwidth",
+                what="bandwidth of KV-cache reads in decode, relative to copies",
                 unit="%",
                 at_least=70,
             ),
@@ -181,7 +207,7 @@ SECTIONS = (
     ),
     SectionSpec(
         name="ops_kernels",
-        question="How fast are the other ops kernels?",
+        question="How fast are the kernels of other operations?",
         deadline_s=25,
         on_cpu=False,
     ),

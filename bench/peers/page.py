@@ -11,7 +11,7 @@ from peers.tables import markdown
 
 HEAD = """# Performance on the CPU
 
-This page compares Dovetail with other engines on a CPU. Do not edit it: the command
+This page compares Dovetail with other engines on a CPU. Do not edit this page: the command
 `python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it. Absolute figures
 are valid only for one machine at one time, so compare only the ratios within a run.
 """

@@ -114,9 +114,12 @@ def test_a_section_that_never_ran_is_shown_as_such():
     partly = page_block(RUN)
     assert "| **parity** | Do logits" in partly and "| | never run |" in partly
     assert "| **small_model** | How fast is a model of the shape of Qwen3-0.6B" in partly
-    assert "| | one request, 128 in, 256 out | ≥ 250 tokens/s | 300 tokens/s |" in partly
+    assert (
+        "| | one request, 128 prompt and 256 output tokens | ≥ 250 tokens/s | 300 tokens/s |"
+        in partly
+    )
     assert "| ≥ 8,000 tokens/s | **700 tokens/s** |" in partly
-    assert "| | host time per step, batch size 256 | ≤ 3 ms | never run |" in partly
+    assert "| | host time per step at batch size 256 | ≤ 3 ms | never run |" in partly
     assert "| | extra, of a kernel | | 1.5 us |" in partly
     assert "| | `ops:triton` | | 30 passed, 1 failed |" in partly
 
