@@ -51,8 +51,10 @@ class PolicyFacts:
         """Return the recorded part of the page."""
         lines = ["**Tested.**", ""]
         for text, mutants in self.guarantees.items():
-            killed = f" (kills {', '.join(f'`{name}`' for name in mutants)})" if mutants else ""
-            lines.append(f"- {text}{killed}")
+            rejected = (
+                f" (mutants: {', '.join(f'`{name}`' for name in mutants)})" if mutants else ""
+            )
+            lines.append(f"- {text}{rejected}")
         where = self.source.relative_to(ROOT).as_posix()
         return "\n".join([*lines, "", f"{self.num_lines} lines: `{where}`."])
 

@@ -114,7 +114,7 @@ def sarathi_all_requests_finish_without_chunked_prefill(policy, lab):
     assert all(fate.finished for fate in game.fates.values())
 
 
-class Refills(StaticPolicy):
+class AdmitsAtEveryStep(StaticPolicy):
     def plan(self, view):
         yield CONTINUE
         for request in view.waiting:
@@ -122,7 +122,7 @@ class Refills(StaticPolicy):
                 return
 
 
-class Hopes(StaticPolicy):
+class ReservesNoOutput(StaticPolicy):
     def plan(self, view):
         if view.running:
             yield CONTINUE
@@ -132,22 +132,22 @@ class Hopes(StaticPolicy):
                 return
 
 
-class Cuts(OrcaPolicy):
+class SplitsPrompts(OrcaPolicy):
     def _admission(self, request, *, whole):
         return Run(request, reserve=request.max_total_tokens)
 
 
-class Overbooks(OrcaPolicy):
+class ReservesNothing(OrcaPolicy):
     def _admission(self, request, *, whole):
         return Run(request, whole=whole)
 
 
-class NeverCuts(OrcaPolicy):
+class NeverSplits(OrcaPolicy):
     def _admission(self, request, *, whole):
         return super()._admission(request, whole=True)
 
 
-class Mixes(PrefillFirstPolicy):
+class MixesPromptsAndDecodes(PrefillFirstPolicy):
     def plan(self, view):
         waiting = view.waiting
         yield CONTINUE
@@ -164,7 +164,7 @@ class DecodesFirst(PrefillFirstPolicy):
         yield from super().plan(view)
 
 
-class Waits(PrefillFirstPolicy):
+class SkipsLongPrompts(PrefillFirstPolicy):
     def plan(self, view):
         num_running = len(view.running)
         for request in view.waiting:
@@ -208,7 +208,7 @@ class OnePromptAtATime(SarathiPolicy):
             yield Run(request, max(1, left // 2))
 
 
-class Uncuttable(SarathiPolicy):
+class AlwaysSplits(SarathiPolicy):
     def plan(self, view):
         left = self._chunk
         for request in view.running:
@@ -218,30 +218,30 @@ class Uncuttable(SarathiPolicy):
                 left -= (yield Run(request, left)).num_tokens
 
 
-class AllAtOnce(Policy):
+class IgnoresTheChunk(Policy):
     def __init__(self, options=None):
         super().__init__()
 
 
 MUTANTS = [
-    (StaticPolicy, Refills, static_no_request_joins_a_running_batch),
-    (StaticPolicy, Hopes, static_blocks_for_the_longest_output_are_reserved),
-    (OrcaPolicy, Cuts, orca_a_prompt_within_the_token_budget_is_not_split),
-    (OrcaPolicy, Overbooks, orca_no_request_is_preempted),
+    (StaticPolicy, AdmitsAtEveryStep, static_no_request_joins_a_running_batch),
+    (StaticPolicy, ReservesNoOutput, static_blocks_for_the_longest_output_are_reserved),
+    (OrcaPolicy, SplitsPrompts, orca_a_prompt_within_the_token_budget_is_not_split),
+    (OrcaPolicy, ReservesNothing, orca_no_request_is_preempted),
     (OrcaPolicy, StaticPolicy, orca_a_request_joins_a_running_batch_at_any_iteration),
-    (OrcaPolicy, NeverCuts, orca_a_prompt_above_the_token_budget_is_split),
-    (PrefillFirstPolicy, Mixes, prefill_first_no_step_mixes_prompts_and_decodes),
+    (OrcaPolicy, NeverSplits, orca_a_prompt_above_the_token_budget_is_split),
+    (PrefillFirstPolicy, MixesPromptsAndDecodes, prefill_first_no_step_mixes_prompts_and_decodes),
     (PrefillFirstPolicy, DecodesFirst, prefill_first_a_prompt_waits_only_for_the_step_in_flight),
-    (PrefillFirstPolicy, Waits, prefill_first_a_prompt_above_the_token_budget_is_split),
+    (PrefillFirstPolicy, SkipsLongPrompts, prefill_first_a_prompt_above_the_token_budget_is_split),
     (SarathiPolicy, PromptsFirst, sarathi_every_step_contains_all_decodes),
-    (SarathiPolicy, AllAtOnce, sarathi_the_option_chunk_limits_the_time_between_tokens),
+    (SarathiPolicy, IgnoresTheChunk, sarathi_the_option_chunk_limits_the_time_between_tokens),
     (SarathiPolicy, CountsPromptsOnly, sarathi_the_option_chunk_limits_the_time_between_tokens),
     (
         SarathiPolicy,
         OnePromptAtATime,
         sarathi_a_step_with_a_partial_prompt_has_exactly_chunk_tokens,
     ),
-    (SarathiPolicy, Uncuttable, sarathi_all_requests_finish_without_chunked_prefill),
+    (SarathiPolicy, AlwaysSplits, sarathi_all_requests_finish_without_chunked_prefill),
 ]
 
 

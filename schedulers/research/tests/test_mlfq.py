@@ -82,7 +82,7 @@ def mlfq_all_requests_finish_when_blocks_are_short(policy, lab):
     assert all(fate.finished for fate in game.fates.values())
 
 
-class Forgives(MLFQPolicy):
+class NeverProtects(MLFQPolicy):
     """A mutant that does not protect requests after many preemptions."""
 
     def rank(self, request, view):
@@ -111,7 +111,7 @@ class EqualQuanta(MLFQPolicy):
         self._quanta = [self._options.quantum] * self._options.levels
 
 
-class Evicts(MLFQPolicy):
+class PreemptsWithoutTheOption(MLFQPolicy):
     """A mutant that preempts running requests to admit others, without the option."""
 
     def plan(self, view):
@@ -131,8 +131,8 @@ MUTANTS = [
     (MLFQPolicy, ByArrival, mlfq_requests_are_preempted_only_with_the_option),
     (MLFQPolicy, NeverSinks, mlfq_a_short_request_overtakes_long_requests),
     (MLFQPolicy, ByArrival, mlfq_a_paused_request_is_not_recomputed),
-    (MLFQPolicy, Evicts, mlfq_requests_are_preempted_only_with_the_option),
-    (MLFQPolicy, Forgives, mlfq_all_requests_finish_when_blocks_are_short),
+    (MLFQPolicy, PreemptsWithoutTheOption, mlfq_requests_are_preempted_only_with_the_option),
+    (MLFQPolicy, NeverProtects, mlfq_all_requests_finish_when_blocks_are_short),
     (MLFQPolicy, NeverRises, mlfq_long_requests_finish_although_short_requests_keep_arriving),
     (MLFQPolicy, JoinsAtTheTop, mlfq_a_long_prompt_starts_on_a_lower_level),
     (MLFQPolicy, EqualQuanta, mlfq_a_request_moves_one_level_down_after_each_quantum),

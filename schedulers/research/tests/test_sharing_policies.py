@@ -161,7 +161,7 @@ class ChargesNoPrompt(VTCPolicy):
         super().__init__({**(options or {}), "prompt_weight": 0.0})
 
 
-class WeighsNobody(VTCPolicy):
+class IgnoresWeights(VTCPolicy):
     def __init__(self, options=None):
         super().__init__()
 
@@ -177,13 +177,13 @@ class ChargesAtTheEndOfTheStep(VTCPolicy):
             self._charge(request.tenant, request.num_prompt_tokens)
 
 
-class NeverLifts(VTCPolicy):
+class NeverRaisesCounters(VTCPolicy):
     def on_arrival(self, request, view):
         self._counters.setdefault(request.tenant, 0.0)
         self._waiting.setdefault(request.tenant, set()).add(request.sequence)
 
 
-class LiftsToThoseThatWait(VTCPolicy):
+class RaisesToWaitingTenantsOnly(VTCPolicy):
     """A mutant like the artifact of the paper, which omits the case of an empty queue."""
 
     def on_arrival(self, request, view):
@@ -207,7 +207,7 @@ class NoDeficits(DLPMPolicy):
         yield from Policy.plan(self, view)
 
 
-class TenQuanta(DLPMPolicy):
+class RefillsTenfold(DLPMPolicy):
     def __init__(self, options):
         super().__init__({"quantum": 10 * options["quantum"]})
 
@@ -234,9 +234,9 @@ MUTANTS = [
         ChargesNoPrompt,
         vtc_the_service_of_backlogged_tenants_differs_by_at_most_one_request,
     ),
-    (VTCPolicy, WeighsNobody, vtc_service_is_proportional_to_the_weights),
-    (VTCPolicy, NeverLifts, vtc_an_idle_tenant_gets_no_credit),
-    (VTCPolicy, LiftsToThoseThatWait, vtc_a_tenant_gets_no_credit_while_no_request_waits),
+    (VTCPolicy, IgnoresWeights, vtc_service_is_proportional_to_the_weights),
+    (VTCPolicy, NeverRaisesCounters, vtc_an_idle_tenant_gets_no_credit),
+    (VTCPolicy, RaisesToWaitingTenantsOnly, vtc_a_tenant_gets_no_credit_while_no_request_waits),
     (LPMPolicy, ShortestMatch, lpm_requests_with_the_same_prefix_run_consecutively),
     (
         LPMPolicy,
@@ -244,7 +244,7 @@ MUTANTS = [
         lpm_the_waiting_time_of_a_request_with_a_rare_prefix_is_limited,
     ),
     (DLPMPolicy, NoDeficits, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
-    (DLPMPolicy, TenQuanta, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
+    (DLPMPolicy, RefillsTenfold, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
     (DLPMPolicy, FreeOutput, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
     (DLPMPolicy, ByArrival, dlpm_within_a_quantum_requests_with_cached_prefixes_run_first),
 ]

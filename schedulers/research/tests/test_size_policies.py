@@ -130,37 +130,37 @@ def edf_requests_without_a_deadline_run_last(policy, lab):
     assert game["free0"].done_ns < game["free1"].done_ns < game["free2"].done_ns
 
 
-class Longest(SJFPolicy):
+class LongestFirst(SJFPolicy):
     def rank(self, request, view):
         return -self._predict(request), request.sequence
 
 
-class AsAllowed(SJFPolicy):
+class OrdersByMaxTokens(SJFPolicy):
     def rank(self, request, view):
         return request.max_total_tokens, request.sequence
 
 
-class Nearly(SJFPolicy):
+class RoundsLengths(SJFPolicy):
     def rank(self, request, view):
         return self._predict(request) // 8, request.sequence
 
 
-class NeverDisplaces(SRPTPolicy):
+class NeverPreempts(SRPTPolicy):
     def may_preempt(self, request, running, view):
         return False
 
 
-class Jumps(SRPTPolicy):
+class PreemptsEqualLengths(SRPTPolicy):
     def may_preempt(self, request, running, view):
         return self.rank(running, view) > self.rank(request, view)
 
 
-class ForgetsProgress(SRPTPolicy):
+class IgnoresProgress(SRPTPolicy):
     def rank(self, request, view):
         return self._predict(request)
 
 
-class DisplacesTheShortest(SRPTPolicy):
+class PreemptsTheShortest(SRPTPolicy):
     def victim(self, running, view):
         return min(running, key=lambda one: self.rank(one, view))
 
@@ -178,44 +178,44 @@ class LatestFirst(EDFPolicy):
         return -request.deadline_ns, request.sequence
 
 
-class NoneIsNow(EDFPolicy):
+class NoDeadlineIsFirst(EDFPolicy):
     def rank(self, request, view):
         return request.deadline_ns, request.sequence
 
 
-class Patient(EDFPolicy):
+class PreemptIsOff(EDFPolicy):
     def __init__(self, options=None):
         super().__init__({"preempt": False})
 
 
-class AlwaysDisplaces(EDFPolicy):
+class PreemptIsAlwaysOn(EDFPolicy):
     def __init__(self, options=None):
         super().__init__()
 
 
 MUTANTS = [
-    (SJFPolicy, Longest, sjf_the_mean_latency_is_optimal),
-    (SJFPolicy, AsAllowed, sjf_the_mean_latency_is_optimal),
-    (SJFPolicy, Nearly, sjf_the_mean_latency_is_optimal),
-    (SRPTPolicy, NeverDisplaces, srpt_the_mean_latency_is_far_below_that_of_sjf),
-    (SRPTPolicy, Jumps, srpt_requests_of_equal_length_do_not_preempt_each_other),
-    (SRPTPolicy, ForgetsProgress, srpt_a_nearly_finished_request_is_not_preempted),
-    (SRPTPolicy, DisplacesTheShortest, srpt_preempted_requests_finish),
+    (SJFPolicy, LongestFirst, sjf_the_mean_latency_is_optimal),
+    (SJFPolicy, OrdersByMaxTokens, sjf_the_mean_latency_is_optimal),
+    (SJFPolicy, RoundsLengths, sjf_the_mean_latency_is_optimal),
+    (SRPTPolicy, NeverPreempts, srpt_the_mean_latency_is_far_below_that_of_sjf),
+    (SRPTPolicy, PreemptsEqualLengths, srpt_requests_of_equal_length_do_not_preempt_each_other),
+    (SRPTPolicy, IgnoresProgress, srpt_a_nearly_finished_request_is_not_preempted),
+    (SRPTPolicy, PreemptsTheShortest, srpt_preempted_requests_finish),
     (HRRNPolicy, SJFPolicy, hrrn_no_request_waits_forever),
     (HRRNPolicy, ByArrival, hrrn_after_equal_waiting_times_shorter_requests_run_first),
     (EDFPolicy, LatestFirst, edf_all_deadlines_are_met_if_any_order_can_meet_them),
     (EDFPolicy, ByArrival, edf_all_deadlines_are_met_if_any_order_can_meet_them),
     (
         EDFPolicy,
-        Patient,
+        PreemptIsOff,
         edf_a_request_with_an_earlier_deadline_preempts_a_request_with_a_later_deadline,
     ),
     (
         EDFPolicy,
-        AlwaysDisplaces,
+        PreemptIsAlwaysOn,
         edf_a_request_with_an_earlier_deadline_preempts_a_request_with_a_later_deadline,
     ),
-    (EDFPolicy, NoneIsNow, edf_requests_without_a_deadline_run_last),
+    (EDFPolicy, NoDeadlineIsFirst, edf_requests_without_a_deadline_run_last),
 ]
 
 
