@@ -49,12 +49,12 @@ class PolicyFacts:
 
     def render(self) -> str:
         """Return the recorded part of the page."""
-        lines = ["**Tested.**", ""]
+        has_mutants = any(self.guarantees.values())
+        suffix = ", each with the mutants that violate it" if has_mutants else ""
+        lines = [f"**Tested guarantees**{suffix}:", ""]
         for text, mutants in self.guarantees.items():
-            rejected = (
-                f" (mutants: {', '.join(f'`{name}`' for name in mutants)})" if mutants else ""
-            )
-            lines.append(f"- {text}{rejected}")
+            failing = f" ({', '.join(f'`{name}`' for name in mutants)})" if mutants else ""
+            lines.append(f"- {text}{failing}")
         where = self.source.relative_to(ROOT).as_posix()
         return "\n".join([*lines, "", f"{self.num_lines} lines: `{where}`."])
 

@@ -71,9 +71,9 @@ the same tokenizer: `main`, and `draft` for speculative decoding.
 
 ## Accuracy
 
-Measured with greedy sampling in transformers, on the saved bfloat16 weights. Each task has {asked}
-different questions (seed {seed}) that are not in the training data in any wording. An answer counts
-as right only if the program that checks the task accepts it and the model ended it.
+The answers are sampled greedily in transformers, with the saved bfloat16 weights. Each task has
+{asked} different questions (seed {seed}) that are not in the training data in any wording. An
+answer counts as right only if the program that checks the task accepts it and the model ended it.
 
 {table}
 {agreement}

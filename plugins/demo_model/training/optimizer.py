@@ -17,7 +17,7 @@ ADAM_WEIGHT_DECAY = 0.0
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The number of steps of a run: `total`, of which the first `warmup` and last `cooldown`."""
+    """The learning rate of `total` steps: rises for `warmup`, falls for the last `cooldown`."""
 
     peak: float
     warmup: int

@@ -46,7 +46,7 @@ def output(*completions, error=None):
     )
 
 
-def test_a_row_may_have_a_prompt_token_ids_or_messages():
+def test_a_row_may_have_a_text_prompt_or_token_ids_or_messages():
     chat = [{"role": "user", "content": "hi"}]
     found = prompts([{"prompt": "say"}, {"prompt_token_ids": [4, 5]}, {"messages": chat}])
     rendered = b"user: hi\nassistant: "

@@ -30,7 +30,7 @@ def test_a_line_covers_the_time_since_the_previous_line(tmp_path):
         logger.record(
             make_step(step_id, second * SECOND, num_finished=1, num_failed=step_id == 100)
         )
-    first, second = lines_of(path.read_text())  # flushed, without being closed
+    first, second = lines_of(path.read_text())  # the logger flushes each line
     assert first == {
         "time_s": 2.0,
         "num_steps": 2,

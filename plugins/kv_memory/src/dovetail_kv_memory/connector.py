@@ -181,7 +181,7 @@ class MemoryWorkerSide:
 
 
 def _options(context: KVConnectorContext) -> MemoryOptions:
-    return MemoryOptions(**context.options)  # type: ignore[arg-type]  # checked by its model
+    return MemoryOptions(**context.options)  # type: ignore[arg-type]  # the core has validated the options
 
 
 def _encoded(what: str, transfer: KVTransfer) -> dict[str, Any]:

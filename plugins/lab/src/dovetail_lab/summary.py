@@ -24,8 +24,8 @@ from dovetail.errors import UserError
 class Summary:
     """The counts of a log.
 
-    num_prompt_tokens: prompt tokens of all admitted requests. num_cached_tokens: those of them that
-    were found in the prefix cache at the first admission. num_tokens: scheduled tokens.
+    num_prompt_tokens: prompt tokens of all admitted requests. num_cached_tokens: prompt tokens
+    found in the prefix cache at the first admission of a request. num_tokens: scheduled tokens.
     num_sampled: sampled tokens. num_preemptions: readmissions after a preemption.
     """
 

@@ -79,7 +79,7 @@ class MLFQPolicy(OneOrderPolicy):
                 yield Hold(request)
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Place the request on the first level whose quantum its prompt fits."""
+        """Place the request on the first level with a quantum that its prompt fits."""
         cost = self._cost(request.num_prompt_tokens)
         level = sum(quantum < cost for quantum in self._quanta[:-1])
         self._places[request.sequence] = _Place(level, 0, view.now_ns)

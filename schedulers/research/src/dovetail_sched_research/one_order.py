@@ -40,7 +40,7 @@ class OneOrderPolicy(Policy):
         return bool(self.rank(running, view) > self.rank(request, view))
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Serve the first `max_batch` requests of the order; admit until one is denied."""
+        """Serve the first `max_batch` requests of the order; admit until a request is denied."""
         yield from self.serve(view)
 
     def serve(self, view: SchedulerView) -> Generator[Action, Grant, set[int]]:

@@ -18,7 +18,7 @@ class OrcaPolicy(Policy):
     work_conserving = False
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests, then admit whole prompts until one is denied."""
+        """Continue running requests, then admit whole prompts until one request is denied."""
         yield CONTINUE
         for request in view.waiting:
             grant = yield self._admission(request, whole=True)

@@ -20,8 +20,8 @@ from dovetail_sched_research.predictors import PredictorName, make_predictor
 class SRPTOptions(BaseModel):
     """The options.
 
-    predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. hysteresis: how many times as long
-    the remaining work of a running request must be for a waiting one to preempt it.
+    predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. hysteresis: a waiting request
+    preempts a running request with more than this many times its remaining work.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -47,7 +47,7 @@ class VTCPolicy(Policy):
         return self._counters[request.tenant], request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests; admit from the lowest counter until one is denied."""
+        """Continue running requests; admit from the lowest counter until one request is denied."""
         yield CONTINUE
         queues: dict[str, deque[RequestView]] = {}
         for request in view.waiting if view.seats_left else ():
