@@ -134,7 +134,7 @@ _ROWS = (
     Kind(
         name="scheduler",
         interface="SchedulerInterface",
-        summary="makes the plan of each step",
+        summary="creates the plan of each step",
         field="scheduler.scheduler_cls",
         other_options=("scheduling_policy",),
         also_accepts=("policy",),
@@ -205,7 +205,7 @@ _ROWS = (
     Kind(
         name="tokenizer",
         interface="Tokenizer",
-        summary="text to token ids and back",
+        summary="converts text to token ids and back",
         field="model.tokenizer_mode",
         roles=(FRONTEND,),
         takes_context=False,
@@ -223,7 +223,7 @@ _ROWS = (
     Kind(
         name="step_extension",
         interface="StepExtension",
-        summary="takes part in steps",
+        summary="reads or changes data of each step",
         field="extensions.step_extensions",
         cardinality=Cardinality.MANY,
         roles=(ENGINE, WORKER),
@@ -240,7 +240,7 @@ _ROWS = (
     Kind(
         name="io_processor",
         interface="IOProcessor",
-        summary="data to prompts, outputs to results",
+        summary="converts data to prompts and outputs to results",
         field="extensions.io_processor",
         cardinality=Cardinality.OPTIONAL,
         roles=(FRONTEND,),

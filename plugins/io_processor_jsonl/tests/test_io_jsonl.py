@@ -115,7 +115,7 @@ def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
         ([{"prompt": "a", "messages": []}], "got prompt and messages"),
         ([{"prompt": 3}], "prompt=3 must be a string"),
         ([{"messages": "hi"}], "messages must be a list"),
-        ([{"prompt": "a", "max_token": 3}], "'max_token' is not a field .* 'max_tokens'"),
+        ([{"prompt": "a", "max_token": 3}], "'max_token' is not a known field .* 'max_tokens'"),
         ([{"prompt": "a", "top_p": 2}], "row 0: top_p=2 must be above 0 and at most 1"),
         ([{"prompt": "a", "logit_bias": {"x": 1}}], "all keys must be token ids"),
         ([{"prompt": "a", "priority": "high"}], "priority='high' must be an integer"),

@@ -92,7 +92,7 @@ def test_token_ids_outside_the_vocabulary_are_ignored():
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_request_without_a_size_is_not_joined(size):
+def test_a_request_without_a_size_does_not_participate(size):
     assert join(make(), 0, [1, 1, 1], size) is False
 
 

@@ -84,7 +84,7 @@ class JSONLProcessor(IOProcessor):
     def _prompt(self, row: Row, params: SamplingParams) -> IOPrompt:
         if unknown := [key for key in row if key not in _KNOWN]:
             raise RequestError(
-                f"{unknown[0]!r} is not a field of a row.{nearest(unknown[0], _KNOWN)}"
+                f"{unknown[0]!r} is not a known field of a row.{nearest(unknown[0], _KNOWN)}"
             )
         given = [form for form in _FORMS if form in row]
         if len(given) != 1:

@@ -57,9 +57,11 @@ class OneOrderPolicy(Policy):
             elif request.sequence in waiting:
                 granted = yield from self._admit(request, view)
                 waiting = waiting if granted else set()
-                running &= {one.sequence for one in view.running}  # some may be preempted now
+                running &= {
+                    one.sequence for one in view.running
+                }  # a request may have been preempted
             else:
-                continue  # it was preempted in this step
+                continue  # preempted in this step
             if granted:
                 served.add(request.sequence)
         return served
