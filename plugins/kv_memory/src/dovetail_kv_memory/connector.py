@@ -181,7 +181,7 @@ class MemoryWorkerSide:
 
 
 def _options(context: KVConnectorContext) -> MemoryOptions:
-    return MemoryOptions(**context.options)  # type: ignore[arg-type]  # the core has validated the options
+    return MemoryOptions(**context.options)  # type: ignore[arg-type]  # already validated
 
 
 def _encoded(what: str, transfer: KVTransfer) -> dict[str, Any]:

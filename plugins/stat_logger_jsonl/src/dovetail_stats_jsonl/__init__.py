@@ -69,7 +69,7 @@ class JSONLStatLogger(StatLogger):
     options_model: ClassVar[type[BaseModel]] = JSONLOptions
 
     def __init__(self, context: StatLoggerContext) -> None:
-        options = JSONLOptions(**context.options)  # type: ignore[arg-type]  # the core has validated the options
+        options = JSONLOptions(**context.options)  # type: ignore[arg-type]  # already validated
         self._interval_ns = int(options.interval_s * 1e9)
         self._start_ns = self._line_ns = context.start_ns
         self._window = _Window(None)
