@@ -22,9 +22,9 @@ def read_mistral_windows(config: Config) -> tuple[int, ...]:
 def read_qwen_windows(config: Config) -> tuple[int, ...]:
     """Return the window of each layer; 0 for a layer without a window.
 
-    Without `use_sliding_window`, no layer has a window. With it, the layers have one that
-    `layer_types` lists as sliding_attention; if `layer_types` is absent, all layers from
-    `max_window_layers` on have one. Raises ModelError for unknown layer types.
+    Without `use_sliding_window`, no layer has a window. With it, each layer with the type
+    sliding_attention in `layer_types` has a window; if `layer_types` is absent, all layers from
+    `max_window_layers` on have a window. Raises ModelError for unknown layer types.
     """
     num_layers = read_num_layers(config)
     kinds = config.get("layer_types")

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 HELD_OUT_SHARE = 50
-"""One of this number of questions is held out from training."""
+"""One of 50 questions is held out from training."""
 
 Facts = tuple[Any, ...]
 
