@@ -5,9 +5,9 @@ from importlib.metadata import distributions
 
 import pytest
 
-from dovetail.config.installed_checkpoints import find_installed_checkpoint
+from dovetail.config.model_sources import find_model
 from dovetail.errors import PluginError
-from dovetail.plugins import KINDS, PluginPolicy
+from dovetail.plugins import KINDS, PluginPolicy, PluginRegistry
 from dovetail.plugins.metadata.commands import find_commands
 from dovetail.plugins.metadata.discovery import discover
 from dovetail.plugins.metadata.first_party import is_first_party
@@ -195,16 +195,20 @@ def test_a_distribution_found_twice_counts_once(two_sites, version, num_warnings
     assert len(found.warnings) == num_warnings
 
 
-# --- checkpoints and commands ----------------------------------------------------------
+# --- model sources and commands ----------------------------------------------------------
 
 
-def test_a_first_party_checkpoint_keeps_its_name(plugin_site, caplog):
-    source = "def folder():\n    return '/weights'\n"
-    plugin_site.add("dovetail-a", {"checkpoint": {"toy": ":folder"}}, init=source)
-    plugin_site.add("acme", {"checkpoint": {"toy": ":folder", "other": ":folder"}}, init=CANARY)
-    assert str(find_installed_checkpoint("toy")) == "/weights"
-    assert "acme" in caplog.text and "is not used" in caplog.text
-    assert find_installed_checkpoint("other", first_party_only=True) is None
+def test_a_first_party_model_source_keeps_its_name(plugin_site):
+    parts = (
+        "from dovetail_devkit.fakes.model_source import FakeModelSource\n"
+        "class Toy(FakeModelSource): ...\n"
+    )
+    plugin_site.add("dovetail-a", {"model_source": {"toy": ".parts:Toy"}}, parts=parts)
+    plugin_site.add("acme", {"model_source": {"toy": ":Toy", "other": ":Toy"}}, init=CANARY)
+    registry = PluginRegistry()
+    assert registry.resolve("model_source", "toy").distribution == "dovetail-a"
+    assert find_model("toy:small", registry, fetch=False) is None
+    assert find_model("other", PluginRegistry(policy=PluginPolicy(no_plugins=True))) is None
 
 
 @pytest.mark.parametrize("words", ["zoo.feed", "zoo", "zoo.feed.all"])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dovetail.config.installed_checkpoints import installed_checkpoint_names
+from dovetail.config.model_sources import source_names
 from dovetail.errors import PluginLoadError
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.metadata.commands import find_commands
@@ -66,7 +66,7 @@ def check_others_are_unharmed():
     registry = PluginRegistry()
     assert registry.load("scheduler", "fcfs").__name__ == "FCFSScheduler"
     registry.check_manifests()
-    assert installed_checkpoint_names() is not None
+    assert source_names(PluginRegistry()) is not None
     assert find_commands(()).usable is not None
     assert _owners_of_packages()["pytest"] == ["pytest"]
     return registry

@@ -16,6 +16,12 @@ from tests.architecture.sources import ROOT
 
 OPTIONS = {option.name: option for option in fields(EngineArgs)}
 CHOSEN = [kind for kind in KINDS.values() if kind.field]
+OTHER_CHOICES = {
+    "model": "`architectures` of config.json",
+    "model_source": "`model`",
+    "model_format": "`model`",
+}
+"""How kinds without an option are selected."""
 DEFAULTS = {Cardinality.ONE: "auto", Cardinality.OPTIONAL: None, Cardinality.MANY: ()}
 
 
@@ -54,8 +60,8 @@ def test_the_page_on_plugins_lists_every_kind() -> None:
     listed = [line for line in text.splitlines() if re.match(r"\| \[\w+\]\(\w+\.md\) \|", line)]
     assert listed == [
         f"| [{kind.name}]({kind.name}.md) | {kind.summary} | "
-        f"{f'`{kind.option}`' if kind.option else '`architectures` of config.json'} | "
+        f"{f'`{kind.option}`' if kind.option else OTHER_CHOICES[kind.name]} | "
         f"{kind.cardinality} | {', '.join(kind.roles)} |"
-        for kind in CHOSEN
-        if not kind.is_sketch
+        for kind in KINDS.values()
+        if kind.roles and not kind.is_sketch
     ]

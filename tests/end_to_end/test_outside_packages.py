@@ -28,7 +28,7 @@ def marker(tmp_path, monkeypatch):
     (package / "__init__.py").write_text(f"open({str(marker)!r}, 'a').write('imported')\n")
     registry = PluginRegistry()
     names = {kind: {one.name for one in registry.candidates(kind)} for kind in KINDS}
-    tables, points = [], ["[dovetail.checkpoint]", "demo = Dovetail_Evil:X"]
+    tables, points = [], ["[dovetail.model_source]", "demo = Dovetail_Evil:X"]
     points += ["[dovetail.command]", "lab.replay = Dovetail_Evil:X", "evil = Dovetail_Evil:X"]
     for kind, taken in names.items():
         points.append(f"[dovetail.{kind}]")

@@ -14,9 +14,9 @@ from security.canary import PROTOCOLS, make_canary
 from security.doors import doors
 
 from dovetail import LLM
-from dovetail.config.installed_checkpoints import find_installed_checkpoint
 from dovetail.errors import DovetailError
 from dovetail_cpu.packed_cache.packed_file import PackedFileError
+from dovetail_demo_model import model_dir
 
 DOORS = doors()
 LEAST_TRIED = 4
@@ -66,7 +66,7 @@ def test_every_door_accepts_valid_bytes(name):
 
 def checkpoint(tmp_path):
     """Return a copy of the installed checkpoint."""
-    return shutil.copytree(find_installed_checkpoint("demo"), tmp_path / "model")
+    return shutil.copytree(model_dir(), tmp_path / "model")
 
 
 FILES = (

@@ -172,6 +172,22 @@ _ROWS = (
         distribution="dovetail-models",
     ),
     Kind(
+        name="model_source",
+        interface="ModelSource",
+        summary="finds and downloads models by name",
+        roles=(FRONTEND,),
+        fake="FakeModelSource",
+        distribution="dovetail-demo-model",
+    ),
+    Kind(
+        name="model_format",
+        interface="ModelFormat",
+        summary="reads the description of a model file",
+        roles=(FRONTEND,),
+        takes_context=False,
+        fake="FakeModelFormat",
+    ),
+    Kind(
         name="weight_loader",
         interface="WeightLoader",
         summary="a format of weight files",

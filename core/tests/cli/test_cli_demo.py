@@ -38,9 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_demo_model(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "dovetail.cli.demo_questions.find_installed_checkpoint", lambda name, **_: None
-    )
+    monkeypatch.setattr("dovetail.cli.demo_questions.find_model", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
     for name in [name for name in sys.modules if name.startswith("dovetail_demo_model")]:
         monkeypatch.delitem(sys.modules, name)
     for module in ("dovetail.cli.demo_questions", "dovetail.config.model_directory"):
-        monkeypatch.setattr(f"{module}.find_installed_checkpoint", lambda name, **_: checkpoint)
+        monkeypatch.setattr(f"{module}.find_model", lambda *_, **__: checkpoint)
 
 
 def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, capsys) -> None:

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from dovetail.interfaces import ModelSourceContext
 from dovetail_demo_model import draft_dir, model_dir
 from dovetail_demo_model.tasks import TASKS, held_out_set
 from dovetail_demo_model.vocabulary import NOUNS
@@ -79,10 +80,12 @@ def test_configs_describe_a_llama_with_an_end_token(size, tokenizer):
     assert generation["do_sample"] is False
 
 
-def test_entry_points_return_the_folders_of_the_two_models():
+def test_the_two_model_sources_provide_the_two_folders():
     project = tomllib.loads((TRAINING.parent / "pyproject.toml").read_text())["project"]
-    points = project["entry-points"]["dovetail.checkpoint"]
-    folders = {name: EntryPoint(name, value, "").load()() for name, value in points.items()}
+    points = project["entry-points"]["dovetail.model_source"]
+    context = ModelSourceContext(cache_dir=Path("unused"))
+    sources = {name: EntryPoint(name, value, "").load()(context) for name, value in points.items()}
+    folders = {name: source.fetch("") for name, source in sources.items()}
     assert folders == {"demo": model_dir(), "demo-draft": draft_dir()}
 
 

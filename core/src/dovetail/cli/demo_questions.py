@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.cli.random_checkpoint import write_random_checkpoint
-from dovetail.config.installed_checkpoints import find_installed_checkpoint
+from dovetail.config.model_sources import find_model
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 
 DEMO = "demo"
 _TASKS = "dovetail_demo_model.tasks"
@@ -84,7 +86,7 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
 
 def _installed_tasks() -> dict[str, Any]:
     """Return the demo model's tasks by name; empty if its package or its weights are missing."""
-    directory = find_installed_checkpoint(DEMO, first_party_only=True)
+    directory = find_model(DEMO, PluginRegistry(policy=PluginPolicy(no_plugins=True)))
     if directory is None or not (directory / "config.json").is_file():
         return {}
     try:

@@ -1,7 +1,7 @@
 """Checks flat options and reads the model directory: from `EngineArgs` to `RequestedConfig`.
 
 Replaces aliases, refuses options that are not supported, and turns paths into directories. Leaves
-open fields ("auto", None) open; loads no plugin.
+open fields ("auto", None) open. Loads no plugin except the source and the format of the model.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dovetail.interfaces.requested_config import (
     RequestedScheduler,
 )
 from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
+from dovetail.plugins import PluginRegistry
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 from dovetail.value_checks import plain_text, shorten
 from dovetail.working_directory import check_working_directory
@@ -83,9 +84,11 @@ def assemble(args: EngineArgs) -> RequestedConfig:
         name: section(**{key: values[key] for key in section.model_fields})
         for name, section in _SECTIONS.items()
     }
-    PluginPolicy.of(sections["plugins"])  # checks the rules
+    plugins = PluginRegistry(
+        policy=PluginPolicy.of(sections["plugins"]), options=values["plugin_options"]
+    )
     return RequestedConfig(
-        model=_assemble_model(values), plugin_options=values["plugin_options"], **sections
+        model=_assemble_model(values, plugins), plugin_options=values["plugin_options"], **sections
     )
 
 
@@ -120,11 +123,10 @@ def _replace_aliases(values: dict[str, Any]) -> None:
         values[name] = value
 
 
-def _assemble_model(values: Mapping[str, Any]) -> RequestedModel:
+def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> RequestedModel:
     asked = _path_text("model", values["model"])
     overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
-    no_plugins = values["no_plugins"] is True  # an invalid value is refused later
-    directory = ModelDirectory.open(asked, hf_overrides=overrides, no_plugins=no_plugins)
+    directory = ModelDirectory.open(asked, hf_overrides=overrides, plugins=plugins)
     for note in directory.notes:
         logger.info(note)
     generation = _generation_config(values, directory)
@@ -141,9 +143,20 @@ def _assemble_model(values: Mapping[str, Any]) -> RequestedModel:
         hf_config=directory.config,
         generation_config=generation,
         quantization=directory.quantization,
+        defaults=_defaults(values, directory),
         served_model_name=asked if name is None else name,
         **{key: values[key] for key in plain.split()},
     )
+
+
+def _defaults(values: Mapping[str, Any], directory: ModelDirectory) -> dict[str, str]:
+    """Return the defaults of the model; a tokenizer of the user is not in the model's format."""
+    own_tokenizer = values["tokenizer"] is not None
+    return {
+        path: name
+        for path, name in directory.defaults.items()
+        if not (own_tokenizer and path == "model.tokenizer_mode")
+    }
 
 
 def _path_text(name: str, value: object) -> str:

@@ -1,7 +1,7 @@
-"""Reads config.json and generation_config.json of a model directory.
+"""Reads the description of a model: config.json of a model directory, or a model file.
 
-Opens no weights and no tokenizer, runs no code of the model, and uses no network.
-Standard library only.
+Opens no weights and no tokenizer, and runs no code of the model. A name that is not a local path
+may select a model source, which may download the model.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint_quantization import read_quantization
-from dovetail.config.installed_checkpoints import (
-    find_installed_checkpoint,
-    installed_checkpoint_names,
-)
 from dovetail.config.model_fields import check_model_fields, check_token_ids
+from dovetail.config.model_sources import find_model, source_names
 from dovetail.errors import ModelError, RequestError, nearest
 from dovetail.interfaces.frozen_mapping import freeze
-from dovetail.model_files import file_exists, read_json_object
-from dovetail.plugins.metadata.discovery import discover
+from dovetail.interfaces.model_format import ModelDescription, ModelFormat
+from dovetail.model_files import file_exists, list_model_files, read_json_object
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import call_plugin, construct
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
@@ -38,23 +37,28 @@ SAMPLING_NAMES = {
 """Sampling defaults of a generation config, and their names in `SamplingParams`."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_BARE_NAME = re.compile(r"\w[\w.-]*")
+CONFIG_FILE = "config.json"
+FORMAT_KIND = "model_format"
+MAX_MODEL_FILES = 1000
+"""Model files of one format in a directory."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDirectory:
-    """The contents of a model directory. Frozen, including its mappings.
+    """The contents of a model directory or model file. Frozen, including its mappings.
 
     path: absolute. config: config.json with the user's overrides applied. generation_config: empty
-    if the file is missing. quantization: the result of `read_quantization`. notes: sentences for
-    the log about ignored contents.
+    if there is none. quantization: the result of `read_quantization`, or of the model format.
+    defaults: default values by path in the configuration, such as "load.load_format". notes:
+    sentences for the log about ignored contents.
     """
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -69,42 +73,129 @@ class ModelDirectory:
         *,
         hf_overrides: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
-        no_plugins: bool = False,
+        plugins: PluginRegistry | None = None,
     ) -> ModelDirectory:
-        """Read the directory at `path`; keys of `hf_overrides` replace those of config.json.
+        """Read the model at `path`; keys of `hf_overrides` replace those of config.json.
 
-        A name that is not a directory may be that of an installed checkpoint ("demo").
+        path: a model directory, a model file, or a name for a model source ("demo").
         config.json can only name installed models; `hf_overrides` may also name a class
         ("package.module:Class").
-        no_plugins: use installed checkpoints of first-party packages only.
+        plugins: finds model sources and model formats; None for all that are installed.
 
-        Raises ModelError, at most three lines: no such directory, a file, no config.json, invalid
-        JSON, a field of a wrong type or range, no architecture, an architecture that is not a plain
-        name, or code in the directory with `trust_remote_code`.
+        Raises ModelError, at most three lines: the path does not exist, no installed model format
+        reads the file, no config.json, invalid JSON, a field of a wrong type or range, no
+        architecture, an architecture that is not a plain name, or code in the directory with
+        `trust_remote_code`. Raises PluginError if a model source or format cannot be loaded.
         """
-        directory = _locate(os.fspath(path), first_party_only=no_plugins)
-        _check_directory(os.fspath(path), directory)
-        if not file_exists(directory / "config.json"):
-            raise ModelError(
-                f"{directory} has no config.json, so it is not a model directory;\n"
-                "give the directory that holds config.json, the weights and the tokenizer."
-            )
-        stated = read_json_object(directory / "config.json")
+        plugins = plugins or PluginRegistry()
+        located = _locate(os.fspath(path), plugins)
+        described = _describe(located, plugins)
+        stated = described.config
         config = {**stated, **(hf_overrides or {})}
-        _check_architectures(directory, config)
+        _check_architectures(described.file, config)
         check_model_fields(config)
         if "architectures" not in (hf_overrides or {}):
-            _check_plain_names(directory, stated["architectures"])
-        notes = _check_auto_map(directory, config, trust_remote_code)
-        generation_path = directory / "generation_config.json"
-        generation = read_json_object(generation_path) if file_exists(generation_path) else {}
+            _check_plain_names(described.file, stated["architectures"], plugins)
+        notes = _check_auto_map(located, config, trust_remote_code)
+        quantization = described.quantization
+        if described.file.name == CONFIG_FILE:
+            quantization = read_quantization(described.file.parent, config)
         return cls(
-            path=directory,
+            path=described.path,
             config=freeze(config),
-            generation_config=freeze(generation),
-            quantization=freeze(read_quantization(directory, config)),
-            notes=notes,
+            generation_config=freeze(described.generation_config),
+            quantization=freeze(quantization),
+            defaults=freeze(described.defaults),
+            notes=(*described.notes, *notes),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Described:
+    """A description, and where it comes from.
+
+    path: of the model. file: with the description, for messages.
+    """
+
+    path: Path
+    file: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _describe(located: Path, plugins: PluginRegistry) -> _Described:
+    """Read config.json of a directory, or let the plugin of a model file read it."""
+    file = located
+    if os.path.isdir(located):
+        if file_exists(located / CONFIG_FILE):
+            return _describe_directory(located)
+        chosen = _model_file_in(located, plugins)
+        if chosen is None:
+            raise ModelError(
+                f"{located} has no config.json, so it is not a model directory;\n"
+                "give the directory that holds config.json, the weights and the tokenizer."
+            )
+        file = chosen
+    reader = _make_format(_suffix(file), plugins)
+    whose = f"model format {_suffix(file)!r}"
+    found = call_plugin(whose, "description of a model", lambda: reader.describe(file))
+    if not isinstance(found, ModelDescription):
+        raise ModelError(
+            f"The {whose} returned {shorten(found)}; it must return a ModelDescription."
+        )
+    quantization = dict(found.quantization)
+    if quantization:
+        quantization["dequantizes"] = found.dequantizes
+    return _Described(
+        path=file,
+        file=file,
+        config=found.config,
+        generation_config=found.generation_config,
+        quantization=quantization,
+        defaults={
+            "load.load_format": found.load_format,
+            "model.tokenizer_mode": found.tokenizer_mode,
+        },
+        notes=found.notes,
+    )
+
+
+def _describe_directory(directory: Path) -> _Described:
+    generation_path = directory / "generation_config.json"
+    return _Described(
+        path=directory,
+        file=directory / CONFIG_FILE,
+        config=read_json_object(directory / CONFIG_FILE),
+        generation_config=read_json_object(generation_path) if file_exists(generation_path) else {},
+    )
+
+
+def _suffix(file: Path) -> str:
+    return file.suffix[1:].lower()
+
+
+def _format_names(plugins: PluginRegistry) -> list[str]:
+    found = plugins.candidates(FORMAT_KIND)
+    return sorted({one.name for one in found if not plugins.denial(one)})
+
+
+def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
+    cls = plugins.load(FORMAT_KIND, name)
+    made: ModelFormat = construct(FORMAT_KIND, cls, options=plugins.options_of(FORMAT_KIND, cls))
+    return made
+
+
+def _model_file_in(directory: Path, plugins: PluginRegistry) -> Path | None:
+    """Return the model file of a directory without config.json; None if there is not just one."""
+    chosen = []
+    for name in _format_names(plugins):
+        files = list_model_files(directory, f".{name}", at_most=MAX_MODEL_FILES)
+        if files:
+            chosen.append(_make_format(name, plugins).choose(files))
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def eos_token_ids(
@@ -149,35 +240,44 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
     return stated
 
 
-def _locate(asked: str, *, first_party_only: bool) -> Path:
-    """Return the absolute path of a directory or, if it does not exist, of an installed name."""
+def _locate(asked: str, plugins: PluginRegistry) -> Path:
+    """Return the absolute path of a local directory or model file, or of a source's model."""
     if not os.path.isabs(asked):
         check_working_directory()
-    directory = Path(asked).expanduser().absolute()
-    if os.path.isdir(directory) or not _BARE_NAME.fullmatch(asked):
-        return directory
-    installed = find_installed_checkpoint(asked, first_party_only=first_party_only)
-    return directory if installed is None else installed.absolute()
+    path = Path(asked).expanduser().absolute()
+    if asked and os.path.isdir(path):
+        return path
+    if not os.path.lexists(path):
+        found = find_model(asked, plugins)
+        path = path if found is None else found
+    _check_path(asked, path, plugins)
+    return path
 
 
-def _check_directory(asked: str, directory: Path) -> None:
-    if os.path.isdir(directory) and asked:
+def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
+    if asked and os.path.isdir(path):
         return
-    if os.path.isfile(directory):
+    formats = _format_names(plugins)
+    if os.path.isfile(path):
+        if _suffix(path) in formats:
+            return
+        known = ", ".join(f"*.{name}" for name in formats) or "none"
         raise ModelError(
-            f"model={asked!r} is a file; give the directory that holds config.json and weights:\n"
-            f"perhaps {str(directory.parent)!r}."
+            f"model={asked!r} is a file that no installed model format reads (installed: "
+            f"{known}).\nGive the directory that holds config.json and weights, perhaps "
+            f"{str(path.parent)!r}."
         )
-    installed = installed_checkpoint_names()
-    hint = nearest(directory.name, [*_sibling_directories(directory), *installed])
-    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(directory.parent):
+    sources = source_names(plugins)
+    hint = nearest(path.name, [*_sibling_directories(path), *sources])
+    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(path.parent):
         raise ModelError(
             f"model={asked!r} is not a local directory, and there is no access to a model hub.\n"
             "Download the model by other means, and give the path of its directory."
         )
-    names = f", or the name of an installed one: {', '.join(installed)}" if installed else ""
+    names = f", or the name of a model source: {', '.join(sources)}" if sources else ""
     raise ModelError(
-        f"model={asked!r} does not exist.{hint}\nGive the path of a local model directory{names}."
+        f"model={asked!r} does not exist.{hint}\nGive the path of a local model directory or "
+        f"file{names}."
     )
 
 
@@ -190,7 +290,7 @@ def _sibling_directories(directory: Path) -> list[str]:
         return []
 
 
-def _check_architectures(directory: Path, config: Mapping[str, Any]) -> None:
+def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
     names = config.get("architectures")
     good = isinstance(names, (list, tuple)) and bool(names)
     if not good or not all(isinstance(name, str) and name for name in names or ()):
@@ -198,7 +298,7 @@ def _check_architectures(directory: Path, config: Mapping[str, Any]) -> None:
             f"architectures={_shown(names)}" if "architectures" in config else "no architectures"
         )
         raise ModelError(
-            f"{directory / 'config.json'} has {found}; it must have a list of names.\n"
+            f"{file} has {found}; it must have a list of names.\n"
             'Set it with, for example, hf_overrides={"architectures": ["LlamaForCausalLM"]}.'
         )
 
@@ -208,16 +308,16 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _check_plain_names(directory: Path, names: Sequence[str]) -> None:
-    """Raise ModelError if config.json names a class, a file or a distribution.
+def _check_plain_names(file: Path, names: Sequence[str], plugins: PluginRegistry) -> None:
+    """Raise ModelError if a model names a class, a file or a distribution.
 
-    A model directory must not choose code: it can only name a model that is installed.
+    A model must not choose code: it can only name a model that is installed.
     """
     for name in names:
         if _PLAIN_NAME.fullmatch(name) is None:
-            installed = [one.name for one in discover().candidates["model"]]
+            installed = [one.name for one in plugins.candidates("model")]
             raise ModelError(
-                f"{directory / 'config.json'} has architectures={_shown(names)}. A model "
+                f"{file} has architectures={_shown(names)}. A model "
                 "directory can only name an installed model, not a class, file or distribution.\n"
                 f"Installed: {', '.join(installed) or 'none'}.\n"
                 'To use a class, pass hf_overrides={"architectures": [...]}.'

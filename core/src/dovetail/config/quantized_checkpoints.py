@@ -29,15 +29,19 @@ _FIELD = "compute.linear_method"
 def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
     """Select a linear method that reads the checkpoint's format, if the checkpoint is quantized.
 
-    Raises ModelError if the method that the user named, or every automatic candidate, cannot.
+    If the weight loader can dequantize the weights, no such method is needed. Otherwise raises
+    ModelError if the method that the user named, or every automatic candidate, cannot read it.
     """
     quantization = draft.requested.model.quantization
     if not quantization:
         return
     capability = capability_of(quantization["method"])
     reference: Any = draft.get(_FIELD)
+    dequantizes = quantization.get("dequantizes", False)
     if reference != AUTO:
-        if capability not in declared_ids(plugins.load(_KIND, reference), "provides"):
+        if not dequantizes and capability not in declared_ids(
+            plugins.load(_KIND, reference), "provides"
+        ):
             name = reference_name(reference)
             raise _refusal(
                 quantization, plugins, f", which the linear method {name!r} does not read"
@@ -47,6 +51,8 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
     try:
         selected = select(plugins, _KIND, criteria)
     except PluginNotFoundError:
+        if dequantizes:
+            return
         raise _refusal(quantization, plugins, "") from None
     reason = f"the checkpoint is quantized with {quantization['method']}"
     draft.put(_FIELD, selected.reference, reason)

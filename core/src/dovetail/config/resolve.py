@@ -68,6 +68,8 @@ def resolve(
     _resolve_max_model_len(draft)
     _resolve_step(draft)
     draft.fill("cache.kv_cache_dtype", draft.get(_DTYPE), "the cache has the dtype of the model")
+    for path, value in requested.model.defaults.items():
+        draft.fill(path, value, "the format of the model file")
     for path, value in _DEFAULTS.items():
         draft.fill(path, value, "the default")
     _resolve_pipeline(draft)

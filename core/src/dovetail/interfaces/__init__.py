@@ -66,6 +66,8 @@ from dovetail.interfaces.model import (
     RankGroup,
     WeightMapping,
 )
+from dovetail.interfaces.model_format import ModelDescription, ModelFormat
+from dovetail.interfaces.model_source import LocalModel, ModelSource, ModelSourceContext
 from dovetail.interfaces.ops import Ops
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.interfaces.policy import (
@@ -189,11 +191,16 @@ __all__ = [
     "KVWorkerSide",
     "LinearMethod",
     "LinearShape",
+    "LocalModel",
     "LogitsProcessor",
     "LogitsProcessorContext",
     "Model",
     "ModelContext",
+    "ModelDescription",
+    "ModelFormat",
     "ModelInfo",
+    "ModelSource",
+    "ModelSourceContext",
     "NoCacheSpec",
     "OneRank",
     "Ops",

@@ -87,8 +87,9 @@ class RequestedModel(CheckpointFields):
     """The model and how it is read.
 
     model: as the user gave it. tokenizer_dir: absolute. generation_config: with its overrides
-    applied. dtype: "auto" or a name. max_model_len: maximum tokens of a request, prompt and output
-    together.
+    applied. defaults: values for open fields that the model's file format needs, by
+    "section.field". dtype: "auto" or a name. max_model_len: maximum tokens of a request, prompt
+    and output together.
     """
 
     model: Text
@@ -96,6 +97,7 @@ class RequestedModel(CheckpointFields):
     tokenizer_mode: PluginReference = "auto"
     skip_tokenizer_init: Flag = False
     generation_config: FrozenMapping = Field(default={}, validate_default=True)
+    defaults: FrozenMapping = Field(default={}, validate_default=True)
     dtype: Annotated[str, dtype_name(MODEL_DTYPES)] = "auto"
     max_model_len: Annotated[int | None, integer(2, MAX_INT, optional=True)] = None
     served_model_name: Text

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class WeightLoaderContext:
     """Constructor arguments of a weight loader.
 
-    progress: show a progress bar if the output is a terminal. seed: for loaders that generate
-    random weights. options: validated options of the loader plugin.
+    model_dir: the model directory or the model file. progress: show a progress bar if the output
+    is a terminal. seed: for loaders that generate random weights. options: validated options of the
+    loader plugin.
     """
 
     model_dir: Path

@@ -84,7 +84,9 @@ def load_tokenizer(
     model = config.model
     if model.skip_tokenizer_init:
         return None
-    reference = DEFAULT_TOKENIZER if model.tokenizer_mode == AUTO else model.tokenizer_mode
+    reference = model.tokenizer_mode
+    if reference == AUTO:
+        reference = model.defaults.get("model.tokenizer_mode", DEFAULT_TOKENIZER)
     tokenizer_cls = plugins.load("tokenizer", reference)
     options = plugins.options_of("tokenizer", tokenizer_cls)
     given = {"options": options} if options else {}

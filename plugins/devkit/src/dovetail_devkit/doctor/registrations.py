@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.cli.app import COMMANDS
-from dovetail.config.installed_checkpoints import KIND as CHECKPOINT
 from dovetail.errors import PluginError, nearest
 from dovetail.plugin_kinds import KINDS
 from dovetail.plugins.contracts.adapters import ADAPTERS, check_api
@@ -20,7 +19,7 @@ from dovetail.plugins.registry import PluginRegistry
 from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 
 _AREA = "plugins"
-_NO_KINDS = frozenset({CHECKPOINT, COMMAND})
+_NO_KINDS = frozenset({COMMAND})
 """Entry point groups of this project that hold no plugins."""
 
 

@@ -119,6 +119,22 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             dependencies=_TORCH_LAYER,
             use='`"architectures": ["{name}"]` in a checkpoint\'s config.json chooses it.',
         ),
+        "model_format": Blueprint(
+            summary="A model format for Dovetail: a file with a configuration, without weights.",
+            suffix="ModelFormat",
+            modules=("format",),
+            entry_points={"model_format": "format:{cls}"},
+            use='`LLM(model="a_file.{name}")`',
+            test=_TEST,
+        ),
+        "model_source": Blueprint(
+            summary="A model source for Dovetail: the models of one directory, by name.",
+            suffix="ModelSource",
+            modules=("source",),
+            entry_points={"model_source": "source:{cls}"},
+            use='`LLM(model="{name}:NAME")`',
+            test=_TEST,
+        ),
         "ops": Blueprint(
             summary="Operations for Dovetail in plain torch: a norm and an activation.",
             suffix="Ops",

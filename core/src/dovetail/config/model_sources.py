@@ -1,0 +1,93 @@
+"""Models by name: `--model NAME` and `--model NAME:ARGUMENT` select a model source plugin.
+
+Names are read from package metadata; only the package of the selected source is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model_source import LocalModel, ModelSource, ModelSourceContext
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import Options, call_plugin, make_instance
+
+logger = logging.getLogger(__name__)
+
+KIND = "model_source"
+CACHE_VARIABLE = "DOVETAIL_MODEL_CACHE"
+"""Environment variable with the directory for downloaded models."""
+
+_REFERENCE = re.compile(r"(?P<name>\w[\w.-]*)(?::(?P<argument>.+))?", re.ASCII)
+
+
+def model_cache_dir() -> Path:
+    """Return the directory for downloaded models; it may not exist yet."""
+    stated = os.environ.get(CACHE_VARIABLE, "")
+    if stated:
+        return Path(stated).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return folder / "dovetail" / "models"
+
+
+def source_names(plugins: PluginRegistry) -> list[str]:
+    """Return the names of all installed model sources, sorted; import nothing."""
+    return sorted({one.name for one in plugins.candidates(KIND) if not plugins.denial(one)})
+
+
+def find_model(
+    reference: str,
+    plugins: PluginRegistry,
+    *,
+    fetch: bool = True,
+    report: Callable[[str], None] = logger.info,
+) -> Path | None:
+    """Return the absolute path of the model; None if `reference` does not name a source.
+
+    reference: "NAME" or "NAME:ARGUMENT". fetch: download the model if it is missing; if False,
+    return None for a missing model. report: receives the progress of a download, line by line.
+    Raises ModelError if the model cannot be found or downloaded, PluginError if the source cannot
+    be loaded.
+    """
+    match = _REFERENCE.fullmatch(reference)
+    if match is None or match["name"] not in source_names(plugins):
+        return None
+    source = _make_source(plugins, match["name"], report)
+    argument = match["argument"] or ""
+    call = source.fetch if fetch else source.find
+    path = call_plugin(f"model source {match['name']!r}", "model", lambda: call(argument))
+    if path is None:
+        return None
+    if not isinstance(path, os.PathLike):
+        raise ModelError(
+            f"model={reference!r}: the model source {match['name']!r} returned "
+            f"{type(path).__name__}, not a path. Report this to the author of the plugin."
+        )
+    return Path(path).absolute()
+
+
+def local_models(plugins: PluginRegistry) -> Iterator[tuple[str, LocalModel]]:
+    """Yield (source name, model) for every model that is on this machine.
+
+    A source that cannot be loaded is skipped with a warning.
+    """
+    for name in source_names(plugins):
+        try:
+            found = list(_make_source(plugins, name, logger.info).local_models())
+        except Exception as error:  # a plugin may raise anything; other sources still count
+            logger.warning("The model source %r cannot list its models: %s", name, error)
+            continue
+        yield from ((name, model) for model in found)
+
+
+def _make_source(plugins: PluginRegistry, name: str, report: Callable[[str], None]) -> ModelSource:
+    def context(options: Options) -> ModelSourceContext:
+        return ModelSourceContext(cache_dir=model_cache_dir(), report=report, options=options)
+
+    source: ModelSource = make_instance(plugins, KIND, name, context)
+    return source

@@ -1,0 +1,26 @@
+"""The fake of the model format contract: a file whose content is config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from dovetail.interfaces.model_format import ModelDescription, ModelFormat
+from dovetail.model_files import MIB, read_json_object
+
+
+class FakeModelFormat(ModelFormat):
+    """Reads a JSON file; the weights are those of the fake weight loader."""
+
+    examples: ClassVar[Mapping[str, bytes]] = {
+        "model.fake": b'{"architectures": ["FakeModel"], "vocab_size": 256}'
+    }
+
+    def describe(self, path: Path) -> ModelDescription:
+        """Return the description in the file."""
+        return ModelDescription(
+            config=read_json_object(path, max_bytes=MIB),
+            load_format="dummy",
+            tokenizer_mode="huggingface",
+        )

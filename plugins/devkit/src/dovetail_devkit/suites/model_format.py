@@ -1,0 +1,97 @@
+"""The conformance suite of the model format contract.
+
+It uses the files in the attribute `examples` of the format, if it has one: content by file name.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model_format import ModelDescription, ModelFormat
+from dovetail_devkit.expectation import expect, judging
+
+NUM_DAMAGED = 50
+MAX_SECONDS = 10.0
+
+
+@judging("in the model format suite")
+def check_model_format(
+    format_cls: type[ModelFormat],
+    *,
+    files: Mapping[str, bytes] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Check a format against its contract; raise AssertionError with the violated rule.
+
+    files: valid model files, content by name; None for the format's `examples`.
+    """
+    if files is None:
+        files = getattr(format_cls, "examples", {})
+    made = format_cls(**({"options": options} if options else {}))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, content in files.items():
+            _check_valid(made, folder / file, content)
+            _check_damaged(made, folder / file, content)
+        _check_rejected(made, folder / "missing.model")
+        for number, content in enumerate((b"", b"\x00" * 4096, Random(1).randbytes(4096))):
+            path = folder / f"invalid{number}.model"
+            path.write_bytes(content)
+            _check_rejected(made, path)
+        pipe = folder / "pipe.model"
+        os.mkfifo(pipe)
+        _check_rejected(made, pipe)
+        (folder / "directory.model").mkdir()
+        _check_rejected(made, folder / "directory.model")
+
+
+def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    found = made.describe(path)
+    expect(
+        isinstance(found, ModelDescription),
+        f"describe returned {type(found).__name__}; it must return a ModelDescription",
+    )
+    names = found.config.get("architectures")
+    expect(
+        isinstance(names, (list, tuple)) and bool(names) and all(isinstance(n, str) for n in names),
+        f"config has architectures={names!r}; it must be a list of names",
+    )
+    expect(bool(found.load_format), "load_format is empty")
+    expect(bool(found.tokenizer_mode), "tokenizer_mode is empty")
+    expect(made.choose([path]) == path, "choose does not return the only file of a directory")
+
+
+def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
+    """Truncated files and files with wrong bytes raise ModelError, or are read in bounded time."""
+    random = Random(2)
+    damaged = path.with_name(f"damaged-{path.name}")
+    for _ in range(NUM_DAMAGED):
+        wrong = bytearray(content[: random.randrange(len(content))])
+        if random.random() < 0.5:
+            wrong = bytearray(content)
+            for _ in range(random.randrange(1, 9)):
+                wrong[random.randrange(len(wrong))] = random.randrange(256)
+        damaged.write_bytes(wrong)
+        begin_s = time.perf_counter()
+        try:
+            made.describe(damaged)
+        except ModelError as error:
+            expect(damaged.name in str(error), f"the error does not name the file: {error}")
+        took_s = time.perf_counter() - begin_s
+        expect(took_s < MAX_SECONDS, f"a damaged file was read for {took_s:.0f} s")
+
+
+def _check_rejected(made: ModelFormat, path: Path) -> None:
+    try:
+        made.describe(path)
+    except ModelError as error:
+        expect(path.name in str(error), f"the error does not name the file: {error}")
+        return
+    expect(False, f"describe({path.name}) must raise ModelError")
