@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import pytest
 
-from dovetail.engine.channel import EngineState
+from dovetail.engine.channel import EngineState, Reply
+from dovetail.engine.port import EnginePort
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, RequestError, UnavailableError
-from dovetail.interfaces import PauseScope
+from dovetail.interfaces import EngineCoreOutputs, PauseScope
 from dovetail.request import FinishReason
 
 ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
@@ -58,6 +59,25 @@ def await_state(client, state, within_s):
 def serve_canary(client, talk):
     client.add_request(talk.request("canary", range(20), 12))
     return talk.Answers().collect_until(client, "canary")[0]["canary"]
+
+
+def test_work_of_an_engine_that_died_before_the_receive_is_reported(supervised, talk, monkeypatch):
+    """`receive` itself finds the dead engine: it must not wait for the next engine's messages."""
+    monkeypatch.setattr("dovetail.engine.supervision.supervisor._LOOK_S", 1000.0)
+    client = supervised(rules=MANY)
+    link = client.channel._supervisor.channel().link
+    os.kill(client.process_id, signal.SIGSTOP)
+    call = client._make_call(EnginePort.reset_prefix_cache, ())
+    client.channel.send(call)
+    client.add_request(talk.request("canary", range(20), 12))
+    os.kill(client.process_id, signal.SIGKILL)
+    assert link.has_ended(5)
+    found = [client.channel.receive(20) for _ in range(2)]
+    (reply,) = (one for one in found if isinstance(one, Reply))
+    with pytest.raises(UnavailableError):
+        reply.result()
+    (outputs,) = (one for one in found if isinstance(one, EngineCoreOutputs))
+    assert [end.request_id for end in outputs.finished] == ["canary"]
 
 
 @pytest.mark.sampled(2)

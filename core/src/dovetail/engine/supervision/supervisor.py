@@ -111,6 +111,10 @@ class Supervisor:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until an engine runs; return whether one runs. Raises EngineDeadError."""
+        return self._wait_for_channel(timeout_s) is not None
+
+    def _wait_for_channel(self, timeout_s: float | None) -> ProcessChannel | None:
+        """Wait until an engine runs and return its channel, or None. Raises EngineDeadError."""
         self._bury_dead()
         with self._changed:
             self._changed.wait_for(
@@ -118,7 +122,7 @@ class Supervisor:
             )
             if self._final is not None:
                 raise self._final.with_traceback(None)
-            return self._channel is not None
+            return self._channel
 
     def find_channel(self) -> ProcessChannel | None:
         """Return the channel to the running engine, or None."""
@@ -139,11 +143,13 @@ class Supervisor:
             if timeout_s is not None:
                 left_s = max(0.0, timeout_s - (self._clock.now_ns() - begun_ns) / 1e9)
             try:
-                channel = self._channel if self.wait(left_s) else None
+                channel = self._wait_for_channel(left_s)
             except EngineDeadError:
                 if self._work.lost:
                     break
                 raise
+            if self._work.lost:
+                break  # an engine died during the wait; the next one does not know its calls
             if channel is None and timeout_s is not None and not left_s:
                 return None
             if channel is not None:
