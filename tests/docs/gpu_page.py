@@ -18,7 +18,7 @@ from gpu.tables import headline, page_block, plugins_block, verified_text
 
 PAGE = ROOT / "docs" / "gpu.md"
 RESULTS = ROOT / "docs" / "gpu.json"
-NOTHING = "Nothing has run on a GPU yet."
+NOTHING = "The check was never run on a GPU."
 
 _TABLE = re.compile(r"^\[\[plugin\]\]\n(?:(?!\[\[plugin\]\]).*\n?)*", re.MULTILINE)
 _KEY = re.compile(r'^(\w+) = "(.*)"\n?', re.MULTILINE)
