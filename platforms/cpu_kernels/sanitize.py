@@ -1,7 +1,7 @@
 """Run every kernel at every level under the address and undefined-behaviour sanitizers.
 
 Compiles the library's sources and `sanitize/*.cpp` into one program and runs it: random shapes on
-exactly sized memory, with results compared with plain sums (`sanitize/cases.h` says how to add a
+memory of the exact size; results are compared with plain sums (`sanitize/cases.h` says how to add a
 case). Exits with the program's status; 0 means success.
 
     python platforms/cpu_kernels/sanitize.py [--turns 12] [--folder DIR] [--thread]
@@ -25,7 +25,7 @@ FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 def build_driver(folder: Path, sanitizers: str) -> Path:
-    """Compile library and cases into `folder`; return the program. Raises BuildError."""
+    """Compile library and cases into `folder`; return the program's path. Raises BuildError."""
     setup: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     flags = (*setup["FLAGS"], *FLAGS, f"-fsanitize={sanitizers}")
@@ -43,7 +43,7 @@ def build_driver(folder: Path, sanitizers: str) -> Path:
 
 
 def main() -> None:
-    """Build, run, and exit with the driver's status."""
+    """Build the program, run it, and exit with its status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

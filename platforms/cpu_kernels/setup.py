@@ -2,11 +2,11 @@
 
 Every `src/native/*_level.cpp` is compiled once per instruction set level, every other source once,
 two at a time, and linked into one `_native.so` beside the package. A failed build does not fail the
-installation: `_build.json` beside the library contains the compiler's command, or why there is no
-library.
+installation: `_build.json` beside the library contains the compiler's command, or the reason why
+the library is missing.
 
     CXX=clang++ pip install ./platforms/cpu_kernels       another compiler
-    python setup.py build_ext --inplace                   in place; only what changed is compiled
+    python setup.py build_ext --inplace                   in place; compiles only changed sources
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PACKAGE = "dovetail_cpu_kernels"
 LIBRARY = "_native.so"
 REPORT = "_build.json"
 MAX_JOBS = 2
-# No contraction: a product and a sum give the same bits wherever the compiler finds them.
+# No contraction: a product and a sum give the same bits in every context.
 FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 OPTIMISATION = "-O3"
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-# In the order of DK_PORTABLE ... DK_AVX512_BF16 of dovetail_kernels.h.
+# Order: DK_PORTABLE ... DK_AVX512_BF16 of dovetail_kernels.h.
 LEVELS: dict[str, tuple[str, ...]] = {
     "portable": (),
     "avx2": AVX2,
@@ -47,7 +47,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 
 
 class BuildError(Exception):
-    """The library cannot be built here; users see the message as the reason."""
+    """The library cannot be built on this machine. Users see the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def is_x86() -> bool:
 
 
 def plan(folder: Path) -> list[Object]:
-    """Return what to compile into `folder`, in linking order: lowest level first (dispatch.h)."""
+    """Return the compilations into `folder`, in linking order: lowest level first (dispatch.h)."""
     sources = sorted((ROOT / "src/native").glob("*.cpp"))
     levelled = [source for source in sources if source.stem.endswith("_level")]
     objects = [
@@ -117,10 +117,10 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
 def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> str:
     """Build the library as `target` with objects below `folder`; return the compiler's command.
 
-    Each compiler and each set of flags has separate objects, and only changed sources are
-    compiled again: an editable installation and a wheel share them.
+    Objects are stored by compiler and flags, and only changed sources are compiled again. An
+    editable installation and a wheel share objects.
 
-    Raises BuildError if that is impossible.
+    Raises BuildError if the build fails.
     """
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if not sys.platform.startswith("linux"):
@@ -143,7 +143,7 @@ class BuildNative(build_ext):
     """Build the library instead of a Python extension, and report instead of failing."""
 
     def run(self) -> None:
-        """Write the library and the report to the package's folder."""
+        """Write the library and the build report to the package's folder."""
         in_place = self.inplace or getattr(self, "editable_mode", False)
         package = (ROOT / "src" if in_place else Path(self.build_lib)) / PACKAGE
         package.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ class NativeDistribution(Distribution):
     """A distribution that is never pure Python."""
 
     def has_ext_modules(self) -> bool:
-        """Return True, even if nothing could be built."""
+        """Return True, even if the library could not be built."""
         return True
 
 

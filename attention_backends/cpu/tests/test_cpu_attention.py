@@ -1,4 +1,4 @@
-"""Backend `cpu`: the conformance suite at every level, and cases of its own.
+"""Backend `cpu`: the conformance suite at every instruction set level, and additional cases.
 
 Tolerance: 2e-2 of max(1, |value|), as the suite states for bf16. The same tolerance applies to an
 int8 cache, compared with the reference over keys and values that are rounded as in the cache: to
@@ -45,7 +45,7 @@ def level(request):
 
 
 class Rows:
-    """Random rows over one cache, run in steps of any size; results are kept by row."""
+    """Random rows that share one cache and run in steps of any size; results are stored by row."""
 
     def __init__(self, lengths, *, seed=0, padding=0, **shape):
         self.case = AttentionCase(runs=(), **{"dtype": "bfloat16", "block_size": 32} | shape)
@@ -70,7 +70,7 @@ class Rows:
         shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
         self.spec, self.cache_dtype = spec, getattr(torch, dtype)
         memory = torch.empty((num_blocks, shape[1] + self.padding), dtype=self.cache_dtype)
-        memory.view(torch.uint8).fill_(0xFF)  # NaN in bf16, and in the scales of int8
+        memory.view(torch.uint8).fill_(0xFF)  # 255 is NaN in bf16 and in the scales of int8
         self.cache = memory[:, : shape[1]]
         self.builder = CPUAttentionBackend.create_builder(group_context(spec, len(self.qkv)))
         self.layer = CPUAttentionBackend.create_layer(layer_context(self.case))
@@ -111,7 +111,7 @@ class Rows:
         )
 
     def worst_error(self):
-        """Return the maximum error against the float64 reference, relative above 1."""
+        """Return the maximum error against the float64 reference, relative for values above 1."""
         case, worst = self.case, 0.0
         for qkv, out in zip(self.qkv, self.out, strict=True):
             q, k, v = qkv.split(self.kv, dim=1)
@@ -170,7 +170,7 @@ def test_backend_passes_the_conformance_suite(level, num_threads):
 
 @needs_library
 @pytest.mark.parametrize("seed", range(4))
-def test_random_batches(level, seed):
+def test_random_batches_are_computed_correctly(level, seed):
     rng = random.Random(seed)
     native.set_num_threads(rng.choice([1, 2, 3]))
     num_kv_heads = rng.choice([1, 2, 3, 5])
@@ -190,7 +190,7 @@ def test_random_batches(level, seed):
 
 
 def cuts_of(lengths, seed):
-    """Yield the counts of steps that bring all rows to their lengths, in random chunks."""
+    """Yield each step's number of tokens per row: random chunks, until every row has its length."""
     rng, left = random.Random(seed), list(lengths)
     while any(left):
         counts = [min(n, rng.choice([0, 1, 1, 7, 40, 300])) for n in left]
@@ -248,7 +248,7 @@ def test_nan_of_one_row_does_not_spread(level, dtype):
 
 
 @needs_library
-def test_zeros_have_a_scale_of_zero():
+def test_a_token_of_zeros_has_a_scale_of_zero():
     rows = Rows((9,), num_heads=4, num_kv_heads=2).with_cache("int8")
     rows.qkv[0].zero_()
     assert torch.equal(rows.step((9,)).out[0], torch.zeros(9, 4, 64).bfloat16())
@@ -256,7 +256,7 @@ def test_zeros_have_a_scale_of_zero():
 
 @needs_library
 def test_a_recorded_call_reads_the_contents_of_the_next_step():
-    """The addresses of struct, metadata and tensors do not change, only their contents."""
+    """The struct, the metadata and the tensors keep their addresses; only their contents change."""
     rows = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want.step((1, 1)).step((1, 1))
@@ -312,7 +312,7 @@ def test_unsupported_caches_are_refused(changes, message):
         CPUAttentionBackend.create_builder(group_context(replace(spec, **changes)))
 
 
-def test_other_dtypes_are_refused():
+def test_a_model_in_float32_is_refused():
     requirements = AttentionRequirements(
         device_type="cpu",
         dtype="float32",

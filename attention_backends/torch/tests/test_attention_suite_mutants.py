@@ -222,7 +222,7 @@ class FirstRowsTable(FakeAttentionBuilder):
 
 
 class DropsLastBlock(FakeAttentionBuilder):
-    """Omits the token that opens a new block: attends to one token less."""
+    """Omits the first token of a new block: attends to one token less."""
 
     def build(self, batch):
         metadata = super().build(batch)

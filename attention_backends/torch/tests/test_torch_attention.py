@@ -1,4 +1,4 @@
-"""Backend `torch`: the conformance suite, batching and refusals."""
+"""Backend `torch`: the conformance suite, batching, and unsupported requirements."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_backend_passes_the_conformance_suite(backend):
     check_attention(backend, CPU)
 
 
-def test_backend_passes_in_inference_mode():
+def test_backend_passes_the_suite_in_inference_mode():
     with torch.inference_mode():
         check_case(TorchAttentionBackend, AttentionCase(runs=((3, 1), (0, 5), (7, 3))), CPU)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_batches(seed):
+def test_random_batches_are_computed_correctly(seed):
     rng = random.Random(seed)
     num_kv_heads = rng.choice([1, 2, 3])
     runs = [(rng.randrange(90), rng.choice([1, 1, rng.randrange(1, 30)])) for _ in range(12)]
@@ -61,7 +61,7 @@ def test_many_long_decodes_are_split_into_batches():
 
 
 @pytest.mark.parametrize("changes", [{"soft_cap": 1.0}, {"sinks": True}], ids=["capped", "sinks"])
-def test_explicit_scores_are_tiled(monkeypatch, changes):
+def test_explicit_scores_are_computed_in_tiles(monkeypatch, changes):
     monkeypatch.setattr("dovetail_attn_torch.formula.MAX_SCORES", 500)
     for window in (0, 4):
         runs = ((0, 40), (9, 30), (5, 1))
@@ -89,13 +89,13 @@ def test_consecutive_rows_of_equal_length_need_no_mask_and_no_copy():
     assert decodes.tokens == slice(0, 3)
 
 
-def test_windowed_decode_gathers_only_the_window():
+def test_a_decode_with_a_window_gathers_only_the_window():
     (decodes,) = build(((60, 1),), AttentionCase(runs=(), sliding_window=8)).decodes
     assert decodes.slots_S.tolist() == list(range(53 + 16, 61 + 16))
     assert decodes.mask_G1QL is None
 
 
-def test_prefill_within_its_window_gathers_nothing():
+def test_a_prefill_within_its_window_gathers_no_keys():
     case = AttentionCase(runs=(), sliding_window=8)
     metadata = build(((0, 8), (0, 9)), case)
     assert metadata.prefills == (slice(0, 8),)

@@ -31,8 +31,8 @@ LEAST_CASES = 36
 
 @needs_triton
 @pytest.mark.timeout(500)
-def test_kernels_in_the_interpreter():
-    """The conformance suite in all dtypes, and this package's own cases."""
+def test_kernels_pass_in_the_interpreter():
+    """Runs the conformance suite in all dtypes, and the additional cases of this package."""
     counts = run_interpreted(Path(__file__).parent / "interpreted", timeout_s=480)
     assert not counts.failed, counts.told
     assert not counts.skipped, counts.told
@@ -54,7 +54,7 @@ def requirements(**changes):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Pretend that there is a GPU of a compute capability."""
+    """Simulate a GPU of a compute capability."""
 
     def pretend(capability):
         facts = DeviceFacts(
@@ -173,13 +173,13 @@ def test_unknown_options_are_rejected():
         ([1], 64, (1, 128)),
         ([4096], 64, (32, 128)),  # one row: the maximum number of programs
         ([4096], 8, (8, 128)),
-        ([4096] * 40, 64, (3, 1664)),  # 960 programs for 792 slots
-        ([4096] * 256, 64, (1, 10624)),  # enough programs without splits
+        ([4096] * 40, 64, (3, 1664)),  # 960 programs, more than the 792 that keep the device busy
+        ([4096] * 256, 64, (1, 10624)),  # there are enough programs without splits
         ([32768] + [500] * 255, 64, (20, 1664)),  # only the long row is split
         ([], 64, (1, 128)),
     ],
 )
-def test_splits_balance_the_work(lengths, max_splits, plan):
+def test_splits_distribute_the_work_evenly(lengths, max_splits, plan):
     from dovetail_attn_triton.metadata import plan_splits
 
     got = plan_splits(lengths, num_heads=8, tile=64, num_programs=792, max_splits=max_splits)
@@ -189,7 +189,7 @@ def test_splits_balance_the_work(lengths, max_splits, plan):
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("head_size", [32, 80, 128, 256])
-def test_a_tile_contains_whole_groups(large, wide, head_size):
+def test_a_tile_contains_all_query_heads_of_a_group(large, wide, head_size):
     for num_heads in (1, 5, 16, 71):
         shape = attention_shape((num_heads, 1, head_size), wide=wide, large=large)
         for tile in (shape.short, shape.long):

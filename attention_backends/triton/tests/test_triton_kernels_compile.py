@@ -21,6 +21,6 @@ def test_cases_have_unique_names():
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_kernel_compiles(case):
+def test_every_kernel_compiles_within_registers_and_shared_memory(case):
     for made in check_kernel(case):
         assert 0 < made.registers <= 255

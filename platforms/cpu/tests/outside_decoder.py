@@ -1,6 +1,6 @@
 """Decoders as a third party would write them, using only the layers of dovetail_torch.
 
-Never imported by a test: a checkpoint names this file's path, as a user's checkpoint would.
+No test imports this file: `hf_overrides` names its path, as a user would.
 
 Shapes: T tokens, S samples, D hidden.
 """

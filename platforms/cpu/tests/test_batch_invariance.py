@@ -20,7 +20,7 @@ pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")
 pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable")
 
-V = 5003  # more than the sampler processes at once
+V = 5003  # more tokens than the sampler processes at once
 SHAPE = TINY_LLAMA | {
     "hidden_size": 64,
     "intermediate_size": 96,

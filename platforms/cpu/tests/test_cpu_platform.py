@@ -27,7 +27,7 @@ def test_the_worker_meets_its_contract(fields, tmp_path):
     check_worker(CPUWorker, context)
 
 
-def test_the_number_of_threads_is_the_requested_or_available_one():
+def test_the_number_of_threads_is_the_requested_one_or_the_number_of_cores():
     runtime = CPURuntime()
     assert runtime.activate(0, num_threads=1) == torch.device("cpu")
     assert torch.get_num_threads() == 1
@@ -38,7 +38,7 @@ def test_the_number_of_threads_is_the_requested_or_available_one():
 def test_the_peak_counts_memory_since_the_reset():
     runtime = CPURuntime()
     runtime.reset_peak()
-    # More than the allocator's free memory.
+    # The tensor is larger than the allocator's free memory.
     block = torch.ones(64 * MIB, dtype=torch.uint8)
     del block
     assert 48 * MIB < runtime.peak_bytes() < 512 * MIB

@@ -113,8 +113,10 @@ def inputs():
 @pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ERRORS)
-def test_the_sum_of_native_shards_is_the_whole_product(checkpoint, monkeypatch, name, size, lent):
-    """int4: with 4 ranks, a rank's 48 inputs are not a multiple of the group size."""
+def test_the_sum_of_the_ranks_native_products_is_the_whole_product(
+    checkpoint, monkeypatch, name, size, lent
+):
+    """With int4 and 4 ranks, a rank's 48 inputs are not a multiple of the group size."""
     if lent:
         monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     whole, _ = load(checkpoint, "native", 0, 1)
@@ -159,7 +161,7 @@ def test_processes_share_cores_and_memory():
 
 
 def join_all(folder, size):
-    """Return the ranks of one group, each joined in its own thread."""
+    """Return the ranks of one group; each rank joins in a separate thread."""
 
     def join(rank):
         store = distributed.FileStore(str(folder / "store"), size)
@@ -198,12 +200,12 @@ def test_sums_are_computed_in_rank_order(tmp_path, size, dtype):
 def test_a_lost_rank_is_reported(tmp_path):
     first, second = join_all(tmp_path, 2)
     del second
-    with pytest.raises(PeerLostError, match="rank 0 of 2 cannot exchange tensors with the others"):
+    with pytest.raises(PeerLostError, match="rank 0 of 2 cannot exchange tensors with other ranks"):
         first.all_reduce(torch.ones(2))
 
 
 def test_a_connection_without_the_token_is_closed(tmp_path):
-    """Also one that sends nothing, and one that claims a rank without the token."""
+    """So is a connection that sends nothing, and one that sends a rank without the token."""
     store = distributed.FileStore(str(tmp_path / "store"), 2)
     join = partial(CPURuntime().join, size=2, timeout=timedelta(seconds=10))
     tmp_path.chmod(0o700)
@@ -231,7 +233,7 @@ def test_a_connection_without_the_token_is_closed(tmp_path):
 
 @pytest.mark.parametrize("elements", [0, 1, 100_000, 5_000_000])
 def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
-    """Over sockets, shared memory, and sockets again for tensors larger than a slot."""
+    """Sockets are used for small tensors, shared memory for larger ones, sockets above a slot."""
     all_ranks = join_all(tmp_path, 3)
 
     def work(ranks):
@@ -264,7 +266,7 @@ def test_ranks_that_disagree_on_the_size_of_a_large_tensor_get_an_error(tmp_path
 
 
 def shared_worker(folder):
-    """Return one of two workers."""
+    """Return a worker of an engine that has two."""
     context = make_worker_context(write_tiny_llama(folder), CPUPlatform(), tensor_parallel_size=2)
     return CPUWorker(replace(context, world_size=2))
 

@@ -76,7 +76,7 @@ def test_each_packed_format_is_cached_separately(checkpoint, tmp_path):
 
 
 @native
-def test_the_environment_variable_moves_or_disables_the_cache(checkpoint, tmp_path, monkeypatch):
+def test_an_environment_variable_moves_or_disables_the_cache(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "there"))
     start(checkpoint, **kept("auto")).shutdown()
     assert len(list((tmp_path / "there").iterdir())) == 1
@@ -94,7 +94,7 @@ def test_small_models_and_random_weights_are_not_cached(checkpoint, tmp_path):
     assert not place.exists()
 
 
-def test_wrong_options_are_refused(checkpoint):
+def test_invalid_worker_options_are_refused(checkpoint):
     assert CPUWorkerOptions().packed_cache_gib == 20
     for wrong in ({"packed_cache_gib": 0}, {"packed_cach": "off"}, {"packed_cache": ""}):
         with pytest.raises(ConfigError, match="packed_cach"):
@@ -102,7 +102,7 @@ def test_wrong_options_are_refused(checkpoint):
 
 
 @native
-def test_torch_uses_one_thread_only_beside_native_kernels(checkpoint):
+def test_torch_uses_one_thread_if_and_only_if_native_kernels_are_used(checkpoint):
     import dovetail_cpu_kernels
 
     start(checkpoint, threads=2).shutdown()
@@ -124,7 +124,7 @@ def test_torch_uses_one_thread_only_beside_native_kernels(checkpoint):
     ],
 )
 @pytest.mark.parametrize("method", ["auto", "onednn", "torch"])
-def test_a_weight_that_is_not_finite_is_refused_and_named(name, method, checkpoint):
+def test_a_weight_with_nan_or_infinity_is_refused_and_named(name, method, checkpoint):
     file = checkpoint / "model.safetensors"
     weights = load_file(file)
     weights[name].view(-1)[3] = float("nan")
@@ -136,7 +136,7 @@ def test_a_weight_that_is_not_finite_is_refused_and_named(name, method, checkpoi
 
 
 @native
-def test_unaligned_sizes_work(tmp_path):
+def test_models_of_unaligned_sizes_generate_tokens(tmp_path):
     sizes = {"hidden_size": 33, "intermediate_size": 47, "head_dim": 6, "vocab_size": 101}
     path = write_tiny_llama(tmp_path, **sizes)
     for quantization in (None, "int8", "int4"):
@@ -155,10 +155,10 @@ def test_quantization_in_another_dtype_is_refused(quantization, checkpoint):
     with pytest.raises(ConfigError, match="bfloat16"):
         start(checkpoint, quantization=quantization, dtype="float32")
     config = json.loads((checkpoint / "config.json").read_text())
-    assert config["torch_dtype"] == "float32"  # so "auto" would be refused as well
+    assert config["torch_dtype"] == "float32"  # "auto" means float32 here
 
 
-def test_cache_memory_is_zero_and_allocated_lazily():
+def test_cache_memory_is_zeroed_and_allocated_lazily():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

@@ -19,7 +19,7 @@ pytest.importorskip("dovetail_models")
 
 
 class LateCPUWorker(CPUWorker):
-    """A CPU worker whose device claims to be asynchronous. devices: all that were created."""
+    """A CPU worker whose device claims to be asynchronous. devices: all devices created."""
 
     provides = CPUWorker.provides | {"async_output"}
     devices: ClassVar[list] = []

@@ -1,4 +1,4 @@
-"""Whether native kernels are usable, and that probes, explanations and errors say why."""
+"""Whether native kernels are usable; probes, explanations and errors give the reason if not."""
 
 import sys
 from types import SimpleNamespace
@@ -31,7 +31,9 @@ def test_kernels_of_a_vector_level_are_usable(monkeypatch):
 def test_without_a_library_the_reason_is_reported(monkeypatch):
     pretend(monkeypatch, available=False, level="", reason="no C++ compiler: c++")
     for probe in (probe_any(), probe_fast()):
-        assert probe == Probe(usable=False, reasons=("no native kernels: no C++ compiler: c++",))
+        assert probe == Probe(
+            usable=False, reasons=("the native kernels are not available: no C++ compiler: c++",)
+        )
     assert find_library() is None
 
 
@@ -44,7 +46,7 @@ def test_a_missing_package_is_reported(monkeypatch):
 def test_portable_kernels_are_used_only_on_request(monkeypatch):
     pretend(monkeypatch, level="portable")
     assert probe_any().usable and not probe_fast().usable
-    assert "torch's are faster" in probe_fast().reasons[0]
+    assert "slower than torch's" in probe_fast().reasons[0]
     monkeypatch.setenv(native_library.LEVEL_VARIABLE, "portable")
     assert probe_fast().usable
 

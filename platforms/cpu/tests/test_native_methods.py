@@ -1,4 +1,4 @@
-"""The native linear methods: contract, precision, odd shapes, invalid weights, cached bytes."""
+"""The native linear methods: contract, precision, shapes, invalid weights, cached bytes."""
 
 from itertools import pairwise
 
@@ -68,7 +68,7 @@ def test_the_method_meets_its_contract(name):
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("in_features", [1, 31, 64, 257])
 @pytest.mark.parametrize("part_sizes", [(1,), (33, 7), (32, 64, 5), (31, 33)])
-def test_unaligned_sizes(name, in_features, part_sizes):
+def test_products_are_correct_for_unaligned_sizes(name, in_features, part_sizes):
     method = make(name)
     layer, weight_OI, bias_O = make_layer(method, in_features, part_sizes, bias=True)
     method.pack(layer)
@@ -157,7 +157,7 @@ def test_quantization_of_another_dtype_is_refused_with_advice(name):
 @torch.inference_mode()
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_weight_that_is_not_finite_is_named(name, value):
+def test_the_error_names_a_weight_with_nan_or_infinity(name, value):
     method = make(name)
     layer, _, _ = make_layer(method, 48, (32, 32))
     layer.weight[40, 7] = value
@@ -259,7 +259,7 @@ def load(path, method, *, tied):
 @torch.inference_mode()
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", LIMITS)
-def test_mapped_and_copied_weights_are_packed_alike(name, tied, tmp_path, monkeypatch):
+def test_mapped_and_copied_weights_have_the_same_packed_bytes(name, tied, tmp_path, monkeypatch):
     save_file(make_weights(tied=tied), tmp_path / "model.safetensors")
     copied, none = load(tmp_path, make(name), tied=tied)
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 4096)
@@ -276,7 +276,7 @@ def test_mapped_and_copied_weights_are_packed_alike(name, tied, tmp_path, monkey
     assert torch.equal(copied.mlp(x_TD), lent.mlp(x_TD))
 
 
-def test_weights_that_need_a_cast_are_copied(tmp_path, monkeypatch):
+def test_weights_of_another_dtype_are_cast_and_copied(tmp_path, monkeypatch):
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     save_file(make_weights(tied=True, dtype=torch.float32), tmp_path / "model.safetensors")
     model, borrowed = load(tmp_path, make("native"), tied=True)
@@ -292,7 +292,7 @@ def test_weights_that_need_a_cast_are_copied(tmp_path, monkeypatch):
         ("int4", {"head": "int8", "group_size": 64}, 1, 2),
     ],
 )
-def test_the_head_has_a_separate_format(name, options, head, body):
+def test_the_option_head_sets_the_format_of_the_head(name, options, head, body):
     model = Model(make(name, **options), tied=False)
     assert model.lm_head.packed_spec.kind == head and model.qkv.packed_spec.kind == body
     if body == 2:
@@ -300,7 +300,7 @@ def test_the_head_has_a_separate_format(name, options, head, body):
 
 
 @torch.inference_mode()
-def test_int8_with_too_many_inputs_stays_bfloat16():
+def test_int8_layers_with_too_many_inputs_stay_in_bfloat16():
     from dovetail_cpu_kernels.linear import BF16, MAX_INT8_K
 
     method = make("int8")

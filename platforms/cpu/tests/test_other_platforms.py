@@ -1,4 +1,4 @@
-"""The CPU worker on an unsupported platform: a typed error that names both."""
+"""The CPU worker on an unsupported platform: the error names the worker and the platform."""
 
 import pytest
 

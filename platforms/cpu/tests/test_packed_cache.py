@@ -27,7 +27,7 @@ V, D = 50, 16
 
 
 class Doubled(TorchLinearMethod):
-    """A method that stores twice the weight, as bytes. `num_packed`: layers that it packed."""
+    """Packs twice the weight, as bytes. `num_packed`: number of layers that it packed."""
 
     provides = frozenset({PACKED_FORM})
 
@@ -61,7 +61,7 @@ class Doubled(TorchLinearMethod):
 
 
 class Model(nn.Module):
-    """Fused and single linears between a table and a head."""
+    """A model with fused and single linear layers between an embedding and a head."""
 
     def __init__(self, method, *, tied):
         super().__init__()
@@ -108,7 +108,7 @@ def write_checkpoint(path, tied, seed=0):
 
 
 class Started:
-    """A model as the worker loads it. `read`: the weights that were read."""
+    """A model that is loaded as by the worker. `read`: names of the weights that were read."""
 
     def __init__(self, checkpoint, folder, monkeypatch, *, tied, min_bytes=0, version=1):
         self.read = []
@@ -153,7 +153,7 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_the_second_start_reads_only_what_is_not_packed(start, tmp_path, caplog):
+def test_the_second_start_reads_only_weights_that_are_not_packed(start, tmp_path, caplog):
     first = start()
     assert not first.is_restored and first.method.num_packed == 3
     assert len(files(tmp_path)) == 1
@@ -164,7 +164,7 @@ def test_the_second_start_reads_only_what_is_not_packed(start, tmp_path, caplog)
     assert not warnings(caplog)
 
 
-def test_a_moved_checkpoint_is_the_same_but_changed_weights_are_not(
+def test_a_moved_checkpoint_uses_the_cached_file_but_changed_weights_do_not(
     start, checkpoint, tmp_path, tied
 ):
     start()
@@ -176,7 +176,7 @@ def test_a_moved_checkpoint_is_the_same_but_changed_weights_are_not(
     assert len(files(tmp_path)) == 2
 
 
-def test_one_changed_number_is_noticed_by_time_or_content(start, checkpoint):
+def test_one_changed_number_is_detected_by_time_or_content(start, checkpoint):
     start()
     file = checkpoint / "model.safetensors"
     facts = file.stat()
@@ -185,11 +185,11 @@ def test_one_changed_number_is_noticed_by_time_or_content(start, checkpoint):
     file.write_bytes(content)
     assert not start().is_restored
     os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    # This small file is sampled completely; in a large one only the time would differ.
+    # This small file is sampled completely; for a large file only the time might differ.
     assert not start().is_restored
 
 
-def test_other_formats_are_cached_separately(start, tmp_path):
+def test_packed_formats_are_cached_separately(start, tmp_path):
     start()
     assert not start(version=2).is_restored
     assert start(version=1).is_restored and start(version=2).is_restored
@@ -256,16 +256,14 @@ def test_models_below_the_minimum_or_above_the_limit_are_not_cached(start, tmp_p
     assert "limit" in warnings(caplog)[0]
 
 
-def test_a_tied_head_that_has_a_weight_of_its_name_in_the_file_is_served(
-    start, checkpoint, tied, tmp_path
-):
+def test_a_tied_head_is_loaded_from_a_weight_with_the_heads_name(start, checkpoint, tied, tmp_path):
     file = checkpoint / "model.safetensors"
     weights = load_file(file)
     weights["lm_head.weight"] = weights["embed.weight"].clone()
     save_file(weights, file)
     first, second = start(), start()
     assert second.is_restored and torch.equal(first.logits_TV, second.logits_TV)
-    if tied:  # stored under the head's name only
+    if tied:  # stored with the head's name only
         del weights["embed.weight"]
         save_file(weights, file)
         third, fourth = start(), start()
@@ -282,7 +280,7 @@ def test_the_default_folder_follows_the_xdg_specification(monkeypatch, tmp_path)
         assert default_folder() == tmp_path / ".cache" / "dovetail" / "packed"
 
 
-def test_the_file_describes_its_contents(start, tmp_path):
+def test_the_index_of_the_file_describes_its_contents(start, tmp_path):
     start()
     (file,) = files(tmp_path)
     head = file.read_bytes()[32:].split(b"}]", 1)[0]

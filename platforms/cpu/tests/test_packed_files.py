@@ -68,7 +68,7 @@ def test_a_truncated_file_is_refused(path, size):
         read(path)
 
 
-def test_a_longer_file_is_refused(path):
+def test_a_file_with_additional_bytes_is_refused(path):
     with path.open("ab") as file:
         file.write(b"more")
     with pytest.raises(PackedFileError, match="bytes, expected"):
@@ -119,7 +119,7 @@ def test_the_least_recently_used_files_are_deleted_first(folder):
     assert names(folder) == ["a", "c", "d"]
 
 
-def test_a_failed_write_leaves_nothing(folder):
+def test_a_failed_write_leaves_no_file(folder):
     def fail(fd):
         os.write(fd, b"half")
         raise OSError(28, "No space left on device")
@@ -173,8 +173,8 @@ def test_symbolic_links_are_refused(folder, tmp_path):
         PackedFolder(path=link, max_bytes=100).open("a")
 
 
-def test_two_processes_may_write_the_same_name(folder):
-    # Two processes of one model: each writes a temporary file until it is complete.
+def test_two_processes_may_write_the_same_file_at_the_same_time(folder):
+    # Two processes write the same model: each writes a temporary file until it is complete.
     store(folder, "a", 10)
     store(folder, "a", 20)
     assert (folder.path / f"a{ENDING}").stat().st_size == 20

@@ -46,12 +46,12 @@ def make():
         one.close()
 
 
-def test_rows_ahead_of_the_used_ones_are_allocated(buffers, make):
+def test_rows_ahead_of_the_used_rows_are_allocated(buffers, make):
     buffers[0][0, 5] = 7
     supply, before = make(buffers, 32 * MIB), resident_mib()
     supply.use(0)
     until(lambda: resident_mib() >= before + 24)
-    supply.use(5)  # enough rows beyond it are allocated
+    supply.use(5)  # enough rows beyond row 0 are allocated
     time.sleep(0.05)
     assert resident_mib() < before + 48
     supply.use(20)
@@ -61,7 +61,7 @@ def test_rows_ahead_of_the_used_ones_are_allocated(buffers, make):
     assert int(buffers[0].sum()) == 7 and not buffers[1].any()
 
 
-def test_nothing_is_allocated_before_use_or_after_close(buffers, make):
+def test_no_page_is_allocated_before_use_or_after_close(buffers, make):
     before = resident_mib()
     supply = make(buffers, 1 << 40)
     assert resident_mib() < before + 4
@@ -71,7 +71,7 @@ def test_nothing_is_allocated_before_use_or_after_close(buffers, make):
     assert resident_mib() < before + 4
 
 
-def test_an_unsupported_system_allocates_on_first_use(buffers, make, monkeypatch):
+def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monkeypatch):
     asked = []
 
     class Refusing:

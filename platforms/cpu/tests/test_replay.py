@@ -1,7 +1,7 @@
 """Replays give the same bits as eager steps, and are refused if an operation would be missing.
 
-Models: two first-party ones, a third-party one that uses only the layers, and one that also runs
-torch operations.
+Two models are first-party; one third-party model uses only the layers, another one also runs torch
+operations.
 """
 
 import json
@@ -30,7 +30,7 @@ OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 
 
 def outside_class(path):
-    """The override that names a class of outside_decoder.py; None for an installed model."""
+    """Return the override that names a class of outside_decoder.py; None for an installed model."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
     if name in OURS:
         return None
@@ -38,7 +38,7 @@ def outside_class(path):
 
 
 def answers(path, num_threads=2, **options):
-    """Return tokens and log-probabilities of a shrinking batch, and how its steps were run."""
+    """Return tokens and log-probabilities of a shrinking batch, and the counts of its steps."""
     llm = LLM(
         str(path),
         hf_overrides=outside_class(path),
@@ -66,7 +66,7 @@ def answers(path, num_threads=2, **options):
 
 @pytest.mark.parametrize("architecture", [*OURS, "Stranger"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_replays_give_the_same_bits(architecture, num_threads, write_bf16, caplog):
+def test_replays_give_the_same_bits_as_eager_steps(architecture, num_threads, write_bf16, caplog):
     path = write_bf16(architecture)
     replayed, counts = answers(path, num_threads)
     eager, none = answers(path, num_threads, enforce_eager=True)
@@ -87,7 +87,7 @@ def test_quantized_models_are_replayed_too(quantization, write_bf16):
 @pytest.mark.parametrize(
     ("architecture", "reason"), [("Torn", "aten::mul.Tensor"), ("Stale", "other results")]
 )
-def test_a_model_that_cannot_be_recorded_is_reported_and_runs(
+def test_a_model_that_cannot_be_recorded_runs_eagerly_and_the_log_says_why(
     architecture, reason, write_bf16, caplog
 ):
     path = write_bf16(architecture)

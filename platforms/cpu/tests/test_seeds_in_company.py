@@ -1,4 +1,4 @@
-"""A seed gives the same tokens in every batch, or the start logs a warning."""
+"""A seed gives the same tokens in every batch; otherwise the start logs a warning."""
 
 import json
 

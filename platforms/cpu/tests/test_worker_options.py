@@ -16,17 +16,17 @@ pytest.importorskip("dovetail_models")
 
 
 class Plain(CPUWorker):
-    """Has the options of the CPU worker."""
+    """A worker with the options of the CPU worker."""
 
 
 class MoreOptions(CPUWorkerOptions):
-    """Options of the CPU worker and one more."""
+    """The options of the CPU worker and one additional option."""
 
     colour: str = "red"
 
 
 class More(CPUWorker):
-    """Has one additional option."""
+    """A worker with one additional option."""
 
     options_model: ClassVar[type[BaseModel]] = MoreOptions
 
@@ -38,7 +38,7 @@ class OwnOptions(BaseModel, extra="forbid"):
 
 
 class Own(CPUWorker):
-    """Has different options."""
+    """A worker with different options."""
 
     options_model: ClassVar[type[BaseModel]] = OwnOptions
 

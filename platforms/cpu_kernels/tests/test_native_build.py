@@ -1,4 +1,4 @@
-"""Building and finding the library: levels, and the reason if there is no compiler."""
+"""Building and loading the library: levels, and the reason if there is no compiler."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def status_of(source, **variables):
         ("c++ -fnonsense", "fnonsense"),
     ],
 )
-def test_a_failed_build_installs_a_package_that_gives_the_reason(tmp_path, compiler, says):
+def test_after_a_failed_build_the_package_reports_the_reason(tmp_path, compiler, says):
     if compiler.startswith("c++") and not shutil.which("c++"):
         pytest.skip("no c++")
     member = copy_member(tmp_path)
@@ -112,7 +112,7 @@ def test_the_environment_variable_lowers_the_level():
 
 @needs_library
 def test_an_older_library_is_refused(tmp_path):
-    """A library of another ABI, after an update of the package without a rebuild."""
+    """The package was updated without a rebuild, so the library has another ABI."""
     source = tmp_path / "src"
     package = Path(
         shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
@@ -131,7 +131,7 @@ def test_header_and_package_have_the_same_abi_version():
 
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
 def test_a_level_shares_no_function_with_other_levels(tmp_path):
-    """The linker would keep one copy, possibly one that an older CPU cannot run."""
+    """The linker would keep one copy, which an older CPU might not be able to run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]
     setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))

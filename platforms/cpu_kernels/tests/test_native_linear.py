@@ -1,4 +1,4 @@
-"""Packed linears at every level of this CPU, against float64 sums of the same quantized numbers."""
+"""Packed linear layers at every level of this CPU, compared with float64 sums."""
 
 import ctypes
 import random
@@ -11,8 +11,8 @@ from dovetail_cpu_kernels import linear
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
 
-# Relative error in norm. bf16 outputs: at most 2^-9 per element. float32: sums of <= 1,024 terms;
-# int4 and gates add one rounding per group and a vector exponential.
+# Relative error in norm. bf16 outputs: at most 2^-9 per element. float32: sums of up to 1,024
+# terms; int4 and gates add one rounding per group and a vector exponential.
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float32: 3e-6}
 LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()
 KINDS = [
@@ -78,7 +78,7 @@ class Weight:
 
 
 def divided(numerator, x):
-    """A true division: torch gives scalar / tensor as scalar times the reciprocal."""
+    """Compute a true division: torch computes scalar / tensor as scalar times the reciprocal."""
     return torch.full_like(x, numerator) / x
 
 
@@ -87,7 +87,7 @@ def in_groups(x, group):
 
 
 def quantised_bytes(x, group):
-    """int8 with a scale per row and group, quantized as in the kernels."""
+    """Return int8 numbers with a scale per row and group, quantized as in the kernels."""
     x = in_groups(x, group)
     largest = x.abs().amax(2, keepdim=True)
     q = torch.where(largest > 0, (x * divided(127.0, largest)).round(), torch.zeros_like(x))
@@ -136,7 +136,7 @@ def test_every_shape_equals_the_reference(level, kind, group):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize("gate_up", [False, True])
-def test_epilogues(level, kind, group, gate_up):
+def test_bias_residual_gates_and_float32_outputs_equal_the_reference(level, kind, group, gate_up):
     for N, K, rows in ((100, 96, 5), (38, 70, 17), (256, 512, 1)):
         weight = Weight(kind, N, K, group=group, gate_up=gate_up, seed=rows)
         columns = weight.shape.num_outputs
@@ -154,8 +154,8 @@ def test_epilogues(level, kind, group, gate_up):
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
-def test_rows_may_have_any_address_and_stride(level, kind, group):
-    """Odd addresses and strides; memory between the rows of y is not changed."""
+def test_rows_may_have_any_address_and_any_stride(level, kind, group):
+    """Addresses and strides are unaligned; memory between the rows of y must not change."""
     N, K, rows = 45, 77, 14
     weight = Weight(kind, N, K, group=group)
     x = weight.random(rows, K + 6)[:, 3 : K + 3]
@@ -168,7 +168,7 @@ def test_rows_may_have_any_address_and_stride(level, kind, group):
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize(("N", "K"), [(200, 600), (33, 4200)], ids=["short", "long"])
 def test_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
-    """Bits of a row: alone, in batches of every kind of tiling, on one thread and on three."""
+    """A row has the same bits in every batch, with every tiling, and on one or three threads."""
     chance = random.Random(kind)
     weight = Weight(kind, N, K, group=group)
     x = weight.random(300, K)
@@ -216,14 +216,14 @@ def test_inputs_that_are_not_finite_affect_only_their_row(level, kind, group, ba
 
 
 @pytest.mark.parametrize("scale", [5e37, 1e-20])
-def test_weights_of_any_magnitude(level, scale):
+def test_weights_of_any_magnitude_are_packed_precisely(level, scale):
     for kind, group in KINDS[:3]:
         weight = Weight(kind, 64, 128, group=group, scale=scale)
         x = weight.random(3, 128, scale=1e-3)
         assert_near(weight.apply(x, dtype=torch.float32), weight.reference(x))
 
 
-def test_zeros_and_tiny_numbers(level):
+def test_zeros_and_tiny_numbers_equal_the_reference(level):
     for kind, group in KINDS[:3]:
         weight = Weight(kind, 64, 128, group=group)
         x = torch.zeros(3, 128, dtype=torch.bfloat16)

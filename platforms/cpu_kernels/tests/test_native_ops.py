@@ -1,6 +1,6 @@
-"""The small operations at every level of this CPU, against float64.
+"""The small operations at every level of this CPU, compared with float64.
 
-Tolerance: 5e-3 of max(1, |value|): bf16 rounds by 2^-9 at most, and a sum before it.
+Tolerance: 5e-3 of max(1, |value|): bf16 rounding is at most 2^-9, and the sum is rounded before.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def num_threads(request):
 def call(name, **values):
     """Fill the struct of an operation and call it; tensors are passed by address."""
     plain = {k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    args = OPS[name](**plain)  # alive during the call
+    args = OPS[name](**plain)  # keeps the tensors alive during the call
     op(name)(ctypes.addressof(args))
 
 
 def numbers(*shape, seed=0, padding=0, scale=1.0):
-    """Random bf16 rows with `padding` unused numbers after each."""
+    """Return random bf16 rows with `padding` unused numbers after each row."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(*shape[:-1], shape[-1] + padding, generator=generator) * scale
     return wide.bfloat16()[..., : shape[-1]]
@@ -59,7 +59,7 @@ def norm(x, weight, eps, offset):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_rms_norm_of_rows(num_threads, size):
+def test_rms_norm_of_rows_equals_the_reference(num_threads, size):
     x, weight = numbers(50, size, padding=3), numbers(size, seed=1)
     y = torch.zeros(50, size).bfloat16()
     for offset in (0.0, 1.0):
@@ -71,7 +71,7 @@ def test_rms_norm_of_rows(num_threads, size):
         check(y, norm(x, weight, 1e-5, offset))
 
 
-def test_rms_norm_in_place_of_heads_in_a_fused_projection(num_threads):
+def test_rms_norm_works_in_place_on_heads_of_a_fused_projection(num_threads):
     qkv, weight = numbers(300, 24, 64), numbers(64, seed=1)
     before, heads = qkv.clone(), qkv[:, 16:20]
     strides = {"x_outer_stride": heads.stride(0), "x_inner_stride": heads.stride(1)}
@@ -86,7 +86,7 @@ def test_rms_norm_in_place_of_heads_in_a_fused_projection(num_threads):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_add_rms_norm(num_threads, size):
+def test_add_rms_norm_equals_the_reference(num_threads, size):
     x, residual = numbers(40, size, padding=2), numbers(40, size, seed=2, padding=1)
     weight, y = numbers(size, seed=1), torch.zeros(40, size).bfloat16()
     want = x + residual
@@ -108,7 +108,7 @@ def rotated(x, positions, table):
 
 @pytest.mark.parametrize(("size", "rotary"), [(64, 64), (128, 128), (80, 32), (96, 24), (6, 2)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_rotary(num_threads, size, rotary, in_place):
+def test_rotary_embedding_equals_the_reference(num_threads, size, rotary, in_place):
     qkv = numbers(200, 12, size, padding=1)
     q, k = qkv[:, :6], qkv[:, 6:8]
     positions = torch.randint(0, 500, (200,), generator=torch.Generator().manual_seed(3))
@@ -136,7 +136,7 @@ GATES = {
 
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize("size", SIZES)
-def test_gates(num_threads, name, size):
+def test_gated_activations_equal_the_reference(num_threads, name, size):
     x, y = numbers(60, 2 * size, padding=5, scale=4.0), torch.zeros(60, size).bfloat16()
     call(name, x=x, y=y, num_rows=60, x_stride=x.stride(0), y_stride=size, size=size)
     gate, up = x.double().split(size, dim=1)
@@ -144,7 +144,7 @@ def test_gates(num_threads, name, size):
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_gates_of_extreme_values(name):
+def test_gates_of_extreme_values_are_correct(name):
     gate = torch.tensor([-1e30, -100.0, -20.0, 20.0, 100.0, 1e30, 0.0, torch.nan]).bfloat16()
     x, y = torch.cat((gate, torch.ones(8).bfloat16())), torch.zeros(8).bfloat16()
     call(name, x=x, y=y, num_rows=1, x_stride=16, y_stride=8, size=8)
@@ -153,7 +153,7 @@ def test_gates_of_extreme_values(name):
     assert y[7].isnan()
 
 
-def test_embedding(num_threads):
+def test_embedding_returns_the_rows_of_the_table(num_threads):
     table = numbers(1000, 72, padding=4)
     ids = torch.tensor([random.Random(0).randrange(1000) for _ in range(900)])
     y = torch.zeros(900, 80).bfloat16()
@@ -197,5 +197,7 @@ def test_rows_do_not_depend_on_other_rows():
 
 
 def test_unknown_operation_is_refused():
-    with pytest.raises(ValueError, match="no operation 'layer_norm': known are rms_norm"):
+    with pytest.raises(
+        ValueError, match="operation 'layer_norm' does not exist; the operations are rms_norm"
+    ):
         op("layer_norm")

@@ -1,4 +1,4 @@
-"""Recording: native operations are recorded with their structs, and replayed from memory."""
+"""Native operations are recorded with their structs and replayed."""
 
 import ctypes
 import gc

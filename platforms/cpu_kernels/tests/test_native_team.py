@@ -1,4 +1,4 @@
-"""The thread team: compiled with its cases of `sanitize/`, without sanitizers, and run."""
+"""The thread team: its cases of `sanitize/` are compiled without sanitizers and run."""
 
 import os
 import runpy
@@ -60,7 +60,7 @@ def test_the_number_of_threads_is_stored_and_bounded():
 
 @pytest.mark.clock
 @needs_library
-def test_idle_workers_use_no_time():
+def test_idle_workers_use_almost_no_cpu_time():
     """Workers spin for microseconds and then park: idle workers use almost no CPU time."""
     from dovetail_cpu_kernels import probe
 

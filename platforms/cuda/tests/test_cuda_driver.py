@@ -1,4 +1,4 @@
-"""Answers of the driver's management library on shared machines."""
+"""Results of the driver's management library on shared machines."""
 
 from dovetail_cuda.driver import read_driver
 

@@ -1,4 +1,4 @@
-"""The CUDA platform on simulated machines: each reason against it, each capability."""
+"""The CUDA platform on simulated machines: each capability, each reason why it is unusable."""
 
 import ctypes
 import os
@@ -45,7 +45,7 @@ def test_the_platform_meets_its_contract_here_and_on_a_machine_with_cards():
 
 
 REFUSED = {
-    "built without": (replace(MACHINE, toolkit=""), r"built without CUDA: install a build"),
+    "built without": (replace(MACHINE, toolkit=""), r"built without CUDA: install a torch build"),
     "no torch": (replace(MACHINE, torch_version="", toolkit=""), "torch is not installed"),
     "no driver": (
         replace(MACHINE, driver=None, driver_problem="no NVIDIA driver was found"),
@@ -55,7 +55,7 @@ REFUSED = {
         replace(MACHINE, driver=replace(DRIVER, version="535.104", cuda=(12, 2))),
         r"CUDA 13\.0, the driver 535\.104 supports CUDA 12\.2 at most: install a driver",
     ),
-    "no card": (with_cards(), "finds no device"),
+    "no card": (with_cards(), "does not find a device"),
     "hidden": (with_cards(H200, visible=""), rf"{VISIBLE}='' selects none of the 1 devices"),
     "old card": (with_cards(H200, P100), r"P100 has compute capability 6\.0, .* needs 7\.5"),
 }
@@ -100,11 +100,11 @@ def test_a_driver_of_the_same_major_version_is_sufficient():
         ("MIG-5f", ["a part of NVIDIA H200"]),
     ],
 )
-def test_the_environment_selects_and_orders_cards(visible, names):
+def test_environment_variables_select_and_order_cards(visible, names):
     assert [card.name for card in with_cards(H200, T4, visible=visible).cards] == names
 
 
-def test_capabilities_follow_the_weakest_card():
+def test_capabilities_are_those_of_the_weakest_card():
     newest = platform_on(MACHINE)().capabilities()
     assert {"dtype.bfloat16", "dtype.fp8_e4m3", "pin_memory", "collectives"} <= newest
     assert "graphs" not in newest
@@ -148,7 +148,7 @@ def test_cuda_is_preferred_to_the_cpu_if_usable(monkeypatch):
 
 
 class FakeLibrary:
-    """The management library of a machine with one card. failing: a function that returns 9."""
+    """The management library of a machine with one card. failing: a failing function."""
 
     def __init__(self, failing=""):
         self.open, self.failing = 0, failing
@@ -205,14 +205,14 @@ def test_the_library_is_initialized_and_shut_down():
 
 
 @pytest.mark.parametrize("failing", ["nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2"])
-def test_a_failing_driver_is_reported(failing):
+def test_an_error_of_the_driver_is_reported(failing):
     library = FakeLibrary(failing)
     machine = look(lambda: read_driver(library), lambda _: TorchBuild(version="2", toolkit="13.0"))
-    assert re.search(f"{failing} with error 9", machine.driver_problem)
+    assert re.search(f"{failing} failed with error 9", machine.driver_problem)
     assert library.open == 0
 
 
-def test_without_a_driver_the_reason_names_what_is_missing(monkeypatch):
+def test_without_a_driver_the_reason_names_the_missing_library(monkeypatch):
     def refuse(name):
         raise OSError(f"{name}: cannot open")
 
@@ -221,7 +221,7 @@ def test_without_a_driver_the_reason_names_what_is_missing(monkeypatch):
         read_driver()
 
 
-def test_look_reads_the_build_and_the_environment(monkeypatch):
+def test_look_reads_the_build_of_torch_and_the_environment(monkeypatch):
     monkeypatch.setenv(VISIBLE, "3")
     machine = look(lambda: DRIVER, lambda field: TorchBuild(version="2.11", toolkit=field))
     assert machine == replace(MACHINE, torch_version="2.11", toolkit="cuda", visible="3")

@@ -1,4 +1,4 @@
-"""The devices for which a build of torch has code."""
+"""The devices for which a build of torch contains code."""
 
 import pytest
 
@@ -8,12 +8,12 @@ WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 0), (12, 1)])
-def test_supported_devices(capability):
+def test_devices_with_matching_code_are_supported(capability):
     assert has_code(WHEEL, capability)
 
 
 @pytest.mark.parametrize("capability", [(6, 0), (7, 0), (11, 0)])
-def test_unsupported_devices(capability):
+def test_devices_without_matching_code_are_not_supported(capability):
     assert not has_code(WHEEL, capability)
 
 

@@ -1,4 +1,4 @@
-"""Triton's ops without a GPU: interpreted, compiled for GPUs, and refused with a reason."""
+"""Triton's ops without a GPU: in the interpreter, compiled for GPUs, and refused with a reason."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ NUM_INTERPRETED = 69
 
 
 @needs_triton
-def test_the_kernels_in_the_interpreter():
+def test_the_kernels_pass_in_the_interpreter():
     folder = Path(__file__).parent / "interpreted"
     counts = run_interpreted(folder, timeout_s=240)
     assert (counts.failed, counts.skipped) == (0, 0), counts.told
@@ -43,10 +43,12 @@ def test_without_triton_the_reason_is_reported(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     probe = availability.probe()
     assert not probe.usable
-    assert probe.reasons == ("Triton is not installed: torch builds for accelerators include it",)
+    assert probe.reasons == (
+        "Triton is not installed: install a torch build for accelerators, which includes it",
+    )
 
 
-def test_the_class_loads_without_triton():
+def test_the_class_of_the_ops_loads_without_triton():
     program = (
         "import sys\n"
         "sys.modules['triton'] = None\n"

@@ -1,4 +1,4 @@
-"""What Triton needs besides itself to launch kernels."""
+"""Triton needs a C compiler to launch kernels."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Arguments that must not cause a kernel to be compiled again within a step."""
+"""Arguments that must not cause a compilation within a step."""
 
 from importlib.util import find_spec
 
@@ -8,7 +8,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 
 
 @needs_triton
-def test_the_alignment_of_a_column_compiles_no_new_kernel():
+def test_the_alignment_of_a_column_does_not_cause_a_compilation():
     from dovetail_ops_triton.kernels.cuts import cuts_kernel
     from dovetail_ops_triton.kernels.drawing import draw_kernel
 

@@ -1,4 +1,4 @@
-"""A model runner on a tiny model, with attention that is rebuilt each step or advanced."""
+"""A model runner on a tiny model. Attention metadata is rebuilt in each step or advanced."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def model():
 def make_runner(
     model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device="cpu", extensions=None
 ):
-    """Return a runner of `model` whose cache is there."""
+    """Return a runner of `model` with an allocated cache."""
     limits = StepLimits(
         max_num_seqs=3,
         max_num_batched_tokens=32,
@@ -70,5 +70,5 @@ def steps(runner):
 
 @pytest.fixture
 def runner_of():
-    """Creates a runner from a model, a backend, device parts and a number of blocks."""
+    """Return a function that creates a runner from a model, a backend and device parts."""
     return make_runner

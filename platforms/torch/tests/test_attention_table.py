@@ -75,7 +75,7 @@ def test_a_layer_that_applies_rope_gets_the_rotary_args(qkv, rotary_args):
     assert layer.rotary_args is None
 
 
-def test_for_other_layers_the_ops_apply_rope(qkv, rotary_args):
+def test_the_ops_apply_rope_for_layers_that_do_not(qkv, rotary_args):
     table, layers, _ = make_table()
     turned = rotary_args.apply(*qkv[:2])
     assert (turned[0] - qkv[0]).abs().max() > 0.5
@@ -106,13 +106,13 @@ def test_in_a_compiled_graph_the_ops_apply_rope(qkv, rotary_args):
     assert layer.rotary_args is None
 
 
-def test_the_result_is_new_and_contiguous(qkv):
+def test_attend_returns_a_new_contiguous_tensor(qkv):
     table, _, _ = make_table()
     q_THD = qkv[0].transpose(0, 1).contiguous().transpose(0, 1)
     assert not q_THD.is_contiguous()
     out_THD = table.attend(0, q_THD, *qkv[1:])
     assert out_THD.is_contiguous() and out_THD.shape == (T, H, D)
-    assert torch.equal(q_THD, qkv[0])  # the input is only read
+    assert torch.equal(q_THD, qkv[0])  # the input is not changed
 
 
 def test_slots_are_unique_and_a_table_is_freed_with_its_owner(qkv):
@@ -173,7 +173,7 @@ def test_a_compiled_model_reads_the_metadata_of_the_step(qkv, compiled):
 
 
 @torch.inference_mode()
-def test_other_numbers_of_tokens_do_not_need_other_tables(qkv, compiled):
+def test_a_compiled_model_supports_other_numbers_of_tokens_with_the_same_table(qkv, compiled):
     table, layers, _ = make_table()
     for num_tokens in (5, 3, 1, 4):
         out_THD = compiled(*(x[:num_tokens] for x in qkv), table)
@@ -181,6 +181,6 @@ def test_other_numbers_of_tokens_do_not_need_other_tables(qkv, compiled):
     assert [len(call[0]) for call in layers[0].calls] == [5, 3, 1, 4]
 
 
-def test_an_undeclared_layer_is_refused_before_there_is_a_cache(qkv):
+def test_an_undeclared_layer_is_refused_before_the_cache_is_allocated(qkv):
     with pytest.raises(ContractError, match=r"attends in layer 1, but has 1 Attention modules"):
         NoAttention(1).attend(1, *qkv)

@@ -20,7 +20,7 @@ NUM_BLOCKS = 5
 
 
 class BlocksFirst(FakeAttentionBackend):
-    """[N, B, 2, K, D], contiguous."""
+    """A backend with a contiguous cache of shape [N, B, 2, K, D]."""
 
     @staticmethod
     def kv_cache_shape(num_blocks, spec):
@@ -28,7 +28,7 @@ class BlocksFirst(FakeAttentionBackend):
 
 
 class Strided(BlocksFirst):
-    """The same, with strided blocks."""
+    """A backend with the same shape that supports strided blocks."""
 
     capabilities = AttentionCapabilities(
         dtypes=frozenset({"float32"}), features=frozenset({PADDED_PAGES})
@@ -46,7 +46,7 @@ def zeros(num_bytes):
 
 
 def take(backend, *groups):
-    """Return buffers for groups, each a list of specs with one layer each, "group.layer"."""
+    """Return buffers for groups. A group is a list of specs, each of a layer "group.layer"."""
     specs = {f"{g}.{i}": one for g, layers in enumerate(groups) for i, one in enumerate(layers)}
     config = KVCacheConfig(
         num_blocks=NUM_BLOCKS,
@@ -85,7 +85,7 @@ def test_a_block_is_a_row_of_every_buffer():
 
 def test_smaller_pages_start_at_the_beginning_of_larger_ones():
     buffers, config = take(Strided, [spec(head_size=3)], [spec(head_size=2)])
-    assert config.page_size_bytes == 128  # 96 and 64 bytes are used
+    assert config.page_size_bytes == 128  # the layers use 96 and 64 bytes
     large, small = buffers.caches["0.0"], buffers.caches["1.0"]
     assert large.shape == (NUM_BLOCKS, 4, 2, 1, 3) and small.shape == (NUM_BLOCKS, 4, 2, 1, 2)
     large[1], small[2] = 1.0, 2.0
@@ -95,7 +95,7 @@ def test_smaller_pages_start_at_the_beginning_of_larger_ones():
     assert not values[[0, 3, 4]].any()
 
 
-def test_a_backend_that_requires_contiguous_blocks_gets_no_strided_ones():
+def test_strided_blocks_are_refused_for_a_backend_that_requires_contiguous_blocks():
     with pytest.raises(ModelError, match="'fake' does not declare 'padded_pages'"):
         take(BlocksFirst, [spec(head_size=3)], [spec(head_size=2)])
 

@@ -16,14 +16,14 @@ X_T2D = torch.tensor([[0.5, -1.0, 2.0, 3.0]])
 
 
 class NegativeSilu(Ops):
-    """Overrides one operation, with a different result."""
+    """A provider that overrides one operation, with a different result."""
 
     def silu_and_mul(self, x_T2D):
         return -TorchOps().silu_and_mul(x_T2D)
 
 
 class Structural:
-    """Does not inherit from the contract."""
+    """A provider that does not inherit from the contract."""
 
     CONTRACT = "ops"
     device_types = frozenset()
@@ -41,12 +41,12 @@ def test_the_provider_computes_overridden_operations_and_torch_the_others():
     assert torch.equal(ops.rms_norm(X_T2D, weight, 1e-6), torch_ops.rms_norm(X_T2D, weight, 1e-6))
 
 
-def test_torch_has_every_operation_except_the_draw():
+def test_the_torch_ops_have_every_operation_except_draw_tokens():
     names = {name for name, method in vars(Ops).items() if hasattr(method, "is_optional")}
     assert names - overridden_operations(TorchOps) == {"draw_tokens"}
 
 
-def test_a_class_with_one_operation_meets_the_contract():
+def test_a_provider_with_one_operation_meets_the_contract():
     check_contract("ops", NegativeSilu)
     check_contract("ops", Structural)
     wrong = {"silu_and_mul": lambda self: None}

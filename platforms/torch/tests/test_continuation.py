@@ -1,4 +1,4 @@
-"""Steps that continue the last one: when they do, and that tokens do not change."""
+"""Steps that continue the last step: their conditions; tokens do not change."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_columns_are_incremented_to_the_end_of_a_block(steps, model):
 
 
 @counting
-def test_sampled_tokens_are_written_before_the_next_gathering(steps, model):
+def test_sampled_tokens_are_written_before_the_next_step_is_gathered(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(2, PROMPT, [3, 4])
     steps.run((2, 0, 4, True), (0, 0, 4, True))
     for place in (4, 5, 6):
@@ -32,14 +32,14 @@ def test_sampled_tokens_are_written_before_the_next_gathering(steps, model):
     steps.join(1, [8], [9])
     got = steps.run((0, 7, 1, True), (1, 0, 1, True))
     assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 1)[0]}
-    # The row has all tokens: after a rejoin it gives the same.
+    # The row has all tokens: after a preemption it gives the same tokens.
     got = steps.run((0, 0, 8, True), (1, 1, 1, True))
     assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 2)[1]}
 
 
 @counting
 @pytest.mark.parametrize("change", ["order", "start", "count", "samples", "fewer", "block"])
-def test_any_other_change_causes_a_gathering(steps, model, change):
+def test_a_step_is_gathered_again_after_any_other_change(steps, model, change):
     for row, blocks in ((0, [7]), (1, [2])):
         steps.join(row, [3], blocks)
     steps.run((0, 0, 1, True), (1, 0, 1, True))
@@ -62,7 +62,7 @@ def test_any_other_change_causes_a_gathering(steps, model, change):
         assert got[1] == model.answer([3], 2 if change == "start" else 3)[-1]
 
 
-def test_a_draw_does_not_depend_on_the_kind_of_step(steps):
+def test_sampled_tokens_do_not_depend_on_whether_a_step_continues(steps):
     drawn = {"temperature": 2.0, "seed": 5}
     steps.join(0, [3], [7], **drawn)
     together = [steps.run((0, place, 1, True))[0] for place in range(4)]

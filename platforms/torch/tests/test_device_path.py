@@ -18,7 +18,7 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_programs_give_the_same_results(runner_of, seed, depth):
+def test_random_plans_give_the_same_results_as_on_the_host(runner_of, seed, depth):
     program = Program(seed, 40)
     assert sum(count for _, _, count in program.steps) > 30
     expected = play(runner_of(Model(), Backend, num_blocks=NUM_BLOCKS), program)
@@ -28,7 +28,7 @@ def test_random_programs_give_the_same_results(runner_of, seed, depth):
     assert any(one.logprobs for one in got) and any(one.prompt_logprobs for one in got)
 
 
-def test_no_wait_before_a_result_is_requested(runner_of):
+def test_the_host_does_not_wait_before_a_result_is_requested(runner_of):
     parts = late_parts()
     runner = runner_of(Model(), Backend, parts)
     steps = Steps(runner)
@@ -78,7 +78,7 @@ def test_a_device_error_is_reported_to_the_caller(runner_of):
             late.result()
 
 
-def test_warming_up_changes_no_state(runner_of):
+def test_warm_up_steps_change_no_state(runner_of):
     runner = runner_of(Model(), Backend, late_parts())
     runner.warm_up()
     expected = Model().answer(PROMPT, 3)
@@ -92,7 +92,7 @@ def test_warming_up_changes_no_state(runner_of):
     assert got == expected
 
 
-def test_the_op_provider_draws_for_all_rows_at_once(runner_of):
+def test_the_op_provider_samples_for_all_rows_at_once(runner_of):
     asked = []
 
     def draw_tokens(logits_RV, columns: DrawColumns):
@@ -123,7 +123,7 @@ def test_the_op_provider_draws_for_all_rows_at_once(runner_of):
     assert columns.positions_R.tolist() == [1, 2, 3]
 
 
-def test_the_memory_of_a_step_is_measured_with_its_draws(runner_of):
+def test_the_measured_memory_of_a_step_includes_sampling(runner_of):
     asked = []
 
     def draw_tokens(logits_RV, columns: DrawColumns):
@@ -153,7 +153,7 @@ def test_greedy_steps_send_one_packet(runner_of, monkeypatch):
 
 
 def test_the_fake_asynchronous_device_detects_errors():
-    """The stand-in detects the errors that it is meant to detect."""
+    """Reused slots and early reads on the fake device raise errors."""
     device = LateDevice()
     source, target = torch.arange(4), torch.zeros(4, dtype=torch.int64)
     event = device.fetch([source], [target])

@@ -1,4 +1,4 @@
-"""The handle of a step on a device that has failed, as reported by its events."""
+"""The handle of a step on a device whose events report a failure."""
 
 import pytest
 

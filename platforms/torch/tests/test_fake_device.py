@@ -20,7 +20,7 @@ def device(request):
     DEVICE.check()
 
 
-def test_the_device_has_its_own_name(device):
+def test_the_fake_device_has_a_separate_device_type(device):
     x = torch.zeros(3, device=device)
     assert isinstance(x, FakeDeviceTensor) and x.device == device and x.device.type == NAME
     assert torch.get_device_module(NAME) is install()
@@ -44,7 +44,7 @@ def test_the_device_has_its_own_name(device):
         lambda **kw: torch.empty(2, 0, **kw),
     ],
 )
-def test_new_tensors_equal_those_of_the_host(make, device):
+def test_new_tensors_equal_new_tensors_of_the_host(make, device):
     made, due = make(device=device), make()
     assert isinstance(made, FakeDeviceTensor)
     assert (made.shape, made.dtype, made.stride()) == (due.shape, due.dtype, due.stride())
@@ -73,7 +73,7 @@ def program(x, indices, mask):
     return y, z, attended, best, places, order.gather(1, places), logits.softmax(-1).cumsum(-1)
 
 
-def test_a_program_gives_the_same_bits(device):
+def test_a_program_gives_the_same_bits_as_on_the_host(device):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(4, 4, generator=generator)
     arguments = x, torch.tensor([2, 0]), torch.rand(4, 4, generator=generator) > 0.7
@@ -130,7 +130,7 @@ def test_random_numbers_follow_the_seed(device):
         torch.empty(4, device=device).uniform_(generator=torch.Generator())
 
 
-def test_the_host_cannot_access_it_and_devices_do_not_mix(device):
+def test_the_host_cannot_access_device_memory_and_devices_do_not_mix(device):
     x = torch.zeros(3, device=device)
     with pytest.raises(TypeError):
         x.numpy()
@@ -138,11 +138,11 @@ def test_the_host_cannot_access_it_and_devices_do_not_mix(device):
         x + torch.ones(3)
     with pytest.raises(RuntimeError, match="same device"):
         torch.cat([x, torch.ones(1)])
-    assert (x + torch.tensor(2.0)).tolist() == [2, 2, 2]  # a number may come from the host
+    assert (x + torch.tensor(2.0)).tolist() == [2, 2, 2]  # a single number may be on the host
 
 
-def test_a_result_does_not_resize_its_output(device):
-    with pytest.raises(RuntimeError, match="right shape"):
+def test_an_output_tensor_of_another_shape_is_refused(device):
+    with pytest.raises(RuntimeError, match="correct shape"):
         torch.add(torch.ones(3, device=device), 1, out=torch.empty(0, device=device))
 
 
@@ -186,7 +186,7 @@ def test_the_module_has_the_api_of_a_device_module(device):
     assert module.is_available() and module.device_count() == 1 and module.current_device() == 0
     module.set_device(device)
     assert module.get_device_properties(0).total_memory == module.mem_get_info()[1]
-    with pytest.raises(RuntimeError, match="ordinal"):
+    with pytest.raises(RuntimeError, match="does not exist"):
         module.set_device(1)
     DEVICE.num_devices = 0
     assert not module.is_available()

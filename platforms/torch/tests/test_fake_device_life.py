@@ -1,4 +1,4 @@
-"""A worker's life cycle on the fake device: contract, memory, out of memory, tokens, watch."""
+"""A worker's life cycle on the fake device: contract, memory, errors, tokens, faults."""
 
 import gc
 
@@ -41,7 +41,7 @@ def context_of(checkpoint, **options):
     return make_worker_context(checkpoint, FakeDevicePlatform(), **(PARTS | options))
 
 
-def test_the_worker_meets_its_contract_under_watch(checkpoint):
+def test_the_worker_meets_its_contract_without_hidden_waits(checkpoint):
     check_worker(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.check()
     assert DEVICE.watch.waits > 100
@@ -55,14 +55,14 @@ class Waiting(FakeDeviceWorker):
 
 
 class Forgetful(AcceleratorQueues):
-    """Does not keep the sources of copies."""
+    """A faulty device that does not keep the sources of copies."""
 
     def fetch(self, sources, targets):
         return super().fetch([source.clone() for source in sources], targets)
 
 
 class Overwriting(AcceleratorQueues):
-    """Overwrites the sources of copies."""
+    """A faulty device that overwrites the sources of copies."""
 
     def fetch(self, sources, targets):
         event = super().fetch(sources, targets)
@@ -71,7 +71,7 @@ class Overwriting(AcceleratorQueues):
 
 
 class Unordered(AcceleratorQueues):
-    """Copies tensors that may not be computed yet."""
+    """A faulty device that copies tensors that may not be computed yet."""
 
     def fetch(self, sources, targets):
         with self._module.stream(self._module.Stream()):
@@ -80,7 +80,7 @@ class Unordered(AcceleratorQueues):
 
 
 class Deaf:
-    """An event that nobody waits for."""
+    """An event whose `wait` does nothing."""
 
     def query(self):
         return True
@@ -90,7 +90,7 @@ class Deaf:
 
 
 class ReadingEarly(AcceleratorQueues):
-    """Reports at once that copies to the host are complete."""
+    """A faulty device that reports copies to the host as complete at once."""
 
     def fetch(self, sources, targets):
         super().fetch(sources, targets)
@@ -98,7 +98,7 @@ class ReadingEarly(AcceleratorQueues):
 
 
 class NeverWaiting(ReadingEarly):
-    """Reports at once that everything is complete."""
+    """A faulty device that reports all work as complete at once."""
 
     def record(self):
         return Deaf()
@@ -162,7 +162,7 @@ def test_a_result_that_is_read_too_early_is_wrong(checkpoint, monkeypatch):
     try:
         found = planted(checkpoint, monkeypatch, ReadingEarly)
     except FlightError:
-        return  # its memory was reused
+        return  # the memory of the result was reused
     assert found != expected
 
 
@@ -195,7 +195,7 @@ def test_the_share_of_memory_is_not_exceeded(checkpoint):
     assert found[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
-def test_memory_of_libraries_counts_and_earlier_memory_of_others_does_not(checkpoint):
+def test_memory_of_libraries_counts_and_memory_used_before_the_start_does_not(checkpoint):
     def left(outside_bytes):
         worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
         DEVICE.memory.outside_bytes += outside_bytes
@@ -244,7 +244,7 @@ def test_out_of_memory_is_reported_at_each_stage(operation, purpose, checkpoint)
         bring_up(short_of_memory(operation)(context_of(checkpoint)))
 
 
-def test_a_share_that_is_too_small_is_refused_with_the_required_one(checkpoint):
+def test_a_memory_share_that_is_too_small_is_refused_with_the_required_share(checkpoint):
     worker = start(context_of(checkpoint, gpu_memory_utilization=0.001))
     with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.001 allows .* GiB more"):
         worker.determine_available_memory()
@@ -252,15 +252,15 @@ def test_a_share_that_is_too_small_is_refused_with_the_required_one(checkpoint):
 
 def test_a_missing_device_is_refused(checkpoint):
     DEVICE.num_devices = 0
-    with pytest.raises(PluginError, match=f"{NAME}:0 was requested and cannot be used"):
+    with pytest.raises(PluginError, match=f"{NAME}:0 was requested, but cannot be used"):
         FakeDeviceWorker(context_of(checkpoint)).init_device()
 
 
 @pytest.mark.parametrize("device_type", ["cuda", "xpu"])
-def test_a_type_that_torch_was_not_built_for_is_refused(device_type):
+def test_a_device_type_that_torch_does_not_support_is_refused(device_type):
     if torch.get_device_module(device_type).is_available():
         pytest.skip("there is one")
-    with pytest.raises(PluginError, match=rf"{device_type}:0 was requested .* finds 0\."):
+    with pytest.raises(PluginError, match=rf"{device_type}:0 was requested.* finds 0 devices\."):
         AcceleratorRuntime(device_type).activate(0, num_threads=None)
 
 

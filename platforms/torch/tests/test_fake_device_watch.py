@@ -1,4 +1,4 @@
-"""The fake device's watch: faulty programs are detected, correct ones are not."""
+"""The fake device detects faults in incorrect programs, and none in correct programs."""
 
 import threading
 
@@ -64,7 +64,7 @@ def test_operations_that_make_the_host_wait_are_detected(name, mode, x):
         assert places and all(place.startswith(__file__) for place in places)
         with DEVICE.strict(), pytest.raises(HiddenWaitError, match="keep the value"):
             WAITS[name](x.clone())
-        WAITS[name](x.clone())  # allowed again
+        WAITS[name](x.clone())  # waiting is allowed again
 
 
 PASSES = {
@@ -98,7 +98,7 @@ def test_strict_mode_applies_to_one_thread(x):
     assert done == [list(range(8))]
 
 
-def test_a_fetch_is_complete_at_its_event(x, queues, pinned):
+def test_a_copy_to_the_host_is_complete_at_its_event(x, queues, pinned):
     DEVICE.watch.forget()
     with DEVICE.strict():
         event = queues.fetch([x], [pinned])
@@ -109,7 +109,7 @@ def test_a_fetch_is_complete_at_its_event(x, queues, pinned):
     DEVICE.check()
 
 
-def test_an_uploads_source_may_be_written_after_its_event(x, queues, pinned):
+def test_the_source_of_a_copy_to_the_device_may_be_written_after_its_event(x, queues, pinned):
     pinned.fill_(3)
     with DEVICE.strict():
         x.copy_(pinned, non_blocking=True)
@@ -120,11 +120,11 @@ def test_an_uploads_source_may_be_written_after_its_event(x, queues, pinned):
     assert x.tolist() == [3] * 8
 
 
-def test_a_write_to_the_source_of_an_upload_is_detected(x, queues, pinned):
+def test_a_write_to_the_source_of_a_copy_to_the_device_is_detected(x, queues, pinned):
     x.copy_(pinned, non_blocking=True)
     event = queues.record()
     pinned[5] = 9
-    with pytest.raises(FlightError, match=r"from it .* before the copy's event"):
+    with pytest.raises(FlightError, match=r"a copy from .* wait for the copy's event"):
         event.synchronize()
     with pytest.raises(FlightError):
         DEVICE.check()
@@ -139,20 +139,20 @@ def test_an_event_before_the_copy_is_not_sufficient(x, queues, pinned):
         DEVICE.check()
 
 
-def test_a_write_to_the_target_of_a_fetch_is_detected(x, queues, pinned):
+def test_a_write_to_the_target_of_a_copy_to_the_host_is_detected(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     pinned[0] = 1
-    with pytest.raises(FlightError, match="to it"):
+    with pytest.raises(FlightError, match="a copy to host memory"):
         event.synchronize()
 
 
-def test_a_target_of_two_fetches_is_detected(x, queues, pinned):
+def test_two_copies_to_the_same_host_memory_are_detected(x, queues, pinned):
     queues.fetch([x], [pinned])
-    with pytest.raises(FlightError, match=r"still writes; wait"):
+    with pytest.raises(FlightError, match=r"still writes it; wait"):
         queues.fetch([x], [pinned])
     DEVICE.reset()
     x.copy_(pinned, non_blocking=True)
-    with pytest.raises(FlightError, match=r"still reads; wait"):
+    with pytest.raises(FlightError, match=r"still reads it; wait"):
         queues.fetch([x], [pinned])
 
 
@@ -166,7 +166,7 @@ def test_half_a_buffer_may_be_used_while_the_other_half_is_in_flight(x, queues, 
     assert pinned.tolist() == list(range(8))
 
 
-def test_a_write_to_the_source_of_a_fetch_is_detected(x, queues, pinned):
+def test_a_write_to_the_source_of_a_copy_to_the_host_is_detected(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     with pytest.raises(FlightError, match="still reads"):
         x.add_(1)
@@ -189,7 +189,7 @@ def test_a_stream_that_waits_for_the_event_may_write(x, queues, pinned, module):
     assert pinned.tolist() == list(range(8))
 
 
-def test_freeing_the_source_of_a_fetch_is_detected(queues, pinned):
+def test_freeing_the_source_of_a_copy_to_the_host_is_detected(queues, pinned):
     event = queues.fetch([torch.arange(8.0, device=NAME)], [pinned])
     with pytest.raises(FlightError, match="freed while stream"):
         torch.zeros(1, device=NAME)
@@ -224,7 +224,7 @@ def test_an_asynchronous_copy_to_the_host_is_not_complete_at_once(x):
     assert host.tolist() == list(range(8))
 
 
-def test_events_complete_by_themselves_with_a_lag(x, queues, pinned):
+def test_events_complete_without_a_wait_if_there_is_a_lag(x, queues, pinned):
     DEVICE.reset(lag=4, seed=1)
     event = queues.fetch([x], [pinned])
     asked = 0
@@ -235,7 +235,7 @@ def test_events_complete_by_themselves_with_a_lag(x, queues, pinned):
     assert pinned.tolist() == list(range(8))
 
 
-def test_events_do_not_complete_by_themselves_without_a_lag(x, queues, pinned):
+def test_events_do_not_complete_without_a_wait_if_there_is_no_lag(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     for _ in range(100):
         torch.zeros(1, device=NAME)

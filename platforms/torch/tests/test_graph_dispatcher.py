@@ -1,4 +1,4 @@
-"""The dispatcher: when a step is captured, replayed or run eagerly, with a fake provider."""
+"""The dispatcher captures, replays or eagerly runs the steps of a fake provider."""
 
 import logging
 
@@ -12,7 +12,7 @@ D, V, MAX = 3, 5, 8
 
 
 class Model:
-    """Doubles its inputs; `runs` counts."""
+    """A model that doubles its inputs; `runs` counts its calls."""
 
     def __init__(self):
         self.runs, self.factor = 0, 2.0
@@ -36,7 +36,7 @@ class Kept:
 
 
 class Provider:
-    """Replays by running again. answer: the result of captures, if not a graph."""
+    """A provider that replays by running the model again. answer: fields of captures."""
 
     def __init__(self, **answer):
         self.answer, self.captured = answer, []
@@ -61,7 +61,7 @@ IDS, POSITIONS = torch.zeros(16, dtype=torch.int64), torch.arange(16)
 
 
 def step(dispatcher, model, num_tokens, *, uniform=True):
-    """Run a step of new numbers and compare it with the model; return the number of runs."""
+    """Run a step with new numbers and compare it with the model; return the number of runs."""
     IDS[:num_tokens] = torch.randint(100, (num_tokens,))
     ids_T, positions_T = IDS[:num_tokens], POSITIONS[:num_tokens]
     before = model.runs
@@ -81,7 +81,7 @@ def seeded():
     torch.manual_seed(11)
 
 
-def test_a_shape_is_seen_captured_verified_and_replayed():
+def test_a_shape_is_run_then_captured_then_verified_then_replayed():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     costs = [step(dispatcher, model, 4) for _ in range(5)]
@@ -102,7 +102,7 @@ def test_one_verification_with_the_head_and_one_without_are_enough():
     assert dispatcher.counts.replayed == 2
 
 
-def test_tokens_are_sampled_if_all_rows_take_the_best():
+def test_a_graph_includes_sampling_if_all_rows_take_the_best_token():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider, lambda logits_TV: logits_TV.argmin(-1))
     descriptor = BatchDescriptor(num_tokens=2, num_requests=2, uniform=True, greedy=True)
@@ -129,7 +129,7 @@ def test_a_replay_is_available_after_verification():
     assert GraphDispatcher(model, None).replay(descriptor) is None
 
 
-def test_without_a_provider_or_a_key_everything_is_eager():
+def test_without_a_provider_or_a_key_every_step_is_eager():
     model, provider = Model(), Provider()
     for dispatcher, size in (
         (GraphDispatcher(model, None), 2),
@@ -166,8 +166,8 @@ def test_a_replay_that_differs_is_never_used(caplog):
     step(dispatcher, model, 2)
     step(dispatcher, model, 2)
     graph, _ = next(iter(dispatcher._entries.values()))
-    graph.replay = lambda: None  # like a replay that reads freed memory
+    graph.replay = lambda: None  # as in a replay that reads freed memory
     for _ in range(3):
         step(dispatcher, model, 2)  # the result is correct
     assert dispatcher.counts.replayed == 0
-    assert "other results" in caplog.text
+    assert "different results" in caplog.text

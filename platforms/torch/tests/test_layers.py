@@ -1,4 +1,4 @@
-"""The layers: rotary tables against transformers, ops against formulas, linears, tied heads."""
+"""The layers: rotary tables compared with transformers, ops, linear layers, tied heads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fill(module: nn.Module, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("head_size", [20, 64])
-def test_rotary_equals_transformers(rope: str, head_size: int) -> None:
+def test_rotary_embedding_equals_that_of_transformers(rope: str, head_size: int) -> None:
     config = transformers.LlamaConfig(
         head_dim=head_size,
         hidden_size=4 * head_size,
@@ -94,7 +94,7 @@ def test_rotary_equals_transformers(rope: str, head_size: int) -> None:
     assert torch.equal(q_THS, q_before)
 
 
-def test_override_of_rope_scaling_keeps_the_theta() -> None:
+def test_an_override_of_rope_scaling_keeps_rope_theta() -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     one_form = {"rope_parameters": scaling | {"rope_theta": 5e5}}
     override = {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": scaling}
@@ -113,14 +113,14 @@ def test_override_of_rope_scaling_keeps_the_theta() -> None:
         ({"factor": 1e-40}, "factor"),
     ],
 )
-def test_numbers_that_yarn_cannot_use_are_refused_by_name(fields: dict, field: str) -> None:
+def test_invalid_yarn_parameters_are_refused_by_name(fields: dict, field: str) -> None:
     config = {"rope_parameters": YARN | fields}
     with pytest.raises(ModelError, match=rf"config.json: .*{field}"):
         RotaryEmbedding(make_context(hf_config=config), 16)
     assert RotaryEmbedding(make_context(hf_config={"rope_parameters": YARN}), 16)
 
 
-def test_partial_rotary_does_not_change_the_rest() -> None:
+def test_partial_rotary_does_not_change_the_other_features() -> None:
     config = {"partial_rotary_factor": 0.5, "rope_theta": 100.0}
     rotary = RotaryEmbedding(make_context(hf_config=config), 16)
     x_THS = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(2))
@@ -134,7 +134,7 @@ def test_partial_rotary_does_not_change_the_rest() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rotary_computes_in_float32(dtype: torch.dtype) -> None:
+def test_rotary_embedding_computes_in_float32(dtype: torch.dtype) -> None:
     rotary = RotaryEmbedding(make_context(), 32)
     x_THS = torch.randn(50, 3, 32, generator=torch.Generator().manual_seed(3)).to(dtype)
     positions_T = torch.arange(200, 250)
@@ -145,7 +145,7 @@ def test_rotary_computes_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_equals_transformers(dtype: torch.dtype) -> None:
+def test_rms_norm_equals_that_of_transformers(dtype: torch.dtype) -> None:
     norm = RMSNorm(make_context(dtype=dtype), 24, 1e-5)
     fill(norm)
     reference = LlamaRMSNorm(24, 1e-5).to(dtype)
@@ -189,7 +189,7 @@ def test_fused_linears_equal_their_concatenated_parts() -> None:
     torch.testing.assert_close(v_TKS, expected[:, 36:].view(3, 2, 6))
 
 
-def test_linear_layers_describe_themselves_to_their_method() -> None:
+def test_linear_layers_pass_their_shape_to_the_linear_method() -> None:
     column = ColumnParallelLinear(make_context(dtype=torch.bfloat16), "a.b.up", 4, 7, bias=True)
     row = RowParallelLinear(make_context(), "a.b.down", 7, 4)
     merged = MergedColumnParallelLinear(make_context(), "a.gate_up", 4, {"gate": 3, "up": 5})
@@ -216,7 +216,7 @@ class RecordingMethod(TorchLinearMethod):
         return x_TI @ layer.packed_IO
 
 
-def test_tied_head_shares_the_weight_and_still_packs() -> None:
+def test_a_tied_head_shares_the_weight_and_is_packed() -> None:
     method = RecordingMethod()
     context = make_context(linear_method=method)
     model = nn.Module()
@@ -232,7 +232,7 @@ def test_tied_head_shares_the_weight_and_still_packs() -> None:
 
 
 class ScaledMethod(LinearMethod):
-    """Has two parameters per layer, so that nothing can be shared with an embedding."""
+    """Has two parameters per layer, so that no weight can be shared with an embedding."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         layer.qweight = nn.Parameter(torch.empty(shape.out_features, 1), requires_grad=False)

@@ -33,7 +33,7 @@ SHAPES = {
 
 
 class Borrowing(TorchLinearMethod):
-    """Accepts lent weights."""
+    """A linear method that accepts mapped weights."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         super().create(layer, shape)
@@ -65,7 +65,7 @@ class Model(nn.Module):
 
 
 class HeadFirst(nn.Module):
-    """Has the head before its tied table: the order of modules must not matter."""
+    """A model with the head before its tied embedding: the order of modules must not matter."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ def load(path, model, weights):
     return model
 
 
-def test_layers_that_borrow_are_lent_each_part(tmp_path):
+def test_layers_that_borrow_get_each_part_as_a_mapping(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(Borrowing()), weights)
     assert torch.equal(model.mlp.borrowed[0], weights["gate_proj.weight"])
@@ -109,7 +109,7 @@ def test_layers_that_borrow_are_lent_each_part(tmp_path):
     assert model.embed.is_mapped and torch.equal(model.embed.weight, weights["embed.weight"])
 
 
-def test_other_layers_and_casts_get_copies(tmp_path):
+def test_other_layers_and_cast_weights_get_copies(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(), weights)
     assert not model.mlp.borrowed and torch.equal(model.lm_head.weight, weights["lm_head.weight"])
@@ -118,14 +118,14 @@ def test_other_layers_and_casts_get_copies(tmp_path):
     assert not cast.mlp.weight.isnan().any()
 
 
-def test_a_lent_table_is_also_the_weight_of_a_tied_head(tmp_path):
+def test_a_mapped_embedding_is_also_the_weight_of_a_tied_head(tmp_path):
     weights = make_weights(tied=True)
     model = load(tmp_path, Model(Borrowing(), tied=True), weights)
     assert model.lm_head.weight is model.embed.weight
     assert torch.equal(model.lm_head.weight, weights["embed.weight"])
 
 
-def test_a_lent_weight_outlives_its_file(tmp_path):
+def test_a_mapped_weight_outlives_its_file(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(Borrowing()), weights)
     (tmp_path / "model.safetensors").unlink()
@@ -136,7 +136,7 @@ def test_a_lent_weight_outlives_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("model_cls", [Model, HeadFirst])
-def test_settled_weights_are_neither_read_nor_unexpected(tmp_path, model_cls):
+def test_settled_weights_are_not_read_and_cause_no_error(tmp_path, model_cls):
     model = model_cls()
     model.mlp.settled = model.lm_head.settled = frozenset({"weight"})
     table = build_weight_table(model)
@@ -154,7 +154,7 @@ def test_settled_weights_are_neither_read_nor_unexpected(tmp_path, model_cls):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_not_finite_are_named(tmp_path, name, value):
+def test_the_error_names_weights_with_nan_or_infinity(tmp_path, name, value):
     weights = make_weights()
     weights[name].view(-1)[2] = value
     model = load(tmp_path, Model(), weights)

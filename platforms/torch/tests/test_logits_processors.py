@@ -21,7 +21,7 @@ ASKING = {"fake_count_up": True}
 
 
 class Watched(FakeLogitsProcessor):
-    """Records the logits that it gets, and the calls, in the order of all processors."""
+    """A processor that records its logits and the order of the calls of all processors."""
 
     clock = count()
 
@@ -175,13 +175,13 @@ def test_processors_run_in_the_configured_order():
 
 
 def test_a_row_stays_off_the_fast_path_after_min_tokens():
-    """The row leaves the masks, but its processor keeps it off the fast path."""
+    """The row has no mask any longer, but its processor keeps it off the fast path."""
     request = new_request(min_tokens=1, stop=[11])
     sampler = new_sampler(request, processors=[Watched()])
     assert [sample(sampler, 0) for _ in range(4)] == [[4], [5], [6], [7]]
 
 
-def test_the_returned_logits_are_used():
+def test_the_logits_that_a_processor_returns_are_used():
     class Fresh(Watched):
         def apply(self, logits_SV, rows):
             return super().apply(logits_SV.clone(), rows)
@@ -189,7 +189,7 @@ def test_the_returned_logits_are_used():
     assert sample(new_sampler(new_request(), processors=[Fresh()]), 0) == [4]
 
 
-def test_distribution_applies_processors_and_changes_no_state():
+def test_the_distribution_includes_processors_and_changes_no_state():
     sampler = new_sampler(new_request(temperature=1.0), processors=[Watched()])
     probs = sampler.distribution(falling(), [0])
     assert probs[0, 4] == 1.0
@@ -197,7 +197,7 @@ def test_distribution_applies_processors_and_changes_no_state():
     assert sample(sampler, 0) == [4]
 
 
-def test_a_processor_that_raises_fails_its_own_row_only():
+def test_a_processor_that_raises_ends_only_the_request_of_its_row():
     class Broken(Watched):
         def apply(self, logits_SV, rows):
             if 1 in rows:

@@ -1,4 +1,4 @@
-"""The runner on a tiny model whose attention sums the cache: from plans to tokens."""
+"""The runner computes tokens from plans, on a tiny model whose attention sums the cache."""
 
 from itertools import pairwise
 
@@ -21,18 +21,18 @@ def test_a_row_decodes_its_sampled_tokens(steps, model):
     assert model.forwards[2] == ([expected[1]], [7])
 
 
-def test_prompts_and_decodes_share_a_step(steps, model):
+def test_prompts_and_decodes_are_computed_in_one_step(steps, model):
     other = [8, 8, 2]
     steps.join(0, PROMPT, [7, 2, 5]).run((0, 0, 6, True))
     steps.join(2, other, [3, 4])
     got = steps.run((0, 6, 1, True), (2, 0, 3, True))
     assert got == {0: model.answer(PROMPT, 2)[1], 2: model.answer(other, 1)[0]}
-    got = steps.run((2, 3, 1, True), (0, 7, 1, True))  # in any order
+    got = steps.run((2, 3, 1, True), (0, 7, 1, True))  # runs may be in any order
     assert got == {0: model.answer(PROMPT, 3)[2], 2: model.answer(other, 2)[1]}
 
 
 @pytest.mark.parametrize("narrows", [True, False])
-def test_only_tokens_that_are_needed_continue_from_the_last_attention(steps, model, narrows):
+def test_only_needed_tokens_are_computed_after_the_last_attention(steps, model, narrows):
     model.narrows = narrows
     other = [8, 8, 2, 7, 1]
     steps.join(0, PROMPT, [7, 2, 5]).join(1, PROMPT, [1, 6], prompt_logprobs=0)
@@ -64,10 +64,10 @@ def test_a_reused_row_has_no_state_of_the_last_request(steps, model):
     assert steps.run((0, 2, 1, True)) == {0: model.answer(other, 2)[1]}
 
 
-def test_a_row_must_not_be_taken_over_out_of_order(steps):
+def test_a_row_cannot_join_with_an_older_generation(steps):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     steps.generations[0] = 0
-    with pytest.raises(AssertionError, match="out of order"):
+    with pytest.raises(AssertionError, match="generation"):
         steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
 
 
@@ -85,7 +85,7 @@ def test_cached_blocks_are_not_computed_again(steps, model):
     assert model.forwards[-1] == ([6, 6], [4, 5])
 
 
-def test_an_empty_plan_still_releases_rows(steps, model):
+def test_a_plan_without_runs_releases_rows(steps, model):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     steps.builder.leave(0)
     assert steps.run() == {}
@@ -104,7 +104,7 @@ def test_blocks_are_appended_as_a_row_grows(steps, model):
     assert Builder.seen[-1].block_table_RM.tolist() == [[7, 2, 4]]
 
 
-def test_the_head_sees_sampled_positions_only(steps, model, monkeypatch):
+def test_the_head_gets_sampled_positions_only(steps, model, monkeypatch):
     sizes = []
     original = model.compute_logits
     monkeypatch.setattr(
@@ -138,7 +138,7 @@ def test_the_batch_has_correct_indices(steps):
     assert batch.slot_mapping_T.dtype == torch.int64
 
 
-def test_a_row_may_be_filled_to_the_models_length(steps, model):
+def test_a_row_may_have_as_many_tokens_as_the_models_length(steps, model):
     prompt = [n % V for n in range(MAX_LEN - 1)]
     got = steps.join(2, prompt, range(1, 7)).run((2, 0, MAX_LEN - 1, True))
     assert got == {2: model.answer(prompt, 1)[0]}
@@ -153,7 +153,7 @@ def test_grammars_are_applied_to_their_runs(steps, model):
     assert got == {0: model.answer(PROMPT, 1)[0], 2: 11}
 
 
-def test_logprobs_are_those_of_the_runs_that_asked(steps, model):
+def test_only_runs_that_requested_logprobs_get_them(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(1, [8], [3]).join(2, PROMPT[:3], [5], logprobs=2)
     got = steps.run((0, 0, 3, False), (1, 0, 1, True), (2, 0, 3, True))
     assert list(steps.output.logprobs) == [2]

@@ -1,4 +1,4 @@
-"""Every out-of-memory error becomes one error type; other errors pass unchanged."""
+"""Every out-of-memory error becomes a CapacityError; other errors pass unchanged."""
 
 import errno
 
@@ -46,5 +46,5 @@ def test_other_errors_pass_unchanged(what):
     assert passed.value is OTHERS[what]
 
 
-def test_results_are_not_changed():
+def test_the_result_of_a_block_without_an_error_is_not_changed():
     assert run(lambda: 7) == 7

@@ -1,4 +1,4 @@
-"""Rotary tables are filled as positions are used, with the same bits as a full table."""
+"""Rotary tables are filled when positions are used, with the same bits as a full table."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_without_a_runner_the_table_is_complete_at_the_first_use():
     assert torch.equal(rotary.cos_sin_PR, computed_at_once(8, {}))
 
 
-def test_short_tables_and_those_of_other_devices_are_complete_from_the_start():
+def test_short_tables_and_tables_on_other_devices_are_complete_from_the_start():
     for rotary in (make(8, num_positions=4096), make(8, device="meta")):
         assert PositionTables(rotary).num_ready > NUM_POSITIONS
     assert PositionTables(nn.Linear(1, 1)).num_ready > NUM_POSITIONS

@@ -1,4 +1,4 @@
-"""How ranks join and exchange tensors, and which errors are reported."""
+"""Ranks join, exchange tensors and report errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICE = torch.device("cpu")
 
 
 class Runtime:
-    """Creates torch process groups over loopback; implements only what these tests need."""
+    """A runtime that creates torch process groups over loopback; other methods are missing."""
 
     def activate(self, local_rank, *, num_threads):
         return DEVICE
@@ -125,7 +125,7 @@ def test_ranks_exchange_tensors(make_context, size, dtype):
         own = torch.arange(6).view(3, 2).to(dtype) + ranks.rank
         return (
             ranks.all_reduce(own.clone()),
-            ranks.all_reduce(own.T),  # rows apart
+            ranks.all_reduce(own.T),  # not contiguous
             ranks.all_gather(own),
             ranks.broadcast(own.clone()),
         )
@@ -199,10 +199,10 @@ def test_sums_that_depend_on_the_batch_are_refused_with_batch_invariant(make_con
         if size == 2:
             assert found == [2, 2]
         else:
-            assert all("sums of so many ranks depend on the batch size" in text for text in found)
+            assert all("sums over so many ranks depend on the batch" in text for text in found)
 
 
-def test_contradictory_numbers_of_ranks_are_refused(make_context):
+def test_a_number_of_workers_that_differs_from_tensor_parallel_size_is_refused(make_context):
     for rank, size, asked in ((0, 1, 2), (0, 2, 1), (2, 2, 2), (-1, 2, 2)):
         context = make_context(rank, size, tensor_parallel_size=asked)
         with pytest.raises(

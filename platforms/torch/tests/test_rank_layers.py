@@ -1,4 +1,4 @@
-"""Layers, weights and loaders of several ranks: together they equal those of one rank.
+"""Layers, weights and loaders of several ranks, compared with one rank.
 
 The ranks are threads of this process.
 """
@@ -86,7 +86,7 @@ class ThreadRanks:
 
 
 class Model(nn.Module):
-    """One of each kind of layer."""
+    """A model with one layer of each kind."""
 
     def __init__(self, ranks, method=None, *, tied: bool = False) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Model(nn.Module):
                 parameter.fill_(float("nan"))
 
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """Use every layer; attention is the sum of each query with its key and value."""
+        """Call every layer; attention is the sum of each query with its key and value."""
         x_TD = self.embed(ids_T)
         q_THS, k_TKS, v_TKS = self.qkv_proj.split(self.qkv_proj(x_TD))
         num_alike = q_THS.shape[1] // k_TKS.shape[1]
@@ -179,7 +179,7 @@ def test_each_rank_reads_and_stores_its_part(folder: Path) -> None:
     assert all(abs(held / whole_held - 0.5) < 0.05 for _, held in halves)
 
 
-def test_ranks_share_key_heads_if_there_are_few(folder: Path) -> None:
+def test_ranks_share_key_value_heads_if_there_are_fewer_than_ranks(folder: Path) -> None:
     def work(ranks) -> torch.Tensor:
         model = Model(ranks)
         load(folder, model)
@@ -217,14 +217,16 @@ def test_a_missing_bias_is_reported(tmp_path: Path) -> None:
 
 
 class Borrowing(TorchLinearMethod):
-    """Accepts lent weights."""
+    """A linear method that accepts mapped weights."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         super().create(layer, shape)
         layer.borrows = frozenset({"weight"})
 
 
-def test_lent_weights_are_the_ranks_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_weights_are_the_ranks_part_of_a_weight(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     model = Model(ThreadRanks(1, 2, [], Barrier(2)), Borrowing())
     with torch.inference_mode():
@@ -236,7 +238,9 @@ def test_lent_weights_are_the_ranks_part(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["down_proj.weight", "embed.weight", "k_proj.weight"])
-def test_a_wrong_shape_is_reported_as_the_checkpoint_has_it(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_wrong_shape_shows_the_shape_in_the_checkpoint(
+    tmp_path: Path, name: str
+) -> None:
     weights = make_weights()
     weights[name] = weights[name][:-1].clone()
     save_file(weights, tmp_path / "model.safetensors")
@@ -246,7 +250,7 @@ def test_a_wrong_shape_is_reported_as_the_checkpoint_has_it(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("period", [dummy_loader.PERIOD, 37])
-def test_random_weights_equal_those_of_one_rank(
+def test_random_weights_do_not_depend_on_the_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int
 ) -> None:
     monkeypatch.setattr(dummy_loader, "PERIOD", period)
@@ -265,7 +269,7 @@ def test_random_weights_equal_those_of_one_rank(
     assert torch.equal(second["norm.weight"], whole["norm.weight"])
 
 
-def test_shards_cover_the_whole_once() -> None:
+def test_shards_cover_each_entry_of_a_dimension_once() -> None:
     for size, count in ((12, 3), (13, 2), (13, 4), (257, 8)):
         ranks = [OneRank(rank=rank, size=count) for rank in range(count)]
         shards = [divide_unevenly(size, one, "it") for one in ranks]
@@ -276,7 +280,10 @@ def test_shards_cover_the_whole_once() -> None:
 
 
 REFUSED = {
-    "heads": (lambda c: QKVParallelLinear(c, "a.qkv", D, HEADS), "8 heads .* are 1, 2, 4, 8:"),
+    "heads": (
+        lambda c: QKVParallelLinear(c, "a.qkv", D, HEADS),
+        "8 query heads .* are 1, 2, 4, 8:",
+    ),
     "features": (
         lambda c: MergedColumnParallelLinear(c, "a.b", D, {"gate": 4, "up": 9}),
         "4 output features of gate in a.b cannot .* are 1, 2, 4:",
@@ -285,7 +292,7 @@ REFUSED = {
     "vocabulary": (lambda c: VocabParallelEmbedding(c, 2, D), "vocabulary of 2 .* are 1, 2:"),
     "attention": (
         lambda c: share_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
-        "8 heads .* of 0 cannot",
+        "8 query heads .* of 0 cannot",
     ),
     "sinks": (
         lambda c: share_heads(

@@ -64,7 +64,7 @@ def grammar_of(allowed_by_run, runs, vocab=VOCAB):
     return GrammarMask.of(output, runs, vocab, torch.from_numpy)
 
 
-def test_greedy_takes_the_first_best_token_in_any_dtype():
+def test_greedy_sampling_takes_the_first_best_token_in_any_dtype():
     torch.manual_seed(0)
     for vocab in (7, 5000, 4096 + 128, 4096 + 77):
         logits = torch.randn(5, vocab)
@@ -80,7 +80,7 @@ def test_greedy_takes_the_first_best_token_in_any_dtype():
             assert out.logprobs == {}
 
 
-def test_all_greedy_batch_is_one_argmax(monkeypatch):
+def test_a_batch_of_greedy_rows_calls_argmax_once(monkeypatch):
     calls = []
 
     def counted(logits):
@@ -92,7 +92,7 @@ def test_all_greedy_batch_is_one_argmax(monkeypatch):
 
     sampler = new_sampler(
         *(new_request(r, temperature=0) for r in range(8)),
-        new_request(8, temperature=1.0),  # parameters of other rows cost nothing
+        new_request(8, temperature=1.0),  # not in the batch
         new_request(9, temperature=0, logprobs=1),
     )
     monkeypatch.setattr(sampler, "_best_tokens", counted)
@@ -102,19 +102,19 @@ def test_all_greedy_batch_is_one_argmax(monkeypatch):
     assert calls == [(8, VOCAB)]
 
 
-def test_row_is_on_the_fast_path_again_after_min_tokens(monkeypatch):
+def test_a_row_is_on_the_fast_path_again_after_min_tokens(monkeypatch):
     sampler = new_sampler(new_request(temperature=0, min_tokens=2, stop=[0]))
     assert [one(sampler, falling()) for _ in range(3)] == [1, 1, 0]
     monkeypatch.setattr(sampler_module.Sampler, "_describe", lambda *_: pytest.fail("slow path"))
     assert one(sampler, falling()) == 0
 
 
-def test_min_tokens_counts_outputs_from_before_a_preemption():
+def test_min_tokens_includes_output_tokens_from_before_a_preemption():
     sampler = new_sampler(new_request(output=[5, 6], temperature=0, min_tokens=3, stop=[0, 1]))
     assert [one(sampler, falling()) for _ in range(2)] == [2, 0]
 
 
-def test_allowed_token_ids():
+def test_only_allowed_token_ids_are_sampled():
     sampler = new_sampler(
         new_request(0, temperature=0, allowed_token_ids=[7, 9]),
         new_request(1, temperature=0),
@@ -124,7 +124,7 @@ def test_allowed_token_ids():
     assert probs[0].nonzero().flatten().tolist() == [7]
 
 
-def test_logit_bias_and_order_before_temperature():
+def test_logit_bias_is_applied_before_temperature():
     sampler = new_sampler(new_request(temperature=0.5, logit_bias={3: 2.5, 0: -100.0}))
     expected = falling()
     expected[0, 3] += 2.5
@@ -133,24 +133,24 @@ def test_logit_bias_and_order_before_temperature():
     torch.testing.assert_close(got, (expected / 0.5).softmax(-1))
 
 
-def test_bad_words_look_at_the_output_only():
+def test_bad_words_depend_on_the_output_only():
     bad = [(0,), (3, 4, 1), (8, 2)]
-    # (3, 4) ends the prompt: not output, so 1 is free.
+    # (3, 4) is the end of the prompt, not output, so token 1 is allowed.
     sampler = new_sampler(new_request(prompt=[3, 4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 1
     sampler = new_sampler(new_request(prompt=[9], output=[3, 4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 2
-    # Half a prefix in the prompt is not a prefix.
+    # A prefix that begins in the prompt does not count.
     sampler = new_sampler(new_request(prompt=[3], output=[4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 1
 
 
-def test_bad_words_follow_sampled_tokens():
+def test_bad_words_take_sampled_tokens_into_account():
     sampler = new_sampler(new_request(temperature=0, bad=[(0, 0)]))
     assert [one(sampler, falling()) for _ in range(4)] == [0, 1, 0, 1]
 
 
-def test_word_active_and_inactive_with_the_same_last_token():
+def test_bad_words_with_the_same_last_token_do_not_affect_each_other():
     bad = [(5, 0), (6, 0), (7, 7, 0)]
     sampler = new_sampler(new_request(output=[6], temperature=0, bad=bad))
     assert one(sampler, falling()) == 1
@@ -176,9 +176,9 @@ def test_bit_mask_of_wrong_length_is_refused():
         GrammarMask.of(output, [0], VOCAB, torch.from_numpy)
 
 
-def test_contradicting_all_settings_leave_a_token():
+def test_contradicting_settings_always_allow_a_token():
     row = {"temperature": 0, "allowed_token_ids": [7, 9], "min_tokens": 1}
-    # Everything allowed is forbidden: the forbidden tokens are ignored.
+    # All allowed tokens are forbidden: the forbidden tokens are ignored.
     sampler = new_sampler(new_request(bad=[(7,)], stop=[9], **row))
     assert one(sampler, falling()) == 7
     # The grammar and allowed_token_ids share no token: the grammar has priority.
@@ -276,7 +276,7 @@ def test_a_reused_row_has_no_state_of_the_last_request():
     assert one(used, falling()) == 0
 
 
-def test_many_rows_join_and_leave():
+def test_token_histories_stay_with_their_rows_while_rows_join_and_leave():
     """Histories stay with their rows while places are freed, reused and created."""
     random = torch.Generator().manual_seed(5)
     sampler = new_sampler(num_rows=64)
@@ -300,7 +300,7 @@ def test_many_rows_join_and_leave():
         assert token == max(range(VOCAB), key=penalised.__getitem__)
 
 
-def test_works_inside_and_outside_of_inference_mode():
+def test_the_sampler_works_inside_and_outside_of_inference_mode():
     sampler = new_sampler(num_rows=64)
     settings = {"temperature": 1.0, "repetition_penalty": 1.2}
     with torch.inference_mode():
@@ -313,14 +313,14 @@ def test_works_inside_and_outside_of_inference_mode():
         sampler.sample(falling(20), list(range(20)))
 
 
-def test_empty_batch():
+def test_an_empty_batch_has_no_tokens():
     sampler = new_sampler(new_request(temperature=1.0))
     assert sampler.sample(falling(0), []).token_ids.tolist() == []
 
 
 @pytest.mark.clock
-def test_fast_path_is_cheap():
-    """No Python per row: it takes about 20 µs; the bound leaves room for a busy machine."""
+def test_a_step_on_the_fast_path_needs_no_python_code_per_row():
+    """A step takes about 20 µs; the limit is higher, for a busy machine."""
     sampler = new_sampler(*(new_request(r, temperature=0) for r in range(16)))
     logits, rows = falling(16), list(range(16))
     took = []

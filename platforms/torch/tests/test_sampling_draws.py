@@ -72,7 +72,7 @@ def test_random_numbers_are_uniform_and_uncorrelated():
     ],
 )
 def test_draws_follow_the_distribution(settings):
-    """256 requests, 24 positions each, the same logits at each: 6144 draws."""
+    """There are 6144 draws: 256 requests with 24 positions each, all with the same logits."""
     num_rows, vocab = 256, 40
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(2)) * 1.5
     sampler = Sampler(num_rows=num_rows, vocab_size=vocab, device=HOST)
@@ -80,7 +80,7 @@ def test_draws_follow_the_distribution(settings):
     rows = list(range(num_rows))
     for position in range(24):
         for row in rows if "repetition_penalty" in settings or not position else ():
-            prompt = [1] * (3 + position)  # rejoined at each position, so that penalties stay
+            prompt = [1] * (3 + position)  # joins again, to keep penalties
             sampler.join(new_request(row, seed=1000 + row, prompt=prompt, **settings))
         probs = sampler.distribution(logits.clone(), [0])[0].double()
         tokens = sampler.sample(logits.repeat(num_rows, 1), rows).token_ids
@@ -88,8 +88,8 @@ def test_draws_follow_the_distribution(settings):
     assert abs(chi_square(observed, probs)) < 4
 
 
-def test_draw_in_a_large_vocabulary():
-    """Mass at both ends and in the incomplete last block; flat elsewhere."""
+def test_draws_from_a_large_vocabulary_follow_the_distribution():
+    """The probability is high at both ends and in the last block, and equal elsewhere."""
     vocab, count = 151_936 + 5, 20_000
     weights = torch.full((1, vocab), 1e-6)
     weights[0, [0, 511, 512, 70_000, vocab - 1]] = torch.tensor([0.1, 0.2, 0.05, 0.3, 0.2])
@@ -107,7 +107,7 @@ def test_draw_in_a_large_vocabulary():
 
 @pytest.mark.parametrize("vocab", [10, 512, 1500])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_draw_is_exact_at_the_edges(vocab, dtype):
+def test_tokens_of_probability_zero_are_never_drawn(vocab, dtype):
     ends = torch.tensor([[0.0], [1 - 2**-24], [1 - 2**-53], [1.0]], dtype=torch.float64).to(dtype)
     for first, last in [(0, 0), (3, 5), (vocab - 1, vocab - 1), (0, vocab - 1), (7, vocab - 2)]:
         weights = torch.zeros(4, vocab)
@@ -117,7 +117,7 @@ def test_draw_is_exact_at_the_edges(vocab, dtype):
         assert tokens == [first, last, last, last]
 
 
-def test_exponentiate_keeps_zero_at_zero():
+def test_exponentiate_returns_zero_for_tiny_probabilities():
     weights = exponentiate(torch.tensor([[1.0, -torch.inf, 3.0], [-torch.inf] * 3]))
     assert weights[0].tolist() == pytest.approx([0.1353353, 0.0, 1.0])
     assert weights[1].tolist() == [0.0, 0.0, 0.0]
@@ -136,7 +136,7 @@ SETTINGS = [
 
 
 def test_tokens_do_not_depend_on_batch_preemption_or_order():
-    """bfloat16 logits, so that there are ties to break; flat, so that top-p needs many."""
+    """bfloat16 logits have ties; a flat distribution makes top-p keep many tokens."""
     vocab, steps = 5000, 12
     random = torch.Generator().manual_seed(8)
     logits = torch.randn(len(SETTINGS), steps, vocab, generator=random).bfloat16()
@@ -154,7 +154,7 @@ def test_tokens_do_not_depend_on_batch_preemption_or_order():
     got = {row: [] for row in alone}
     for step in range(steps):
         order = [(row + step) % len(SETTINGS) for row in range(len(SETTINGS))]
-        if step == 5:  # all are preempted and resumed in other rows
+        if step == 5:  # all requests are preempted and resume in other rows
             for row in alone:
                 together.leave(15 - row)
             for row, settings in enumerate(SETTINGS):

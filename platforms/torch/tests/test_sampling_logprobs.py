@@ -1,4 +1,4 @@
-"""Raw log-probabilities and ranks."""
+"""Raw log-probabilities, and the ranks of tokens."""
 
 from array import array
 
@@ -28,7 +28,7 @@ def new_request(row, **params):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab", "num_logprobs"), [(30, 0), (30, 5), (30, 99), (5001, 7)])
-def test_prompt_logprobs(dtype, vocab, num_logprobs):
+def test_prompt_logprobs_equal_the_log_softmax(dtype, vocab, num_logprobs):
     random = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(130, vocab, generator=random) * 3).to(dtype)
     before = logits.clone()
@@ -57,7 +57,7 @@ def test_logprobs_of_no_positions_are_empty():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_sampled_logprobs_are_raw_and_of_the_token_chosen(dtype):
+def test_sampled_logprobs_are_raw_and_start_with_the_sampled_token(dtype):
     random = torch.Generator().manual_seed(4)
     logits = (torch.randn(4, 50, generator=random) * 2).to(dtype)
     sampler = Sampler(num_rows=8, vocab_size=50, device=HOST)

@@ -85,7 +85,7 @@ SETTINGS = [
 @pytest.mark.parametrize("vocab", [300, 5003, 20480])
 @pytest.mark.parametrize("spread", [0.3, 4.0])
 def test_the_distribution_equals_that_of_transformers(vocab, spread):
-    """All parameters in one batch, mixed with a greedy row; flat and sharp distributions."""
+    """One batch has all parameters and a greedy row; distributions are flat and sharp."""
     random = torch.Generator().manual_seed(vocab)
     num_rows = len(SETTINGS)
     logits = torch.randn(num_rows + 1, vocab, generator=random) * spread
@@ -103,7 +103,7 @@ def test_the_distribution_equals_that_of_transformers(vocab, spread):
         expected = oracle(logits[row], tokens[row], clipped)
         torch.testing.assert_close(got[row + 1], expected, rtol=2e-5, atol=1e-7)
         differing = ((got[row + 1] > 0) != (expected > 0)).sum().item()
-        # Where the mass just reaches p, rounding in float32 may decide about one token.
+        # Where the mass is close to p, float32 rounding may add or remove one token.
         assert differing <= (1 if params.top_p < 1 else 0), settings
 
 
@@ -121,8 +121,8 @@ def test_bad_words_equal_those_of_transformers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_penalties_by_formula_while_tokens_are_sampled(dtype):
-    """Computed in float32 from the unprocessed logits; counts follow the sampled tokens."""
+def test_penalties_equal_the_formulas_while_tokens_are_sampled(dtype):
+    """The expected values are computed in float32 from unprocessed logits and sampled tokens."""
     random = torch.Generator().manual_seed(11)
     vocab, prompt = 60, [1, 2, 2, 3]
     sampler = Sampler(num_rows=4, vocab_size=vocab, device=HOST)
@@ -169,7 +169,7 @@ def test_tiny_temperature_and_penalty_give_no_nan():
 
 @pytest.mark.parametrize("vocab", [1000, 4097, 30000])
 @pytest.mark.parametrize("num_best", [1, 5, 64, 777])
-def test_rank_is_a_stable_sort(vocab, num_best):
+def test_ranked_tokens_are_those_of_a_stable_sort(vocab, num_best):
     """Ties, signed zeros and -inf included."""
     random = torch.Generator().manual_seed(vocab + num_best)
     logits = torch.randint(-40, 40, (3, vocab), generator=random) / 4

@@ -1,4 +1,4 @@
-"""Sampling on devices that must not be waited for: the same tokens, without a wait."""
+"""Sampling on asynchronous devices gives the same tokens without waiting."""
 
 from array import array
 
@@ -69,7 +69,7 @@ def test_tokens_are_the_same_without_blocking_calls(at_once, monkeypatch):
     for step in range(6):
         rows = [row for row in range(len(SETTINGS)) if row != step]
         logits_SV = 2 * torch.randn(len(rows), V, generator=generator)
-        logits_SV[0, 1::2] = logits_SV[0, ::2]  # many are equal
+        logits_SV[0, 1::2] = logits_SV[0, ::2]  # many logits are equal
         expected = plain.sample(logits_SV.clone(), rows)
         with NobodyAsks():
             got = other.sample(logits_SV.clone(), rows)

@@ -1,4 +1,4 @@
-"""Columns on their way to a device and back: packed, in order, and never overwritten."""
+"""Columns sent to a device and back are packed, in order, and never overwritten."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ COLUMNS = (
 )
 
 
-def test_columns_arrive_unchanged():
+def test_columns_arrive_on_the_device_unchanged():
     staging = Staging(HOST, LateDevice())
     for _ in range(3):
         sent = staging.send(COLUMNS)
@@ -33,13 +33,13 @@ def test_a_slot_is_reused_only_after_its_copies():
     device = LateDevice()
     staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
     taken = []
-    for number in range(12):  # two per slot
+    for number in range(12):  # two packets per slot
         taken.append(staging.upload(np.full(8, number, np.int32)))
     assert device.num_waits == 4  # six slots were used, the first two without a wait
     assert [int(one[0]) for one in taken] == list(range(12))
 
 
-def test_a_packet_longer_than_a_slot_is_sent_in_pieces():
+def test_a_packet_that_is_larger_than_a_slot_is_sent_in_parts():
     device = LateDevice()
     staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
     staging.upload(np.arange(4))
@@ -55,7 +55,7 @@ def result_of(tensors):
     )
 
 
-def test_results_are_kept_however_late_they_are_requested():
+def test_results_are_kept_until_they_are_requested():
     ring = FetchRing(LateDevice(), 64, num_slots=2)
     late = [
         ring.fetch((torch.tensor([step]), torch.arange(step, dtype=torch.int32)), result_of)
@@ -67,7 +67,7 @@ def test_results_are_kept_however_late_they_are_requested():
         assert one.result(timeout=0).token_ids == list(range(step))
 
 
-def test_a_longer_result_gets_a_longer_slot():
+def test_a_larger_result_gets_a_larger_slot():
     ring = FetchRing(LateDevice(), 64, num_slots=1)
     many = torch.arange(5000)
     assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()

@@ -1,4 +1,4 @@
-"""Step extensions in the model runner: which rows hooks get, and the effect of errors."""
+"""Step extensions in the model runner: the rows that hooks get, and the effect of errors."""
 
 import re
 
@@ -43,7 +43,7 @@ class Watched(FakeStepExtension):
 
 @pytest.fixture(params=[Backend, CountingBackend])
 def play(request, runner_of):
-    """Returns (steps, model) of a runner with these extensions."""
+    """A function from extensions to (steps, model) of a runner."""
 
     def make(*extensions):
         model = Model()
@@ -67,7 +67,7 @@ def test_hooks_get_only_the_rows_that_take_part(play):
     assert steps.run((1, 4, 1, True), (0, 7, 1, True)) == {1: 5, 0: model.answer(PROMPT, 3)[2]}
 
 
-def test_a_step_without_such_rows_calls_nothing(play):
+def test_a_step_without_rows_of_an_extension_calls_no_hook(play):
     watched = Watched()
     steps, _ = play(watched)
     steps.join(0, PROMPT, [7, 2, 5]).join(1, [8, 8, 2], [3, 4], **ASK)
@@ -95,7 +95,7 @@ def test_a_hook_that_is_not_overridden_is_not_called(play):
     extension = OnlyAfter()
     steps, model = play(extension)
     steps.join(0, PROMPT, [7, 2, 5]).run((0, 0, 6, True))
-    assert model.num_left == [1]  # hidden states of the other tokens are not requested
+    assert model.num_left == [1]  # the step does not need hidden states of the other tokens
     assert steps.runner._sampler.takes_best([0])
     steps.run((0, 6, 1, True))
     assert list(extension.taken) == model.answer(PROMPT, 2)
@@ -133,7 +133,7 @@ def test_extensions_run_in_order(play):
 
 
 @pytest.mark.parametrize("hook", FAIL_IN)
-def test_an_error_ends_the_request_at_fault_only(play, hook):
+def test_an_error_in_a_hook_ends_only_the_request_that_caused_it(play, hook):
     steps, model = play(FakeStepExtension(CONTEXT))
     steps.join(0, PROMPT, [7, 2, 5])
     steps.join(1, [8, 8, 2], [3, 4], **ASK)
@@ -161,7 +161,7 @@ def test_an_error_ends_the_request_at_fault_only(play, hook):
         (lambda logits_RV: logits_RV.double(), "returned dtype torch.float64"),
     ],
 )
-def test_invalid_logits_fail_their_request(play, wrong, message):
+def test_invalid_logits_of_a_hook_end_its_request(play, wrong, message):
     class Wrong(FakeStepExtension):
         def logits(self, rows, logits_RV):
             return wrong(logits_RV)

@@ -37,7 +37,7 @@ def test_tensors_of_every_dtype_arrive_unchanged(name):
 def test_tensors_of_any_layout_arrive_unchanged(tensor):
     got = over(tensor)
     assert torch.equal(got, tensor.detach()) and got.shape == tensor.shape
-    got.add_(1)  # it is its own
+    got.add_(1)  # the tensor is a copy
 
 
 def test_unsupported_dtypes_are_refused():

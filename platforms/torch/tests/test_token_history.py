@@ -7,7 +7,7 @@ from dovetail_torch.sampling.history import TokenHistory
 
 
 class Copies(TorchDispatchMode):
-    """Counts copies of single numbers: assigned to a CUDA tensor, one waits for the device."""
+    """Counts copies of single numbers: on CUDA each such copy waits for the device."""
 
     def __init__(self):
         super().__init__()

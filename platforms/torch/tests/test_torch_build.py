@@ -1,4 +1,4 @@
-"""The build of torch that is read from its files equals what torch reports."""
+"""The facts of a torch build, read from its files, equal those that torch reports."""
 
 import importlib
 import sys
@@ -27,7 +27,7 @@ def test_the_build_equals_what_torch_reports(field):
     ("text", "version", "toolkit"),
     [(STATED, "9.8.7+x1", "13.0"), ("this is not a module", "", ""), (None, "", "")],
 )
-def test_other_builds_are_read_and_broken_ones_give_empty_strings(
+def test_other_builds_are_read_and_damaged_builds_give_empty_strings(
     text, version, toolkit, tmp_path, monkeypatch
 ):
     package = tmp_path / "torch"

@@ -33,7 +33,7 @@ V, D = 11, 8
 
 
 class Runtime:
-    """A runtime with simulated memory. `calls`: the calls, in order."""
+    """A runtime with simulated memory. `calls`: names of the called methods, in order."""
 
     def __init__(self):
         self.calls, self.total, self.used, self.peak = [], 1_000_000, 100_000, 3_200
@@ -86,7 +86,7 @@ class Somewhere(Platform):
 
 
 class Tiny(nn.Module):
-    """One layer of attention between an embedding and a fused head. Stores its inputs."""
+    """A model with one attention layer between an embedding and a fused head; stores its inputs."""
 
     CONTRACT, CONTRACT_VERSION = "model", "0.5"
     architectures = ("Tiny",)
@@ -230,19 +230,19 @@ def test_each_layer_has_a_kv_cache_spec(loaded):
     assert spec.dtype == "float32" and spec.page_size_bytes == 2 * 8 * D * 4
 
 
-def test_memory_for_the_cache_is_measured_by_a_step(loaded):
+def test_the_memory_for_the_cache_is_measured_with_a_step(loaded):
     worker, runtime = loaded()
     runtime.calls.clear()
     # Half of the memory, minus memory in use, minus a peak measured at half of the tokens.
     assert worker.determine_available_memory() == 500_000 - 100_000 - 2 * 3_200
-    assert worker._model.sizes == [1, 32]  # the first: at the last position
+    assert worker._model.sizes == [1, 32]  # the first run is at the last position
     assert runtime.calls == ["reset_peak", "synchronize", "peak"]
 
 
-def test_the_error_for_no_cache_memory_states_the_memory_in_use(loaded):
+def test_the_error_for_too_little_cache_memory_states_the_memory_in_use(loaded):
     worker, runtime = loaded(gpu_memory_utilization=0.1)
     runtime.total = 1_000_000
-    with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.1 allows .* raise it"):
+    with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.1 allows .* raise gpu_mem"):
         worker.determine_available_memory()
 
 
@@ -321,7 +321,7 @@ def test_the_backend_gets_the_requirements_of_the_model(loaded, model_dir, monke
     assert requirements.dtype == requirements.kv_cache_dtype == "float32"
 
 
-def test_sinks_are_requested_and_passed_on(loaded, model_dir, monkeypatch):
+def test_sinks_are_in_the_requirements_and_passed_to_the_layer(loaded, model_dir, monkeypatch):
     all_requirements, contexts = [], []
 
     def create_layer(context):
@@ -338,14 +338,14 @@ def test_sinks_are_requested_and_passed_on(loaded, model_dir, monkeypatch):
     assert contexts[0].sinks is worker._model.attn.sinks
 
 
-def test_a_backend_that_refuses_is_not_used(loaded, monkeypatch):
+def test_a_backend_that_refuses_the_requirements_is_not_used(loaded, monkeypatch):
     refusals = classmethod(lambda cls, requirements: ["it is Sunday"])
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
     with pytest.raises(PluginError, match=r"'FakeAttentionBackend' was requested .*: it is Sunday"):
         loaded()
 
 
-def test_an_unknown_plugin_is_named(loaded):
+def test_the_error_for_an_unknown_plugin_names_it(loaded):
     with pytest.raises(PluginNotFoundError, match="no ops plugin 'tosch'"):
         loaded(ops="tosch")
 
@@ -357,7 +357,7 @@ def test_a_vocabulary_without_a_size_is_refused(loaded, model_dir, found):
         loaded()
 
 
-def test_shutdown_at_any_time_and_twice(make, loaded):
+def test_shutdown_works_at_any_time_and_twice(make, loaded):
     worker, _ = make()
     worker.shutdown()
     worker, _ = loaded()

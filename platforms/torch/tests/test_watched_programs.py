@@ -1,4 +1,4 @@
-"""Random programs under the fake device's watch: same results, no hidden wait, no fault."""
+"""Random programs on the fake device have the same results, no hidden wait and no fault."""
 
 from contextlib import suppress
 from types import SimpleNamespace
@@ -22,13 +22,13 @@ def watched():
     runtime = FakeDeviceRuntime()
     runtime.activate(0, num_threads=None)
     yield DeviceParts(asynchronous=runtime.asynchronous())
-    with suppress(FlightError):  # of the guilty
+    with suppress(FlightError):  # raised after tests with faults
         DEVICE.reset()
     DEVICE.reset()
 
 
 class OnDevice(Model):
-    """The model of the rig, on the fake device; reads no number back."""
+    """The model of the tests, on the fake device; copies no number to the host."""
 
     def __init__(self):
         super().__init__()
@@ -72,14 +72,16 @@ def watched_play(runner_of, watched):
     DEVICE.check()
 
 
-def test_small_rings_are_enough(runner_of, watched, monkeypatch):
+def test_rings_with_few_slots_are_sufficient(runner_of, watched, monkeypatch):
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "slot_bytes", 256)
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "num_slots", 2)
     monkeypatch.setitem(FetchRing.__init__.__kwdefaults__, "num_slots", 1)
     watched_play(runner_of, watched)
 
 
-def test_an_upload_that_reuses_a_slot_too_early_is_detected(runner_of, watched, monkeypatch):
+def test_a_copy_to_the_device_that_reuses_a_slot_too_early_is_detected(
+    runner_of, watched, monkeypatch
+):
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "slot_bytes", 256)
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "num_slots", 2)
     past = SimpleNamespace(synchronize=lambda: None)
@@ -88,7 +90,9 @@ def test_an_upload_that_reuses_a_slot_too_early_is_detected(runner_of, watched, 
         watched_play(runner_of, watched)
 
 
-def test_a_fetch_that_reuses_a_slot_too_early_is_detected(runner_of, watched, monkeypatch):
+def test_a_copy_to_the_host_that_reuses_a_slot_too_early_is_detected(
+    runner_of, watched, monkeypatch
+):
     monkeypatch.setitem(FetchRing.__init__.__kwdefaults__, "num_slots", 1)
     real = FetchRing.fetch
 

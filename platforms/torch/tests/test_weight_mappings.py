@@ -61,7 +61,7 @@ class Mapped(nn.Module):
 
 @pytest.fixture
 def weights():
-    """A matching checkpoint; the matrices of c_attn and c_proj are [in, out]."""
+    """Return a matching checkpoint; the matrices of c_attn and c_proj are [in, out]."""
     found = {}
     for index in range(2):
         found |= {
@@ -151,7 +151,7 @@ def test_infinite_values_are_reported_with_the_name_of_the_checkpoint(load, weig
         (("a", "b"), "expected WeightMapping objects, got"),
     ],
 )
-def test_a_wrong_mapping_is_refused_with_the_model_named(mapping, told):
+def test_the_error_for_an_invalid_mapping_names_the_model(mapping, told):
     model = Mapped()
     model.weight_mappings = (mapping,)
     with pytest.raises(ModelError) as caught:

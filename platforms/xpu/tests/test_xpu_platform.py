@@ -15,12 +15,12 @@ def platform_on(machine):
         look = staticmethod(lambda: machine)
 
         def total_memory_bytes(self, local_rank=0):
-            return 16 << 30  # only torch built for XPU could report it
+            return 16 << 30  # only a torch built for XPU could report the memory
 
     return Here
 
 
-def test_the_platform_meets_its_contract_here_and_on_a_machine_with_one():
+def test_the_platform_meets_its_contract_here_and_on_a_machine_with_an_xpu():
     check_platform(XPUPlatform)
     check_platform(platform_on(MACHINE))
 
@@ -30,15 +30,15 @@ def test_the_platform_meets_its_contract_here_and_on_a_machine_with_one():
     [
         ({"toolkit": ""}, "built without XPU"),
         ({"has_loader": False}, "Level Zero"),
-        ({"num_nodes": 0}, "no device was found"),
+        ({"num_nodes": 0}, "no XPU was found"),
     ],
 )
-def test_each_reason_is_reported(lack, expected):
+def test_each_reason_against_the_platform_is_reported(lack, expected):
     machine = replace(MACHINE, **lack)
     probe = platform_on(machine).probe()
     assert not probe.usable and len(probe.reasons) == 1 and expected in probe.reasons[0]
 
 
-def test_a_machine_with_everything_is_usable():
+def test_a_machine_that_meets_all_requirements_is_usable():
     assert reasons_against(MACHINE) == ()
     assert platform_on(MACHINE).probe().usable

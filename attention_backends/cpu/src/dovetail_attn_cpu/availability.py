@@ -11,4 +11,4 @@ def probe() -> Probe:
     found = status()
     if found.available:
         return Probe(usable=True)
-    return Probe(usable=False, reasons=(f"the native library is missing: {found.reason}",))
+    return Probe(usable=False, reasons=(f"the native library cannot be loaded: {found.reason}",))

@@ -51,12 +51,12 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, elements of a block]: packed panels (and scales), as the kernels read them."""
+        """Return [N, elements of a block]: packed panels (and scales) in the kernels' layout."""
         return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> CPUMetadataBuilder:
-        """Return the metadata builder of a group; ConfigError for an unsupported cache."""
+        """Return the metadata builder of a group; raise ConfigError for an unsupported cache."""
         spec = context.spec
         if spec.dtype not in CACHE_KINDS:
             raise ConfigError(
@@ -75,7 +75,7 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> CPUAttentionLayer:
-        """Return the attention of a layer; ConfigError if the kernels do not support it."""
+        """Return the attention of a layer; raise ConfigError if the kernels do not support it."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads over "

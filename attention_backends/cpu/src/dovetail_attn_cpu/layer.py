@@ -25,7 +25,7 @@ _CHANGING = struct.Struct("@14q")
 class CPUAttentionLayer(AttentionLayer):
     """Attention of one layer over packed blocks.
 
-    args: the struct of the last call, at a fixed address: a recorder may keep it.
+    args: the argument struct of the last call. Its address is fixed, so a recording may keep it.
     """
 
     def __init__(self, context: AttentionLayerContext) -> None:

@@ -30,8 +30,9 @@ WORKSPACE_FLOATS = 1 << 21
 class CPUAttentionMetadata:
     """The addresses of a step's shape; the same object in every step.
 
-    size: numbers of runs and tokens. They bound the valid parts of query_start_R1, seq_lens_R,
-    block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused between calls.
+    size: the step's numbers of runs and tokens. They bound the valid parts of query_start_R1,
+    seq_lens_R, block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused
+    between calls.
     """
 
     block_size: int
@@ -81,7 +82,8 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         """Return this step's metadata, in the memory of the last one. Only reads `batch`."""
         metadata, num_runs = self._metadata, batch.num_requests
         num_tokens = len(batch.slot_mapping_T)
-        # As numpy arrays on the same memory: operations on tensors cost more than the copy.
+        # Copied as numpy arrays on the same memory: tensor operations would cost more than the
+        # copy.
         table_RM = batch.block_table_RM.numpy()
         width = min(table_RM.shape[1], self._block_table_RM.shape[1])
         self._query_start_R1[: num_runs + 1] = batch.query_start_R1.numpy()
@@ -93,7 +95,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         return metadata
 
     def advance(self) -> None:
-        """Advance the last metadata, of runs of one token, to the next position in their blocks."""
+        """Advance the last metadata, of runs of one token each, to the next position."""
         num_runs = self._metadata.size.num_runs
         increment(memoryview(self._seq_lens_R), num_runs)
         increment(memoryview(self._slot_mapping_T), num_runs)

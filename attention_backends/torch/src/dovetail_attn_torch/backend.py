@@ -36,14 +36,14 @@ class TorchAttentionBackend(AttentionBackend):
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
         """Return [N, B, 2, K, D]: a token's key and value are adjacent.
 
-        So one slot number addresses both: a step's keys are written with one copy, its values with
-        another, and one gather reads a row's keys and values.
+        One slot number addresses both: one copy writes a step's keys, another its values, and one
+        gather reads a row's keys and values.
         """
         return (num_blocks, spec.block_size, 2, spec.num_kv_heads, spec.head_size)
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> TorchMetadataBuilder:
-        """Return the metadata builder of a group; ConfigError for an unsupported cache dtype."""
+        """Return the builder of a group; raise ConfigError for an unsupported cache dtype."""
         if context.spec.dtype not in TORCH_DTYPES:
             raise ConfigError(
                 f"the attention backend 'torch' was asked for a KV cache of {context.spec.dtype}; "
@@ -53,7 +53,7 @@ class TorchAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> TorchAttentionLayer:
-        """Return the attention of a layer; ConfigError for heads that do not divide evenly."""
+        """Return the attention of a layer; raise ConfigError if the heads do not divide evenly."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads over "

@@ -1,4 +1,4 @@
-"""Attention with explicit scores in float32, for soft caps and sinks, which torch's lacks.
+"""Attention with explicit float32 scores, for soft caps and sinks, which torch does not support.
 
 Does not depend on the cache or on rows.
 
@@ -67,7 +67,7 @@ class ExplicitAttention:
         return out_GXQD
 
     def _weights(self, scores_GXYQL: torch.Tensor, start: int, query_len: int) -> torch.Tensor:
-        """Return the softmax of scores, of the queries from `start`, including the heads' sinks."""
+        """Return the softmax of the scores and sinks; the first query has the index `start`."""
         if self.sinks_H is None:
             return scores_GXYQL.softmax(-1)
         num_rows, num_kv_heads, group, num_queries, length = scores_GXYQL.shape

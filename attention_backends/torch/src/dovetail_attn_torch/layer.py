@@ -1,8 +1,8 @@
 """Attention of one layer: write the step's keys and values, then attend, batch by batch.
 
-Everything that is the same for all layers is part of the metadata. Without soft cap and sinks,
-torch's `scaled_dot_product_attention` computes; with them, the explicit formula in float32. Does
-not depend on blocks, rows or positions.
+Everything that is the same for all layers is part of the metadata. With a soft cap or sinks the
+explicit float32 formula is used, otherwise torch's `scaled_dot_product_attention`. Does not depend
+on blocks, rows or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size; within a batch G rows, Q query tokens per row and head, L positions, X query or
@@ -24,7 +24,7 @@ from dovetail_attn_torch.metadata import GatheredBatch, Tokens, TorchAttentionMe
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor
 ]
-"""(q_GXQD, k_GXLD, v_GXLD, mask_G1QL, is_causal) to the outputs, [G, X of q, Q, D]."""
+"""Maps (q_GXQD, k_GXLD, v_GXLD, mask_G1QL, is_causal) to the outputs, [G, X of q, Q, D]."""
 
 
 class TorchAttentionLayer(AttentionLayer):
@@ -53,7 +53,8 @@ class TorchAttentionLayer(AttentionLayer):
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
         q, k, v and out may be strided except in the last dimension. Only the cache's slots of this
-        step and `out_THD` change. Raises ContractError if the layer's window is not the group's.
+        step and `out_THD` change. Raises ContractError if the layer's window differs from its
+        KV-cache group's.
         """
         if metadata.sliding_window != self._window:
             raise ContractError(

@@ -38,17 +38,17 @@ SCRATCH_BYTES = 4 << 20
 MAX_PADDING = 128
 
 Tokens = slice | torch.Tensor
-"""Tokens of the step, or rows: a slice if they are consecutive, else int64 [n]."""
+"""Indices of tokens or rows of the step: a slice if they are consecutive, else int64 [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredBatch:
     """Rows whose keys and values are gathered from the cache.
 
-    tokens: the query tokens in the step: G · Q of them.
+    tokens: indices of the G · Q query tokens in the step.
     slots_S: int64; row g's L slots, from the first visible position. Beyond a row's end its
         last slot is repeated, so that only memory of that row is read.
-    keys_values_S2KD: where to gather them: scratch memory that all layers share.
+    keys_values_S2KD: scratch memory for the gathered keys and values, shared by all layers.
     keys_GKLD, values_GKLD: views of it.
     mask_G1QL: added to the scores, 0 or -inf, in the cache's dtype, broadcast along
         dimensions of 1; None if every query sees all L positions.
@@ -66,8 +66,8 @@ class GatheredBatch:
 class TorchAttentionMetadata:
     """The metadata of a step for the layers of backend `torch`.
 
-    slots_T: int64; the slots of each token's key and value.
-    decodes: batches of runs of one token. chunks: one longer run each, with gathered keys.
+    slots_T: int64; the slot of each token's key and value.
+    decodes: batches of runs of one token. chunks: batches of one longer run, with gathered keys.
     prefills: the tokens of runs that see only their own step's keys, with a causal mask.
     sliding_window: the window of the masks; 0 for none.
     """
@@ -129,7 +129,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def _num_seen(self, seq_len: int, query_len: int) -> int:
-        """Return how many positions a row's last `query_len` tokens see in total."""
+        """Return the number of positions that a row's last `query_len` tokens see together."""
         return min(seq_len, self._window + query_len - 1) if self._window else seq_len
 
     def _decode_batch(
@@ -158,7 +158,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def _chunk(self, batch: AttentionBatch, row: int, start: int) -> GatheredBatch:
-        """Return one run of several tokens, with all positions that they see."""
+        """Return the batch of one run of several tokens, with all positions that they see."""
         query_len, seq_len = batch.query_lens[row], batch.seq_lens[row]
         first = seq_len - self._num_seen(seq_len, query_len)
         positions_L = torch.arange(first, seq_len, device=self._device)
@@ -208,7 +208,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
     def _grow_scratch(self, num_slots: int) -> None:
         if num_slots <= self._scratch_S2KD.shape[0]:
             return
-        # A normal tensor even in inference mode: a later step may run outside of it.
+        # Not an inference tensor: a later step may run outside of inference mode.
         with torch.inference_mode(False):
             self._scratch_S2KD = torch.empty(
                 (num_slots, *self._token_shape), dtype=self._dtype, device=self._device
@@ -244,7 +244,7 @@ def visible(
 ) -> torch.Tensor:
     """Return which keys a query sees, bool, of the shape that the arguments broadcast to.
 
-    window: tokens that a token sees, itself included; 0 for all up to itself.
+    window: number of tokens that a token sees, including itself; 0 for no limit.
     """
     seen = key_positions <= query_positions
     return seen & (key_positions > query_positions - window) if window else seen

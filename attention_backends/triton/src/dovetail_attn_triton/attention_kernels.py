@@ -8,7 +8,8 @@ Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; splits: Da
 Flash-Decoding).
 
 Factors are first converted to COMPUTE: the model's dtype on a GPU, for its matrix units, and
-float32 in the interpreter, which has no bfloat16 arithmetic. Only memory of the row is read.
+float32 in the interpreter, which has no bfloat16 arithmetic. A program reads only memory of its
+row.
 The cache layout is that of cache_kernel.py. Does not depend on torch; layer.py launches the
 kernels.
 
@@ -59,9 +60,9 @@ def _advance(
     COMPUTE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to positions [begin, end), tile by tile. MASKED: not all rows see all of them.
+    """Attend to positions [begin, end), tile by tile. MASKED: whether a row may not see some.
 
-    oldest: the lowest position of a row.
+    oldest: the position of the first row.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     n_P = tl.arange(0, TILE)
@@ -78,7 +79,7 @@ def _advance(
         places_P = head * BLOCK_SIZE + positions_P % BLOCK_SIZE
         keys_PD = (cache_ptr + blocks_P * block_stride + places_P * HEAD_SIZE)[:, None] + d_D[None]
         if MASKED:
-            if WINDOW > 0:  # blocks before the oldest row's window may have other owners
+            if WINDOW > 0:  # blocks before the first row's window may belong to other requests
                 is_here_P = is_here_P & (positions_P > oldest - WINDOW)
             mask_PD = is_here_P[:, None] & (d_D < HEAD_SIZE)[None]
             k_PD = tl.load(keys_PD, mask=mask_PD, other=0.0)
@@ -114,7 +115,7 @@ def _advance(
         p_MP = tl.exp2(scores_MP - base_M[:, None])
         sum_M = sum_M * fade_M + tl.sum(p_MP, 1)
         if scales_ptr is not None:
-            p_MP *= (v_scale_P * FP8_MAX)[None]  # to stay in the range of float16
+            p_MP *= (v_scale_P * FP8_MAX)[None]  # keeps the product in the range of float16
         acc_MD = acc_MD * fade_M[:, None]
         acc_MD = tl.dot(p_MP.to(COMPUTE), v_PD.to(COMPUTE), acc_MD, input_precision="ieee")
         max_M = new_max_M
@@ -191,7 +192,7 @@ def attend(
     acc_MD = tl.zeros((ROWS, PADDED_SIZE), dtype=tl.float32)
     max_M = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     sum_M = tl.zeros((ROWS,), dtype=tl.float32)
-    if sinks_ptr is not None:  # noqa: SIM102  # settled when compiling; the other is not
+    if sinks_ptr is not None:  # noqa: SIM102  # the outer condition is known at compile time
         if split == 0:
             sinks_M = tl.load(sinks_ptr + heads_M, mask=is_row_M, other=0.0)
             max_M = sinks_M.to(tl.float32) * LOG2_E
@@ -200,7 +201,7 @@ def attend(
     table_ptr += run.to(tl.int64) * table_stride
     oldest = context_len + first
     middle = begin
-    if WINDOW == 0:  # all rows see all positions up to the oldest row's position
+    if WINDOW == 0:  # all rows see all positions up to that of the first row
         middle = tl.maximum(begin, tl.minimum(end, oldest + 1) // TILE * TILE)
         acc_MD, max_M, sum_M = _advance(
             q_MD, acc_MD, max_M, sum_M, begin, middle, oldest, positions_M,
@@ -213,7 +214,7 @@ def attend(
         NUM_HEADS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, TILE, WINDOW, COMPUTE, True,
     )  # fmt: skip
 
-    # A split may contain no position that an early token sees: its result is 0, its logarithm -inf.
+    # If an early token sees no position of a split, its result is 0 and its logarithm -inf.
     sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)
     result_MD = acc_MD / sum_M[:, None]
     if scales_ptr is not None:

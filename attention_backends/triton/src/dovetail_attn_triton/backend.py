@@ -1,7 +1,7 @@
 """The attention backend `triton`: its capabilities, cache shape and parts.
 
 Unsupported requirements are refused, so that another backend is used. Triton is imported when the
-first part is created, so that this module can report that it is missing. Does not depend on the
+first part is created, so that this module can report a missing Triton. Does not depend on the
 worker, the model or the scheduler.
 """
 
@@ -77,7 +77,7 @@ class TritonAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> TritonMetadataBuilder:
-        """Return the metadata builder of a group; ConfigError for an unsupported cache."""
+        """Return the metadata builder of a group; raise ConfigError for an unsupported cache."""
         from dovetail_attn_triton.metadata import TritonMetadataBuilder
 
         spec = context.spec
@@ -95,7 +95,7 @@ class TritonAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> TritonAttentionLayer:
-        """Return the attention of a layer; ConfigError for heads that do not divide evenly."""
+        """Return the attention of a layer; raise ConfigError if the heads do not divide evenly."""
         from dovetail_attn_triton.layer import TritonAttentionLayer
 
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
@@ -109,13 +109,13 @@ class TritonAttentionBackend(AttentionBackend):
 
 
 def _device_refusals(requirements: AttentionRequirements) -> list[str]:
-    """Return why this process's GPU does not meet the requirements."""
+    """Return the reasons why this process's GPU does not meet the requirements."""
     if torch.version.hip:
         return ["torch is built for ROCm, which the kernels do not support"]
     found = device_facts(torch.device("cuda", torch.cuda.current_device()))
     shown = f"the GPU has compute capability {found.capability / 10}"
     if found.capability < LEAST_CAPABILITY:
-        return [f"{shown}; it needs {LEAST_CAPABILITY / 10} (Ampere) or newer"]
+        return [f"{shown}; the kernels need {LEAST_CAPABILITY / 10} (Ampere) or newer"]
     if requirements.kv_cache_dtype == FP8 and found.capability < LEAST_CAPABILITY_OF_FP8:
         return [f"{shown}; a KV cache of {FP8} needs {LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"]
     return []

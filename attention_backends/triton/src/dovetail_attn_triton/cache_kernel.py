@@ -35,8 +35,8 @@ def _put(
 ) -> None:
     """Write keys (which = 0) or values (1) of one head to their slots.
 
-    With scales, the numbers of a token are divided by the scale, which is their maximum over
-    `FP8_MAX`. NaN and infinities affect only their token and head.
+    With scales, the numbers of a token are divided by its scale: their maximum / `FP8_MAX`. NaN and
+    infinities affect only their token and head.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     blocks_T = slots_T // BLOCK_SIZE
@@ -62,7 +62,7 @@ def _rotated(
     PADDED_SIZE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Return one rotated head of each token; paired features are HALF apart."""
+    """Return one rotated head of each token; the two features of a pair are HALF apart."""
     d_D = tl.arange(0, PADDED_SIZE)
     is_left_D = d_D < HALF
     is_rotated_D = d_D < 2 * HALF
@@ -116,9 +116,9 @@ def write_cache(
     """Write keys and values to their slots; with HALF, rotate queries and keys first.
 
     Grid (tiles of tokens, key-value heads), with HALF also the query heads, whose results are
-    written to `rotated`. HALF: of the rotary size, 0 for no rotation; the pointers that only a
-    rotation reads are None then. Positions are int64, the table is float32 [P, rotary size].
-    Source: Su et al. 2021, arXiv:2104.09864.
+    written to `rotated`. HALF: half of the rotary size; 0 for no rotation, and then the pointers
+    for it are None. Positions are int64, the table is float32 [P, rotary size]. Source: Su et al.
+    2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)

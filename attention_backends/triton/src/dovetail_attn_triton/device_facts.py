@@ -1,4 +1,4 @@
-"""The properties of a device that launches depend on, cached. Imports torch, not Triton."""
+"""Cached properties of a device that determine the launches. Imports torch, not Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Blocks of these compute capabilities · 10 have 99 KiB of shared memory, others 163 or more.
+# Compute capabilities · 10 with 99 KiB of shared memory per block; others have 163 KiB or more.
 _LITTLE_SHARED_MEMORY = frozenset({86, 87, 89, 120, 121})
 
 # The interpreter runs programs one after another, each for milliseconds.
@@ -17,7 +17,7 @@ _INTERPRETED_PROCESSORS = 1
 class DeviceFacts:
     """Properties of a device.
 
-    capability: compute capability · 10, 0 where there is none. num_processors: multiprocessors.
+    capability: compute capability · 10; 0 if the device has none. num_processors: multiprocessors.
     has_large_tiles: whether a block has 163 KiB of shared memory or more.
     """
 
@@ -27,7 +27,7 @@ class DeviceFacts:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """Return the properties of `device`; queries its driver."""
+    """Return the properties of `device`, from its driver."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         capability = 10 * found.major + found.minor

@@ -1,7 +1,7 @@
 """All kinds of launches of this package's kernels, for compiling them without a GPU.
 
-They cover each layer and step of an engine, except head sizes that are padded to the same tile, and
-some features that are compiled together.
+They cover the layers and steps of an engine. Of the head sizes that are padded to the same tile,
+one is compiled; some features are compiled together.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ _PLAIN_OPTIONAL = ("scales_ptr", "parts_ptr", "sinks_ptr", "work_ptr", "cap")
 def kernel_cases() -> tuple[KernelCase, ...]:
     """Return the cases of all kernels."""
     return (
-        _attend("decode in splits", 128, ("parts_ptr",)),
+        _attend("decode with splits", 128, ("parts_ptr",)),
         _attend("decode", 64, (), dtype="*fp16"),
-        _attend("decode, everything", 256, ("parts_ptr", "sinks_ptr", "cap", "work_ptr")),
-        _attend("decode over fp8", 128, ("parts_ptr", "scales_ptr"), cache=_FP8),
+        _attend("decode with all options", 256, ("parts_ptr", "sinks_ptr", "cap", "work_ptr")),
+        _attend("decode, fp8 cache", 128, ("parts_ptr", "scales_ptr"), cache=_FP8),
         _attend("decode, float32", 128, ("parts_ptr",), dtype="*fp32"),
         _attend("prefill", 128, ("work_ptr",), long=True),
-        _attend("prefill, window, cap, sinks", 80, ("work_ptr", "cap", "sinks_ptr"), long=True),
+        _attend(
+            "prefill, window, soft cap, sinks", 80, ("work_ptr", "cap", "sinks_ptr"), long=True
+        ),
         _attend("prefill", 256, ("work_ptr",), long=True, dtype="*fp16"),
-        _attend("prefill over fp8", 64, ("work_ptr", "scales_ptr"), long=True, cache=_FP8),
+        _attend("prefill, fp8 cache", 64, ("work_ptr", "scales_ptr"), long=True, cache=_FP8),
         _attend("prefill", 256, ("work_ptr",), long=True, capability=89),
         _attend(
-            "prefill over fp8",
+            "prefill, fp8 cache",
             128,
             ("work_ptr", "scales_ptr"),
             cache=_FP8,
@@ -78,7 +80,8 @@ def _attend(
 ) -> KernelCase:
     """Return a case of `attend`.
 
-    given: optional arguments that are not None. capability: selects the tiles.
+    given: names of the optional arguments that are not None. capability: compute capability · 10;
+    it selects the tiles.
     """
     heads = (_GROUP * _NUM_KV_HEADS, _NUM_KV_HEADS, head_size)
     shape = attention_shape(heads, wide=dtype == "*fp32", large=capability != 89)
@@ -137,7 +140,7 @@ def _write(head_size: int, cache: str, *, rotates: bool = False) -> KernelCase:
     }
     constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE}
     constexprs["HALF"] = head_size // 2 if rotates else 0
-    what = "write_cache, rotated" if rotates else "write_cache"
+    what = "write_cache with rotation" if rotates else "write_cache"
     return KernelCase(
         name=f"{what}: {cache[1:]}, head size {head_size}",
         kernel=write_cache,

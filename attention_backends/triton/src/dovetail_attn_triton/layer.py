@@ -1,8 +1,8 @@
 """Attention of one layer: kernel launches, with all constant arguments bound in advance.
 
-A step is one launch that writes the cache, and rotates queries and keys if requested, and one or
-two that attend, each followed by a launch that combines splits if there are any. Nothing is
-allocated and nothing is waited for. Does not depend on rows or positions.
+In a step, one launch writes the cache, and rotates queries and keys if requested. One or two
+launches attend, each followed by a launch that combines splits if there are any. A step allocates
+nothing and does not wait for the device. Does not depend on rows or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size.
@@ -31,7 +31,7 @@ from dovetail_attn_triton.tiles import attention_shape, padded
 from dovetail_ops_triton.availability import INTERPRETED
 
 COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""The dtype in which a GPU multiplies, by the dtype of the model."""
+"""The dtype of a GPU's products, by the dtype of the model."""
 
 WRITE_TILE = 16
 """Tokens per program of the cache kernel."""
@@ -43,7 +43,7 @@ COMBINE_WARPS = 4
 
 
 def compute_type(dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype in which the kernels multiply: float32 in the interpreter."""
+    """Return the dtype of the kernels' products: float32 in the interpreter."""
     return tl.float32 if INTERPRETED else COMPUTE[dtype]
 
 
@@ -90,9 +90,9 @@ class TritonAttentionLayer(AttentionLayer):
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        rotation: rotates q and k first. q, k, v and out may be strided except in the last
-        dimension; blocks may be strided. Raises ContractError if the layer's window, heads or head
-        size differ from its KV-cache group.
+        rotary_args: if given, q and k are rotated first. q, k, v and out may be strided except in
+        the last dimension; blocks may be strided. Raises ContractError if the layer's window, heads
+        or head size differ from its KV-cache group.
         """
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache, metadata)
@@ -105,7 +105,7 @@ class TritonAttentionLayer(AttentionLayer):
             self._attend(q_THD, out_THD, metadata, one)
 
     def _bind(self, kv_cache: torch.Tensor, metadata: TritonAttentionMetadata) -> None:
-        """Store the layer's cache, which never changes from now on, and find its scales."""
+        """Store the layer's cache, which is never replaced, and find its scales."""
         context, spec = self._context, metadata.spec
         own = (context.sliding_window, context.num_kv_heads, context.head_size)
         group = (spec.sliding_window, spec.num_kv_heads, spec.head_size)

@@ -1,8 +1,8 @@
 """A step's work for the kernels: which programs to launch, from the host's lengths.
 
-The tensors of the step are passed on unchanged: nothing is copied or waited for, and all memory is
-allocated before the first step. How work is split depends on a layer's heads, which the builder
-does not know. So the first layer of a step splits it, once for all layers of the same shape.
+The tensors of the step are passed on unchanged, without a copy or a wait. All memory is allocated
+before the first step. How work is split depends on a layer's heads, which the builder does not
+know. So the first layer of a step splits it, once for all layers of the same shape.
 
 Shape legend: R requests, W items of work.
 """
@@ -24,8 +24,8 @@ from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_attn_triton.tiles import AttentionShape, Tile
 from dovetail_attn_triton.work_kernels import list_work
 
-# Programs per processor: few enough to amortize the start of each, and enough for the last ones to
-# finish to be a small part.
+# Programs per processor: few enough to amortize the start of each program, and enough to keep the
+# processors busy until the end.
 PROGRAMS_PER_PROCESSOR = 6
 
 # Splits with fewer positions are not worth combining.
@@ -40,8 +40,8 @@ class Pass:
     """One launch over items of one tile.
 
     work_W2: int32 pairs (run, first token), or None where each run is an item.
-    num_items: W. item_tokens: maximum per item in this step.
-    num_splits: maximum per item. least_span: minimum positions of a split.
+    num_items: W. item_tokens: maximum number of tokens per item in this step. num_splits: maximum
+    number of splits per item. least_span: minimum number of positions of a split.
     """
 
     tile: Tile
@@ -56,8 +56,9 @@ class Pass:
 class Workspace:
     """Memory that the steps of a group share, and the size of the device.
 
-    parts: float32, unused between two launches of a layer. max_work: pairs of a list.
-    num_processors: of the device. lists: work lists, by layer shape.
+    parts: float32 results of splits, unused between two layers. max_work: maximum number of pairs
+    in a list. num_processors: the device's number of multiprocessors. lists: work lists, by layer
+    shape.
     """
 
     parts: torch.Tensor
@@ -67,10 +68,10 @@ class Workspace:
     lists: dict[AttentionShape, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for a short and a long list; allocated in a shape's first step."""
+        """Return memory for the short and the long list; allocated in a shape's first step."""
         found = self.lists.get(shape)
         if found is None:
-            # A normal tensor even in inference mode: a later step may run outside of it.
+            # Not an inference tensor: a later step may run outside of inference mode.
             with torch.inference_mode(False):
                 size = (2, self.max_work, 2)
                 both_2W2 = torch.empty(size, dtype=torch.int32, device=self.parts.device)
@@ -88,7 +89,7 @@ class TritonAttentionMetadata:
     made: dict[AttentionShape, tuple[Pass, ...]] = field(default_factory=dict)
 
     def passes(self, shape: AttentionShape) -> tuple[Pass, ...]:
-        """Return the launches of a layer; the first call of a step for a shape makes its list."""
+        """Return the launches of a layer; in each step, a shape's first call creates its list."""
         found = self.made.get(shape)
         if found is None:
             found = self.made[shape] = self._make(shape)
@@ -120,7 +121,7 @@ class TritonAttentionMetadata:
         return tuple(found)
 
     def _seen_lens(self) -> Sequence[int]:
-        """Return how many positions each run's tokens see in total."""
+        """Return the number of positions that each run's tokens see together."""
         batch, window = self.batch, self.spec.sliding_window
         if not window:
             return batch.seq_lens
@@ -158,9 +159,10 @@ class TritonAttentionMetadata:
 def plan_splits(
     lengths: Sequence[int], *, num_heads: int, tile: int, num_programs: int, max_splits: int
 ) -> tuple[int, int]:
-    """Return the maximum number of splits of an item, and the minimum number of positions of one.
+    """Return the maximum number of splits of an item, and the minimum positions of a split.
 
-    lengths: positions of each item, which has a program for each of `num_heads`. The minimum is
+    lengths: number of positions of each item. An item has one program for each of `num_heads`. The
+    minimum is
     an equal share of all positions for `num_programs`, so that a long item among short ones is
     cut and the short ones are not. It is a multiple of `tile`, and at least `LEAST_SPAN`.
     """

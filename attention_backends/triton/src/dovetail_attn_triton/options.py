@@ -14,8 +14,8 @@ class TritonAttentionOptions(BaseModel):
     """Options of the attention backend `triton`.
 
     max_splits: maximum number of splits of a context in a step with few rows.
-    workspace_mib: memory for their results, allocated once per KV-cache group. If it is too
-        small for a step, there are fewer splits.
+    workspace_mib: memory for the results of splits, allocated once per KV-cache group. If it is too
+        small for a step, the step has fewer splits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 class Tile:
     """A program's part of an attention matrix, and its launch parameters.
 
-    rows: of queries, tokens times the heads of a group. positions: processed at a time.
+    rows: number of queries: tokens times the query heads of a group. positions: number of positions
+    that are processed together.
     """
 
     rows: int
@@ -26,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """The properties of a layer that decide how work is split; equal for most layers of a model.
+    """The properties of a layer that determine how its work is split; equal for most layers.
 
     short: the tile of runs whose tokens all fit into it. long: of all other runs.
     """
@@ -39,7 +40,7 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads of a key-value head."""
+        """Number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
 
     def tokens_of(self, tile: Tile) -> int:
@@ -48,7 +49,7 @@ class AttentionShape:
 
 
 def padded(size: int) -> int:
-    """Return the least power of two that is not below `size`."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
@@ -66,7 +67,7 @@ _NARROW = {
         Tile(rows=64, positions=32, num_warps=8, num_stages=5),
     ),
 }
-"""For elements of two bytes, by padded head size: short and long.
+"""Tiles for elements of two bytes, by padded head size: for short and long runs.
 
 Five stages are two buffers of keys and values: Triton loads the block table, which contains their
 addresses, as a separate stage before them.
@@ -86,14 +87,15 @@ _WIDE = {
         Tile(rows=16, positions=16, num_warps=8, num_stages=3),
     ),
 }
-"""For float32, which matrix units do not support: correct, but slow."""
+"""Tiles for float32, which matrix units do not support: correct, but slow."""
 
 
 def attention_shape(heads: tuple[int, int, int], *, wide: bool, large: bool) -> AttentionShape:
     """Return the tiles of a layer.
 
-    heads: query heads, key-value heads, head size up to 256. wide: products are float32.
-    large: a block has at least 163 KiB of shared memory; otherwise tiles are halved for 99 KiB.
+    heads: numbers of query and key-value heads, and the head size, at most 256. wide: whether
+    products are float32. large: whether a block has at least 163 KiB of shared memory; otherwise
+    tiles are halved for 99 KiB.
     """
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW

@@ -1,4 +1,4 @@
-"""The work of a step's programs: the list of a mixed step's items, and the splits of an item.
+"""The work of a step's programs: the items of a mixed step, and the splits of an item.
 
 An item is a tile of one run's tokens. If all runs are short, each run is an item and there is no
 list. Does not depend on torch, heads or the cache.
@@ -54,7 +54,7 @@ def list_work(
 
 @triton.jit
 def item_of(query_start_ptr, seq_lens_ptr, work_ptr, item):
-    """Return an item's run, its first token, the run's start, tokens, and tokens before it.
+    """Return an item's run and first token, and the run's start, length and context length.
 
     Without a list, each run is an item.
     """

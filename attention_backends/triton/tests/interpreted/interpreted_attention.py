@@ -2,8 +2,8 @@
 
 Runs in Triton's interpreter on the host, started by test_triton_attention.py, and unchanged on a
 GPU: `pytest -o python_files='interpreted_*.py' attention_backends/triton/tests/interpreted`. All
-float32 cases of the suite are run. The interpreter multiplies other dtypes in float32 too, so only
-cases with special loads or stores are run for them; `-m ""` runs the rest.
+float32 cases of the suite are run. The interpreter multiplies other dtypes in float32 too, so for
+them only cases with special loads or stores are run; `-m ""` runs all cases.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Rows:
         order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
         self.blocks = [[order.pop() for _ in range(count)] for count in counts]
         self.done = [0] * len(lengths)
-        self.cos_sin_PR = None  # the layer rotates by it
+        self.cos_sin_PR = None  # the cosine-sine table of the layer's rotation
         self.cache = self._new_cache(sum(counts) + 1, padding)
         self.scale = shape["head_size"] ** -0.5
         self.builder = TritonAttentionBackend.create_builder(
@@ -90,7 +90,7 @@ class Rows:
         self.layer = TritonAttentionBackend.create_layer(self.layer_context)
 
     def _new_cache(self, num_blocks, padding):
-        """Return a cache with gaps of `padding` bytes between blocks; all bytes are 255 (NaN)."""
+        """Return a cache in which all bytes are 255 (NaN), with `padding` bytes between blocks."""
         dtype = torch.float8_e4m3fn if self.spec.dtype == FP8 else self.dtype
         shape = TritonAttentionBackend.kv_cache_shape(num_blocks, self.spec)
         used = self.spec.page_size_bytes
@@ -98,7 +98,7 @@ class Rows:
         return pages[:, :used].view(dtype).unflatten(1, shape[1:])
 
     def step(self, counts, layer=None):
-        """Run the next `counts` tokens of each row (0: the row is left out); return the results."""
+        """Run the next `counts` tokens of each row (0: the row is omitted); return the results."""
         runs = [(row, n) for row, n in enumerate(counts) if n]
         metadata = self.builder.build(self.batch(runs))
         return self.forward(runs, metadata, layer or self.layer)
@@ -180,17 +180,17 @@ CASES = [
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_suite(case):
+def test_the_backend_passes_the_conformance_suite_in_the_interpreter(case):
     check_case(TritonAttentionBackend, case, DEVICE)
 
 
-def test_refusals():
+def test_unsupported_requirements_are_refused():
     check_refusals(TritonAttentionBackend, DEVICE)
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_batches(seed):
+def test_random_batches_are_computed_correctly(seed):
     rng = random.Random(seed)
     num_kv_heads = rng.choice([1, 2])
     runs = [(rng.randrange(60), rng.choice([1, 1, 2, rng.randrange(1, 40)])) for _ in range(4)]
@@ -210,8 +210,8 @@ def test_random_batches(seed):
 
 
 @pytest.mark.parametrize("num_heads", [2, 6, 40])
-def test_groups_of_any_size(num_heads):
-    """One, three and twenty query heads per key-value head: a tile of 16 rows, and a larger one."""
+def test_attention_is_correct_for_any_number_of_heads_per_group(num_heads):
+    """One and three query heads per key-value head fit a tile of 16 rows; twenty do not."""
     case = AttentionCase(runs=((20, 1), (3, 9)), num_heads=num_heads, num_kv_heads=2)
     check_case(TritonAttentionBackend, case, DEVICE)
 
@@ -256,7 +256,7 @@ def test_splits_stay_within_options_and_workspace():
 
 
 def test_a_mixed_step_with_many_runs_lists_its_work():
-    """More runs than `list_work` counts at a time, alternately short and long."""
+    """There are more runs than `list_work` counts at a time; short and long runs alternate."""
     lengths = [(1, 6, 2)[row % 3] for row in range(150)]
     rows = Rows(lengths, num_heads=4, num_kv_heads=1, head_size=32)
     results = rows.step(lengths)
@@ -337,7 +337,7 @@ def test_fp8_cache_rounds_to_nearest():
 @pytest.mark.parametrize("rotary_size", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
 def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
-    """In splits and in prefills, for whole and partial heads, including the cache's scales."""
+    """Tested in splits and prefills, for whole and partial heads, with the cache's scales."""
     cos_sin_PR = rotary_table(rotary_size, DEVICE)
     turning = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
     before = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
@@ -358,7 +358,7 @@ def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
 def test_an_engine_generates_the_same_tokens(tmp_path, cache_dtype):
-    """For mixed steps, tokens equal those of backend `torch`; with fp8, the first tokens do."""
+    """The tokens of mixed steps equal those of backend `torch`; with fp8 the first ones do."""
     model = write_tiny_llama(tmp_path, head_dim=32)
     answers = []
     for name, dtype in (("torch", "auto"), ("triton", cache_dtype)):

@@ -1,7 +1,7 @@
 """Memory for the activations of a recorded run, at the same addresses in every replay.
 
 All recordings share one arena, because only one is active at a time. A recording reuses memory as
-soon as its tensors are freed; a replay does so in the same order.
+soon as its tensors are freed; a replay uses the memory in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class ActivationArena:
-    """An arena of `num_bytes`. The system allocates its pages when they are first written to."""
+    """An arena of `num_bytes`. The system allocates the pages on their first write."""
 
     def __init__(self, num_bytes: int) -> None:
         self.memory = NativeMemory(num_bytes)

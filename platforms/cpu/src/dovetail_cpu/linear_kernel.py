@@ -23,7 +23,7 @@ _GIB = 1 << 30
 ALIGNMENT_BYTES = 4096
 """Alignment of packed weights: one page, as in cached files."""
 PANEL_FEATURES = 32
-"""Output features that are packed together. Panels are contiguous and independent."""
+"""Number of output features in a panel. Panels are contiguous and independent."""
 
 
 class NativeMemory:
@@ -45,7 +45,7 @@ class NativeMemory:
 
 
 class Arena:
-    """Allocates packed weights of many layers from one block of memory, to get huge pages."""
+    """Allocates the packed weights of many layers from one block of memory, to get huge pages."""
 
     def __init__(self) -> None:
         self._reserved = 0
@@ -102,8 +102,8 @@ class LinearKernel:
 def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:
     """Fill `form` from bfloat16 weights [O, I] that are stacked along O.
 
-    All parts but the last have a multiple of PANEL_FEATURES output features. Returns how many
-    values are NaN or infinite; if there are any, do not use `form`.
+    All parts except the last have a multiple of PANEL_FEATURES output features. Returns the number
+    of NaN and infinite values; if it is not 0, do not use `form`.
     """
     num_nonfinite = 0
     address = address_of(form)
@@ -116,7 +116,7 @@ def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview)
 
 
 def address_of(form: memoryview) -> int:
-    """Return the address of the bytes."""
+    """Return the address of the buffer's bytes."""
     return int(np.frombuffer(form, np.uint8).ctypes.data)
 
 

@@ -1,4 +1,4 @@
-"""Release memory: pages of mapped files that were read, and free memory of the allocator."""
+"""Release memory: pages of mapped files that have been read, and free memory of the allocator."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def forget_pages(mapped: torch.Tensor) -> None:
     """Release the pages that lie wholly within `mapped`. A later read maps them again.
 
-    mapped: memory of a private mapping of a file that has not been written to; the contents of
-    other memory would be lost. If its rows are strided, the memory between them is released too.
+    mapped: an unmodified private mapping of a file; the contents of other memory would be lost. If
+    its rows are strided, the memory between them is released too.
     If the kernel refuses, the pages stay; this is not an error.
     """
     page = mmap.PAGESIZE

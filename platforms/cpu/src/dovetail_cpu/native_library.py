@@ -16,21 +16,23 @@ _SLOW_LEVEL = "portable"
 
 
 def probe_any() -> Probe:
-    """Return whether there are native kernels of any instruction set."""
+    """Return whether native kernels of any instruction set are available."""
     kernels = _import_kernels()
     if kernels is None:
         return Probe(usable=False, reasons=("dovetail-cpu-kernels is not installed",))
     status = kernels.status()
     if not status.available:
-        return Probe(usable=False, reasons=(f"no native kernels: {status.reason}",))
-    text = f"kernels of the level {status.level}; torch computes on one thread beside them"
+        return Probe(
+            usable=False, reasons=(f"the native kernels are not available: {status.reason}",)
+        )
+    text = f"native kernels of the level {status.level}; torch computes on one thread"
     return Probe(usable=True, reasons=(text,))
 
 
 def probe_fast() -> Probe:
-    """Return whether there are native kernels that are faster than torch.
+    """Return whether native kernels that are faster than torch are available.
 
-    Kernels of the portable level are not, and are used only if DOVETAIL_CPU_LEVEL selects them.
+    Portable kernels are slower than torch and are used only if DOVETAIL_CPU_LEVEL selects them.
     """
     probe = probe_any()
     kernels = _import_kernels()
@@ -39,14 +41,14 @@ def probe_fast() -> Probe:
     if kernels.status().level != _SLOW_LEVEL:
         return probe
     text = (
-        "there are only portable kernels for this processor, and torch's are faster; "
-        f"to use them, set {LEVEL_VARIABLE}={_SLOW_LEVEL}"
+        "this processor has only portable kernels, which are slower than torch's; to use "
+        f"them anyway, set {LEVEL_VARIABLE}={_SLOW_LEVEL}"
     )
     return Probe(usable=False, reasons=(text,))
 
 
 def find_library() -> ctypes.CDLL | None:
-    """Return the library of native kernels, or None if there is none."""
+    """Return the library of native kernels, or None if it is not available."""
     kernels = _import_kernels()
     if kernels is None or not kernels.status().available:
         return None

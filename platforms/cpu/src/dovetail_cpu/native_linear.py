@@ -1,8 +1,8 @@
 """The linear method `native`: bfloat16 weights packed for the native kernels.
 
 Weights are packed after loading, layer by layer, by the thread team; the plain weights are then
-freed. For other dtypes the method falls back to its base class. The base of the quantized methods,
-which pack the same weights into fewer bits.
+freed. For other dtypes the method falls back to its base class. It is the base class of the
+quantized methods, which pack the same weights into fewer bits.
 Legend: T tokens, I input features, O output features.
 """
 
@@ -97,7 +97,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return form
 
     def restore(self, layer: nn.Module, form: memoryview) -> None:
-        """Use the packed weights in `form`, and mark the plain ones as not to be loaded."""
+        """Use the packed weights in `form`, and mark the plain weights as loaded."""
         layer.kernel = LinearKernel(layer.packed_spec, form, layer.bias)
         layer.settled = frozenset({"weight"})
 

@@ -23,7 +23,7 @@ _LOGITS = (torch.bfloat16, torch.float32)
 
 
 class NativeOps(Ops):
-    """bfloat16 inputs and outputs, float32 arithmetic."""
+    """Computes in float32 on bfloat16 inputs and outputs."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -77,7 +77,7 @@ class NativeOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions in halves; views of one new tensor."""
+        """Return q and k, rotated by their positions (NeoX style); views of one new tensor."""
         if not (_is_served(q_THS) and _is_served(k_TKS) and positions_T.is_contiguous()):
             return _TORCH.rotary_embedding(q_THS, k_TKS, positions_T, cos_sin_PS)
         num_tokens, num_heads, head_size = q_THS.shape
@@ -126,7 +126,7 @@ class NativeOps(Ops):
         return y_TD
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row, the first one of equals, int64 [R]."""
+        """Return the column of the maximum of each row, the first of equal ones, int64 [R]."""
         if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
             return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)

@@ -1,8 +1,8 @@
 """Linear layers with weights in oneDNN's packed order, reordered once after loading.
 
-For a plain weight oneDNN reorders it in each call, which is most of the cost of a step with few
-tokens. Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300 µs packed, 16
-tokens 1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
+oneDNN reorders a plain weight in each call, which is most of the cost of a step with few tokens.
+Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300 µs packed, 16 tokens
+1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 
 _TOKENS_HINT = 16
-"""The number of tokens for which oneDNN chooses the order; other numbers work as well."""
+"""oneDNN chooses the order for this number of tokens; other numbers work as well."""
 
 
 class OneDNNLinearMethod(TorchLinearMethod):

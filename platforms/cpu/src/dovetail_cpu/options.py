@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 class CPUWorkerOptions(BaseModel):
     """Options of the worker `cpu`.
 
-    packed_cache: where packed weights are cached between starts: "auto" (the value of
-        DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
-    packed_cache_gib: maximum size. The least recently used files are deleted first.
-    packed_cache_min_mib: smaller models are not cached.
+    packed_cache: location of the packed weights that are cached between starts: "auto" (the value
+        of DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
+        packed_cache_gib: maximum size of the cache. The least recently used files are deleted
+        first. packed_cache_min_mib: smaller models are not cached.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _LOWEST_PRIORITY = 19
 _PIECE_BYTES = 4 << 20
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14: allocate pages as a write would, without writing."""
+"""`madvise` advice of Linux 5.14: allocates pages as a write would, without writing."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +32,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class PageSupply:
     """Keeps `ahead_bytes` of some buffers allocated beyond the last used row.
 
-    Used from one thread. Owns one thread, from the first `use` until `close`.
+    Called from one thread. Owns one thread, from the first `use` until `close`.
     """
 
     def __init__(self, buffers_NP: Sequence[torch.Tensor], ahead_bytes: int) -> None:
@@ -48,7 +48,7 @@ class PageSupply:
         self._thread: threading.Thread | None = None
 
     def use(self, row: int) -> None:
-        """Note that `row` is used. Almost free if enough pages beyond it are allocated."""
+        """Record that `row` is in use; fast if enough pages beyond it are allocated."""
         if row + self._rows_ahead // 2 < self._wanted or self._wanted == self._num_rows:
             return
         self._wanted = min(self._num_rows, row + self._rows_ahead)
@@ -60,7 +60,7 @@ class PageSupply:
         self._wake.release()
 
     def close(self) -> None:
-        """Stop the thread after its current piece. May be called twice."""
+        """Stop the thread after its current part. May be called twice."""
         self._closing = True
         self._wake.release()
         if self._thread is not None:
@@ -86,5 +86,7 @@ def _take(part: torch.Tensor) -> bool:
     num_bytes = part.data_ptr() + part.nbytes - start
     if _libc.madvise(start, num_bytes, _MADV_POPULATE_WRITE) == 0:
         return True
-    logger.info("Pages are allocated on first use: %s.", os.strerror(ctypes.get_errno()))
+    logger.info(
+        "Pages of the KV cache are not allocated ahead of use: %s.", os.strerror(ctypes.get_errno())
+    )
     return False

@@ -2,9 +2,9 @@
 
 This takes one message in each direction instead of the rounds of a ring. Latency matters, because
 the sums of a step are small. Each rank adds in rank order, so all ranks get the same bits, at any
-offset of a tensor. It transfers (size - 1) tensors, more than a ring does beyond two ranks. Each
-pair has a unix socket (`rank_sockets`); tensors larger than its buffer use shared memory
-(`rank_memory`). Implements `dovetail.interfaces.RankGroup`.
+offset of a tensor. Each rank sends (size - 1) tensors, more than in a ring if there are more than
+two ranks. Each pair has a unix socket (`rank_sockets`); tensors larger than its buffer use shared
+memory (`rank_memory`). Implements `dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dovetail_cpu.rank_memory import SLOT_BYTES
 
 _HEADER = Struct("=Q")
 _SIZE = Struct("=Q")
-"""Of a tensor in shared memory."""
+"""Format of the message that announces the size of a tensor in shared memory."""
 
 _SHARED_BYTES = 64 << 10
 """Tensors of at least this size use shared memory, up to the size of a slot."""
 
 _NUM_SPINS = 30
-"""Polls of the sockets before sleeping."""
+"""Number of polls of the sockets before sleeping."""
 
 Buffers = list[memoryview]
 
@@ -50,7 +50,7 @@ class PairwiseRanks:
     ) -> None:
         """ends: a connected non-blocking socket to each other rank; owned by this group.
 
-        memory: two slots of each rank. timeout: of each exchange.
+        memory: two slots of each rank. timeout: maximum duration of an exchange.
         """
         self.rank = rank
         self.size = len(ends) + 1
@@ -85,7 +85,7 @@ class PairwiseRanks:
         return x
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor, in rank order; valid until the exchange after the next."""
+        """Return every rank's tensor, in rank order; valid until the second exchange from now."""
         x = x.contiguous()
         if _SHARED_BYTES <= x.nbytes <= SLOT_BYTES:
             return self._exchange_in_memory(x)
@@ -113,13 +113,14 @@ class PairwiseRanks:
             if answer != told:
                 raise PeerLostError(
                     f"rank {other} of {self.size} sent a tensor of {_SIZE.unpack(answer)[0]} "
-                    f"bytes, rank {self.rank} one of {x.nbytes}: they do not run the same step."
+                    f"bytes, rank {self.rank} one of {x.nbytes}: the ranks do not run the "
+                    "same step."
                 )
         parts[self.rank] = x
         return parts
 
     def _move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
-        """Send and fill these buffers; raise PeerLostError if a rank exited or does not answer."""
+        """Send and receive these buffers; raise PeerLostError if a rank does not answer."""
         moves: list[_Sending | _Receiving] = [
             _Sending(self._ends[other], view) for other, view in out.items()
         ]
@@ -132,8 +133,8 @@ class PairwiseRanks:
             self._wait_for(moves)
         except (OSError, RuntimeError) as error:
             raise PeerLostError(
-                f"rank {self.rank} of {self.size} cannot exchange tensors with the others "
-                f"({error}): one of them has exited or hangs; see the error in its log."
+                f"rank {self.rank} of {self.size} cannot exchange tensors with other "
+                f"ranks ({error}): one of them has exited or hangs; see its log."
             ) from error
 
     def _wait_for(self, moves: list[_Sending | _Receiving]) -> None:
@@ -141,7 +142,7 @@ class PairwiseRanks:
         while moves:
             left_ms = (deadline_ns - self._clock.now_ns()) / 1e6
             if left_ms <= 0:
-                raise TimeoutError(f"no data within {self._timeout_ns / 1e9:g} s")
+                raise TimeoutError(f"no data was received within {self._timeout_ns / 1e9:g} s")
             poll = select.poll()
             events: dict[int, int] = {}
             for move in moves:
@@ -184,13 +185,13 @@ class _Receiving:
         self._is_checked = False
 
     def go_on(self) -> bool:
-        """Receive the available bytes; return whether that was all. Raises RuntimeError at EOF."""
+        """Receive the available bytes; return whether the tensor is complete."""
         try:
             received = self.end.recvmsg_into(self._left)[0]
         except BlockingIOError:
             return False
         if not received:
-            raise RuntimeError("a connection was closed")
+            raise RuntimeError("another rank closed its connection")
         self._left = _without(self._left, received)
         if not self._is_checked and len(self._left) < 2:
             self._check()

@@ -23,7 +23,7 @@ _MEMORY_SHARE = 0.4
 
 
 class CPUPlatform(Platform):
-    """Any machine that torch runs on."""
+    """Any machine on which torch runs."""
 
     info: ClassVar[PlatformInfo] = PlatformInfo(name="cpu", device_type="cpu")
 
@@ -33,7 +33,7 @@ class CPUPlatform(Platform):
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes that torch computes in on a CPU, and support for tensor exchange."""
+        """Return the dtypes that torch supports on a CPU, and support for tensor exchange."""
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "collectives"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
@@ -51,6 +51,6 @@ class CPUPlatform(Platform):
 
     def runtime(self) -> CPURuntime:
         """Return the device runtime of this process."""
-        from dovetail_cpu.runtime import CPURuntime  # imports torch: only for a worker
+        from dovetail_cpu.runtime import CPURuntime  # imports torch, which only workers need
 
         return CPURuntime()

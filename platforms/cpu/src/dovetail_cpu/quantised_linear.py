@@ -24,7 +24,7 @@ _KINDS = {"bfloat16": BF16, "int8": INT8, "int4": INT4}
 
 
 class QuantisedLinearMethod(NativeLinearMethod):
-    """The base of both. name: as in `quantization`. group_size: 0 for a format without groups."""
+    """The base class of both. name: the value of `quantization`. group_size: 0 without groups."""
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -47,7 +47,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
             )
         kind = _KINDS[self._head if isinstance(layer, ParallelLMHead) else self.name]
         if kind == INT8 and shape.in_features > MAX_INT8_K:
-            kind = BF16  # sums of int8 products could overflow 32 bits
+            kind = BF16  # otherwise sums of int8 products could overflow 32 bits
         return PackedLinear(
             kind=kind,
             N=shape.out_features,
@@ -57,7 +57,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
 
 
 class Int8LinearMethod(QuantisedLinearMethod):
-    """Eight bits per weight, one scale per output feature; 8-bit activations."""
+    """Uses eight bits per weight and one scale per output feature; 8-bit activations."""
 
     name: ClassVar[str] = "int8"
     error: ClassVar[float] = 0.05
@@ -67,7 +67,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
 
 
 class Int4LinearMethod(QuantisedLinearMethod):
-    """Four bits per weight and a scale per group; 8-bit activations, a scale per group."""
+    """Uses four bits per weight; 8-bit activations; both have a scale per group."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6

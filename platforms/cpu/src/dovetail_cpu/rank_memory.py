@@ -1,8 +1,9 @@
 """Shared memory between the ranks of one machine, for tensors too large for a socket's buffer.
 
 Each rank writes to its own memory, which all other ranks map and read. There are two slots, used in
-turn. A rank that starts an exchange has finished the one before the last; its slot is free when all
-ranks have reported that they started the last one. Does not depend on tensors or exchanges.
+turn. A slot may be reused when all ranks have reported that they started the last exchange: they
+have then finished the exchange before it, which used the slot. Does not depend on tensors or
+exchanges.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _NUM_BYTES = 2 * SLOT_BYTES
 def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap]:
     """Return the memory of every rank, in rank order; pages are allocated on first write.
 
-    ends: a connected socket to each other rank. Raises OSError if a rank has exited or sends none.
+    ends: a connected socket to each other rank. Raises OSError if a rank has exited or sends no
+    memory.
     """
     own = anonymous_file(_NUM_BYTES)
     try:

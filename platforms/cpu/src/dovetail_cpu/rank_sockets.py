@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TOKEN_BYTES = 16
 _HELLO_BYTES = _TOKEN_BYTES + 2
 _HELLO_S = 5.0
-"""How long a connection may take to identify itself."""
+"""Maximum time in which a connection must identify itself."""
 
 _BUFFER_BYTES = 1 << 20
 _MEETING = "dovetail_ranks"
@@ -36,8 +36,8 @@ def connect_ranks(
 ) -> dict[int, socket.socket]:
     """Return a connected socket to each other rank, by rank, with this `timeout`.
 
-    store: where rank 0 publishes the folder and the token. Raises RuntimeError if the other ranks
-    do not connect within `timeout`.
+    store: the key-value store in which rank 0 publishes the folder and the token. Raises
+    RuntimeError if the other ranks do not connect within `timeout`.
     """
     clock = MonotonicClock()
     deadline_ns = clock.now_ns() + int(timeout.total_seconds() * 1e9)
@@ -56,7 +56,7 @@ def connect_ranks(
         while len(ends) < size - 1:
             left_s = (deadline_ns - clock.now_ns()) / 1e9
             if left_s <= 0:
-                raise TimeoutError("they did not connect in time")
+                raise TimeoutError("the time limit was exceeded")
             listener.settimeout(left_s)
             end, _ = listener.accept()
             _admit(end, token, ends, range(rank + 1, size))
@@ -64,7 +64,7 @@ def connect_ranks(
         for end in ends.values():
             end.close()
         missing = sorted(set(range(size)) - {rank} - set(ends))
-        raise RuntimeError(f"no connection with ranks {missing} in {folder}: {error}") from error
+        raise RuntimeError(f"ranks {missing} did not connect in {folder}: {error}") from error
     finally:
         listener.close()
         place.unlink(missing_ok=True)
@@ -85,9 +85,9 @@ def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
 
 
 def _make_folder(store: Store) -> Path:
-    """Return a new folder for sockets: beside the store if that place is private, else elsewhere.
+    """Return a new folder for sockets: in the store's folder if that is private, else elsewhere.
 
-    A folder beside the store is removed with the engine if the ranks exit without removing it.
+    The engine removes a folder there if the ranks exit without removing it.
     """
     given = getattr(store, "path", "")
     parent = Path(given).parent
@@ -126,6 +126,6 @@ def _admit(
 
 
 def _enlarge(end: socket.socket) -> None:
-    """Request buffers for a step's tensors; the system grants what it allows."""
+    """Request socket buffers for a step's tensors; the system may provide smaller ones."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)

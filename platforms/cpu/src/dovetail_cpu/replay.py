@@ -21,7 +21,7 @@ from dovetail_torch.graph_provider import BatchDescriptor, Capture, Forward
 
 ARENA_BYTES = 256 << 20
 MAX_TOKENS = 256
-"""For larger steps the Python overhead is negligible."""
+"""Maximum number of tokens; for larger steps the Python overhead is negligible."""
 
 _aten = torch.ops.aten
 _ALLOCATIONS = frozenset(
@@ -69,7 +69,7 @@ class ReplayProvider:
             return Capture(outputs=outputs, obstacle=f"the operation {watch.foreign}")
         if watch.is_full:
             room = ARENA_BYTES >> 20
-            obstacle = f"its activations need more than {room} MiB"
+            obstacle = f"the batch's activations need more than {room} MiB"
             return Capture(outputs=outputs, obstacle=obstacle, lasting=False)
         return Capture(outputs=outputs, graph=recording)
 
@@ -87,7 +87,7 @@ class _Lending(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler, which takes a second.
+        # Without this, torch imports its compiler, which takes a second.
         return False
 
     def __torch_dispatch__(
@@ -119,7 +119,7 @@ class _Lending(TorchDispatchMode):
 
 
 class _Watch(_Lending):
-    """Looks for operations that a recording would miss. foreign: the first one, or ""."""
+    """Looks for operations that a recording would miss. foreign: the first one found, or ""."""
 
     def __init__(self, lease: ArenaLease) -> None:
         super().__init__(lease)
@@ -127,7 +127,8 @@ class _Watch(_Lending):
 
     def _do(self, func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
         with self:
-            # Composite operations are judged by their parts: reshape may or may not copy.
+            # The parts of a composite operation are checked instead: reshape copies in some cases
+            # only.
             parts = func.decompose(*args, **keywords)
         if parts is not NotImplemented:
             return parts

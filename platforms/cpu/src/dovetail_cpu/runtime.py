@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROFILE_TOKENS = 64
-"""Activations grow in proportion to tokens; more tokens would only slow down the start."""
+"""Tokens of a measured step. Activations grow in proportion; more would slow down the start."""
 _MAX_TEAM = 64
 """Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20
@@ -33,7 +33,8 @@ _HUGE_PAGE_BYTES = 2 << 20
 class CPURuntime:
     """Implements `dovetail_torch.device_runtime.DeviceRuntime`.
 
-    num_sharing: the engine's processes on this machine; each gets a part of cores and memory.
+    num_sharing: number of the engine's processes on this machine; each gets a part of its cores and
+    memory.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class CPURuntime:
     def leave_cores_to_team(self) -> None:
         """Restrict torch to one thread: two teams of spinning threads double the time."""
         torch.set_num_threads(1)
-        logger.info("Native kernels on %d threads, torch on 1.", self.num_threads)
+        logger.info("Native kernels compute on %d threads, torch on one.", self.num_threads)
 
     def total_memory_bytes(self) -> int:
         """Return this process's part of the memory of the machine or of its cgroup."""
@@ -73,7 +74,7 @@ class CPURuntime:
         return _status_bytes("VmRSS")
 
     def address_space_left_bytes(self) -> int:
-        """Return how much more this process may map (ulimit -v); a huge number without a limit."""
+        """Return how many more bytes this process may map (ulimit -v); huge without a limit."""
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:
             return 1 << 62
@@ -90,11 +91,11 @@ class CPURuntime:
         self._base_bytes = _status_bytes("VmRSS" if os.access(clear_refs, os.W_OK) else "VmHWM")
 
     def peak_bytes(self) -> int:
-        """Return how much resident memory has grown at most since `reset_peak`."""
+        """Return the largest growth of resident memory since `reset_peak`."""
         return max(0, _status_bytes("VmHWM") - self._base_bytes)
 
     def max_profile_tokens(self) -> int:
-        """Return a number of tokens that runs quickly."""
+        """Return a number of tokens whose step is fast."""
         return _PROFILE_TOKENS
 
     def synchronize(self) -> None:
@@ -123,8 +124,8 @@ class CPURuntime:
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:
     """Return zeroed memory, uint8, aligned to a huge page; unused pages are not allocated."""
-    # A separate mapping, because zeros of the allocator would be written page by page. It is
-    # private, because shared mappings, the default of `mmap`, have no huge pages.
+    # A separate mapping, because the allocator would write zeros to every page. It is private,
+    # because shared mappings, the default of `mmap`, have no huge pages.
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=kind)
     if hasattr(mmap, "MADV_HUGEPAGE"):

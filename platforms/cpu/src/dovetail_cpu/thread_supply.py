@@ -1,7 +1,7 @@
-"""Start torch's threads early, while a lack of memory can still be reported.
+"""Start torch's threads early, so that a lack of memory can be reported.
 
-OpenMP aborts the process if it cannot allocate a thread's stack. So the room for stacks is checked
-first, and the threads are started before the model uses the rest.
+OpenMP aborts the process if it cannot allocate a thread's stack. So the memory for stacks is
+checked first, and the threads are started before the model uses memory.
 """
 
 from __future__ import annotations

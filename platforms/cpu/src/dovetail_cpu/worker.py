@@ -1,7 +1,7 @@
 """The CPU worker: the torch worker on the CPU platform's runtime.
 
-It adds: packed weights are cached between starts, torch leaves the cores to the thread team of the
-native kernels, steps are replayed from recordings, and the pages of the KV cache are allocated only
+In addition it caches packed weights between starts, restricts torch to one thread while native
+kernels use the cores, replays steps from recordings, and allocates the pages of the KV cache only
 when they are used.
 """
 
@@ -57,7 +57,7 @@ class CPUWorker(TorchWorker):
         self._pages = PageSupply((), 0)
 
     def init_device(self) -> None:
-        """Set up threads and memory, as a share of what the engine's workers use together."""
+        """Set up threads and memory: this worker's share of the engine's cores and memory."""
         cast(CPURuntime, self._runtime).num_sharing = self._context.world_size
         super().init_device()
 
@@ -85,21 +85,22 @@ class CPUWorker(TorchWorker):
     def graph_provider(self) -> GraphProvider | None:
         """Return the provider that records and replays native operations.
 
-        None if torch multiplies, or if ranks exchange tensors within the step.
+        None if torch computes the products, or if ranks exchange tensors within the step.
         """
         if not self._is_native:
             return None
         if self._context.world_size > 1:
             logger.info("Steps are not replayed: ranks exchange tensors within each step.")
             return None
-        from dovetail_cpu.replay import ReplayProvider  # needs the native kernels
+        # Imported here because it needs the native kernels.
+        from dovetail_cpu.replay import ReplayProvider
 
         return ReplayProvider()
 
     def determine_available_memory(self) -> int:
-        """Return the rest of the worker's share of memory, limited by the free address space.
+        """Return the unused part of the worker's memory, limited by the free address space.
 
-        The cache reserves address space at once and memory as it is used.
+        The cache reserves address space at once, and memory as it is used.
         """
         left = super().determine_available_memory()
         return min(left, cast(CPURuntime, self._runtime).address_space_left_bytes() // 2)
@@ -124,7 +125,7 @@ class CPUWorker(TorchWorker):
         super().execute_model(plan)
 
     def _ready_bytes(self) -> int:
-        """Return how many bytes of the cache to allocate ahead: what a few full steps write."""
+        """Return how many bytes of the cache to allocate ahead: those of a few full steps."""
         limits, block_size = self._limits, self._context.config.cache.block_size
         num_blocks = -(-limits.max_num_batched_tokens // block_size) + limits.max_num_seqs
         block_bytes = sum(pages_NP.stride(0) for pages_NP in self._runner.cache_pages)

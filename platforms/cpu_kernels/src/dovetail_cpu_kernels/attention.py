@@ -1,6 +1,6 @@
 """Paged attention as ctypes structs: the layout of `dovetail_attention.h`.
 
-An `AttentionArgs` is filled once for a layer; between calls only changed fields are set. Addresses
+An `AttentionArgs` is filled once per layer; between calls only changed fields are set. Addresses
 are integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
 """
 
@@ -12,12 +12,12 @@ from dovetail_cpu_kernels.library import library
 
 CACHE_BF16, CACHE_INT8 = 0, 1
 BLOCK_MULTIPLE = 16
-"""Block sizes and head sizes are multiples of it."""
+"""Block sizes and head sizes are multiples of this number."""
 MAX_HEAD_SIZE = 512
 
 
 class AttentionBatchSize(ctypes.Structure):
-    """`dk_attention_batch`: runs and tokens of a step."""
+    """The struct `dk_attention_batch`: the runs and tokens of a step."""
 
     _fields_ = (
         ("num_runs", ctypes.c_int64),
@@ -26,7 +26,7 @@ class AttentionBatchSize(ctypes.Structure):
 
 
 class AttentionArgs(ctypes.Structure):
-    """`dk_attention_args`. Fields that change from call to call come first, as 14 integers."""
+    """The struct `dk_attention_args`. The first 14 fields, integers, change between calls."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),

@@ -39,7 +39,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 class NativeUnavailableError(ImportError):
-    """The native library is not available; the message says why and what to do."""
+    """The native library is not available. The message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class NativeStatus:
 
     available: whether it can be used. level: the instruction set in use, one of LEVELS, or "".
     reason: why it is not available, or why the level is not the CPU's highest; else "".
-    compiler: the command that built it, or "".
+    compiler: the compiler's command for the library, or "".
     """
 
     available: bool
@@ -65,7 +65,7 @@ def library() -> ctypes.CDLL:
     `[ctypes.c_void_p]` and pass `ctypes.addressof(args)` or the struct's own byref. Calls release
     the interpreter's lock.
 
-    Raises NativeUnavailableError with the reason, and what to do.
+    Raises NativeUnavailableError with the reason and the remedy.
     """
     if not LIBRARY.is_file():
         raise NativeUnavailableError(_missing_reason())
@@ -104,10 +104,12 @@ def status() -> NativeStatus:
 def set_num_threads(num_threads: int) -> None:
     """Set the number of threads of the team, including the caller; stops the previous workers.
 
-    Raises ValueError outside 1 to 64.
+    Raises ValueError for a number that is not between 1 and 64.
     """
     if not 1 <= num_threads <= MAX_THREADS:
-        raise ValueError(f"{num_threads} threads requested: the team has 1 to {MAX_THREADS}")
+        raise ValueError(
+            f"{num_threads} threads were requested, but the team has 1 to {MAX_THREADS}"
+        )
     library().dk_set_num_threads(num_threads)
 
 
@@ -122,7 +124,7 @@ def _wished_level() -> int | None:
         return None
     if name not in LEVELS:
         raise NativeUnavailableError(
-            f"{LEVEL_VARIABLE} is {name!r}: it must be one of {', '.join(LEVELS)}, or not set"
+            f"{LEVEL_VARIABLE} is {name!r}: it must be one of {', '.join(LEVELS)}, or unset"
         )
     return LEVELS.index(name)
 
@@ -136,5 +138,8 @@ def _build_report() -> dict[str, str]:
 
 
 def _missing_reason() -> str:
-    why = _build_report().get("reason") or "it was not built"
-    return f"no {LIBRARY.name}: {why}; with a C++17 compiler, install dovetail-cpu-kernels again"
+    why = _build_report().get("reason") or "the library was not built"
+    return (
+        f"{LIBRARY.name} is missing: {why}; "
+        "install dovetail-cpu-kernels again with a C++17 compiler"
+    )

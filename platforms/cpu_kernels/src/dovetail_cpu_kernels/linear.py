@@ -1,4 +1,4 @@
-"""Packed linears as ctypes structs, laid out as in `dovetail_kernels.h`, and packing with checks.
+"""Packed linear layers as ctypes structs (see `dovetail_kernels.h`), and packing with checks.
 
 A `LinearArgs` is filled once and reused; between calls only changed fields are set. Addresses are
 integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
@@ -15,11 +15,11 @@ BF16, INT8, INT4 = 0, 1, 2
 GATE_UP, OUT_F32, BATCH_INVARIANT = 1, 2, 4
 KIND_NAMES = ("bf16", "int8", "int4")
 INT4_GROUPS = (32, 64, 128)
-MAX_INT8_K = 131072  # sums of int8 products stay in 32 bits
+MAX_INT8_K = 131072  # with this limit, sums of int8 products fit in 32 bits
 
 
 class PackLinearArgs(ctypes.Structure):
-    """`dk_pack_linear_args`."""
+    """The struct `dk_pack_linear_args`."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -34,7 +34,7 @@ class PackLinearArgs(ctypes.Structure):
 
 
 class LinearArgs(ctypes.Structure):
-    """`dk_linear_args`."""
+    """The struct `dk_linear_args`."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),
@@ -57,8 +57,9 @@ class LinearArgs(ctypes.Structure):
 class PackedLinear:
     """Shape of a packed weight [N, K].
 
-    kind: BF16, INT8 or INT4. group: k of one scale, INT4 only. gate_up: the first half of the rows
-    are gates and the second ups, and the linear returns silu(gate) * up of N / 2 columns.
+    kind: BF16, INT8 or INT4. group: number of input features per scale, for INT4 only. gate_up: the
+    first half of the rows are gates and the second ups, and the linear returns silu(gate) * up of N
+    / 2 columns.
     """
 
     kind: int
@@ -73,20 +74,22 @@ class PackedLinear:
         if self.N < 1 or self.K < 1:
             raise ValueError(f"a weight of [{self.N}, {self.K}] has no elements")
         if self.gate_up and self.N % 2:
-            raise ValueError(f"gate and up need an even number of rows, not {self.N}")
+            raise ValueError(
+                f"a weight of gate and up must have an even number of rows, not {self.N}"
+            )
         if self.kind == INT4 and self.group not in INT4_GROUPS:
-            raise ValueError(f"int4 groups have 32, 64 or 128 weights, not {self.group}")
+            raise ValueError(f"an int4 group must have 32, 64 or 128 weights, not {self.group}")
         if self.kind == INT8 and self.K > MAX_INT8_K:
             raise ValueError(f"{name} supports at most {MAX_INT8_K} inputs, not {self.K}")
 
     @property
     def flags(self) -> int:
-        """The flags that must be the same for packing and operation."""
+        """Flags that must be the same for packing and multiplying."""
         return GATE_UP if self.gate_up else 0
 
     @property
     def num_outputs(self) -> int:
-        """Columns of y."""
+        """Number of columns of y."""
         return self.N // 2 if self.gate_up else self.N
 
     @property
@@ -97,11 +100,11 @@ class PackedLinear:
 
 
 def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None) -> int:
-    """Pack bf16 `weight` [N, K] into `packed`, on the team; return how many weights are not finite.
+    """Pack bf16 `weight` [N, K] into `packed`; return the number of weights that are not finite.
 
-    weight, packed: addresses; `packed` aligned to 64 bytes, with `shape.num_bytes` bytes.
-    ld: elements from one row to the next, K by default. If the result is not 0, `packed` is
-    unusable.
+    The thread team computes. weight, packed: addresses; `packed` is aligned to 64 bytes and has
+    `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. If the
+    result is not 0, `packed` is unusable.
     """
     num_nonfinite = ctypes.c_int64(0)
     args = PackLinearArgs(

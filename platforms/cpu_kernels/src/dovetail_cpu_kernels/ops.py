@@ -1,4 +1,4 @@
-"""The small operations as ctypes structs: `dovetail_ops.h` and `dovetail_sampling.h`.
+"""The small operations as ctypes structs (see `dovetail_ops.h` and `dovetail_sampling.h`).
 
 A struct is filled once and reused; between calls only changed fields are set. Addresses are
 integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
@@ -14,7 +14,7 @@ _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class RMSNormArgs(ctypes.Structure):
-    """`dk_rms_norm_args`."""
+    """The struct `dk_rms_norm_args`."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -33,7 +33,7 @@ class RMSNormArgs(ctypes.Structure):
 
 
 class AddRMSNormArgs(ctypes.Structure):
-    """`dk_add_rms_norm_args`."""
+    """The struct `dk_add_rms_norm_args`."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -51,7 +51,7 @@ class AddRMSNormArgs(ctypes.Structure):
 
 
 class RotaryArgs(ctypes.Structure):
-    """`dk_rotary_args`."""
+    """The struct `dk_rotary_args`."""
 
     _fields_ = (
         ("q", _POINTER),
@@ -77,7 +77,7 @@ class RotaryArgs(ctypes.Structure):
 
 
 class GateMulArgs(ctypes.Structure):
-    """`dk_gate_mul_args`."""
+    """The struct `dk_gate_mul_args`."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -90,7 +90,7 @@ class GateMulArgs(ctypes.Structure):
 
 
 class EmbeddingArgs(ctypes.Structure):
-    """`dk_embedding_args`."""
+    """The struct `dk_embedding_args`."""
 
     _fields_ = (
         ("ids", _POINTER),
@@ -104,7 +104,7 @@ class EmbeddingArgs(ctypes.Structure):
 
 
 class ArgmaxArgs(ctypes.Structure):
-    """`dk_argmax_args`."""
+    """The struct `dk_argmax_args`."""
 
     _fields_ = (
         ("logits", _POINTER),
@@ -126,13 +126,15 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "embedding": EmbeddingArgs,
     "argmax": ArgmaxArgs,
 }
-"""The struct of each operation."""
+"""The struct of each operation, by the operation's name."""
 
 
 def op(name: str) -> ctypes._NamedFuncPointer:
     """Return the operation `name` of `OPS`: call it with the address of its struct."""
     if name not in OPS:
-        raise ValueError(f"no operation {name!r}: known are {', '.join(OPS)}")
+        raise ValueError(
+            f"the operation {name!r} does not exist; the operations are {', '.join(OPS)}"
+        )
     function = getattr(library(), f"dk_{name}")
     function.argtypes, function.restype = [ctypes.c_void_p], None
     return function

@@ -1,4 +1,4 @@
-"""Probes: how fast this machine reads memory and multiplies, with the current team and level.
+"""Measure how fast this machine reads memory and multiplies, with the current team and level.
 
 For benchmarks: run them in the same process as a kernel, because bandwidth varies.
 """
@@ -15,7 +15,7 @@ NUM_ITERATIONS = 64 << 12
 
 
 class ProbeReadArgs(ctypes.Structure):
-    """`dk_probe_read_args`."""
+    """The struct `dk_probe_read_args`."""
 
     _fields_ = (
         ("memory", ctypes.c_void_p),
@@ -25,7 +25,7 @@ class ProbeReadArgs(ctypes.Structure):
 
 
 class ProbeMultiplyArgs(ctypes.Structure):
-    """`dk_probe_multiply_args`."""
+    """The struct `dk_probe_multiply_args`."""
 
     _fields_ = (
         ("result", ctypes.c_void_p),

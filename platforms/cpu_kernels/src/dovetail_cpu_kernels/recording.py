@@ -12,7 +12,7 @@ from dovetail_cpu_kernels.library import library
 
 
 class Recording:
-    """Operations called within the `with` block, on its thread. Blocks do not nest.
+    """Records the operations that are called in a `with` block, on its thread. Blocks do not nest.
 
     num_calls: the number of recorded operations, set at the end of the block.
     """
@@ -28,12 +28,12 @@ class Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop recording; raise MemoryError if there was no room for the recording."""
+        """Stop recording; raise MemoryError if there was not enough memory for the recording."""
         num_calls = ctypes.c_int64(0)
         self._calls = self._library.dk_record_end(ctypes.byref(num_calls))
         self.num_calls = num_calls.value
         if self._calls is None:
-            raise MemoryError("out of memory for a recording")
+            raise MemoryError("there is not enough memory for a recording")
 
     def replay(self) -> None:
         """Run all operations again, in order, with the current contents of their memory."""

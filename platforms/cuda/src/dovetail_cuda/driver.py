@@ -17,7 +17,7 @@ from dovetail.errors import PluginError
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
 _NO_PERMISSION = 4
-"""NVML_ERROR_NO_PERMISSION: for devices that are counted but belong to other users."""
+"""NVML_ERROR_NO_PERMISSION: the device is counted, but belongs to another user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """What the driver reports. cuda: the newest CUDA version that it supports.
+    """The driver's report. cuda: the newest CUDA version that it supports.
 
     cards: all that this process is allowed to use, in the driver's order.
     """
@@ -51,9 +51,9 @@ class _Memory(ctypes.Structure):
 
 
 def read_driver(library: Any = None) -> Driver:
-    """Return what the driver reports; raise PluginError with advice if that fails.
+    """Return the driver's report; raise PluginError with advice if that fails.
 
-    library: the management library; None for the system's.
+    library: the management library; None loads the system's library.
     """
     if library is None:
         try:
@@ -83,7 +83,7 @@ def _session(library: Any) -> Iterator[None]:
 
 
 def _card(library: Any, index: int) -> Card | None:
-    """Return the device, or None if this process may not use it; CUDA skips it, too."""
+    """Return the device, or None if this process may not use it; CUDA skips it too."""
     handle, memory = ctypes.c_void_p(), _Memory()
     major, minor = ctypes.c_int(), ctypes.c_int()
     asked = "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)
@@ -113,11 +113,11 @@ def _text(library: Any, function: str, *subject: Any) -> str:
 
 
 def _call(library: Any, function: str, *arguments: Any, allowed: int = 0) -> int:
-    """Call a function and return its status, 0 or `allowed`; else raise PluginError."""
+    """Call a function; return its status, 0 or `allowed`; raise PluginError for other values."""
     status: int = getattr(library, function)(*arguments)
     if status not in (0, allowed):
         raise PluginError(
-            f"the NVIDIA driver answers {function} with error {status}: check that `nvidia-smi` "
-            "works; after a driver update, restart the machine"
+            f"the NVIDIA driver's function {function} failed with error {status}: check that "
+            "`nvidia-smi` works; after a driver update, restart the machine"
         )
     return status

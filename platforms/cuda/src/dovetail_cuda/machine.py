@@ -1,6 +1,6 @@
-"""The facts of a machine that decide whether CUDA is usable, and the reasons if it is not.
+"""The facts that determine whether a machine can use CUDA, and the reasons if it cannot.
 
-`look` collects the facts; all other functions only evaluate given facts. Imports no torch.
+`look` collects the facts; all other functions only evaluate facts. Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
 class Machine:
     """Facts of a machine.
 
-    toolkit: the CUDA version that torch was built for, "" for none. driver: None if the query
-    failed; `driver_problem` says why. visible: CUDA_VISIBLE_DEVICES, None for all devices.
+    toolkit: the CUDA version for which torch was built; "" for none. driver: None if the query
+    failed; `driver_problem` says why. visible: value of CUDA_VISIBLE_DEVICES; None for all devices.
     """
 
     torch_version: str
@@ -47,7 +47,7 @@ def look(
     read: Callable[[], Driver] = read_driver,
     build: Callable[[str], TorchBuild] = read_torch_build,
 ) -> Machine:
-    """Return this machine's facts. read, build: the sources of driver and torch facts."""
+    """Return this machine's facts. read, build: functions that return driver and torch facts."""
     found = build("cuda")
     driver, problem = None, ""
     try:
@@ -64,14 +64,14 @@ def look(
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:
-    """Return why CUDA cannot be used, each with advice; () if it can."""
+    """Return the reasons why CUDA cannot be used, each with advice; () if it can be used."""
     reasons = []
     if not machine.torch_version:
-        reasons.append("torch is not installed: install a build of it for CUDA")
+        reasons.append("torch is not installed: install a torch build for CUDA")
     elif not machine.toolkit:
         reasons.append(
-            f"torch {machine.torch_version} is built without CUDA: install a build with it "
-            "(https://pytorch.org/get-started)"
+            f"torch {machine.torch_version} is built without CUDA: install a "
+            "torch build for CUDA (https://pytorch.org/get-started)"
         )
     if machine.driver is None:
         reasons.append(machine.driver_problem)
@@ -81,7 +81,7 @@ def reasons_against(machine: Machine) -> tuple[str, ...]:
 
 
 def describe(machine: Machine) -> tuple[str, ...]:
-    """Return a line for each usable device."""
+    """Return a description of each usable device."""
     version = machine.driver.version if machine.driver else ""
     return tuple(
         f"{card.name}, {card.total_bytes / _GIB:.1f} GiB, compute capability "
@@ -99,7 +99,10 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
             f"CUDA {major}, or a torch built for CUDA {driver.cuda[0]}"
         ]
     if not driver.cards:
-        return [f"the driver {driver.version} finds no device: check `nvidia-smi -L`"]
+        return [
+            f"the driver {driver.version} does not find a device: check the output of "
+            "`nvidia-smi -L`"
+        ]
     if not machine.cards:
         return [
             f"{VISIBLE}={machine.visible!r} selects none of the {len(driver.cards)} devices: unset "
@@ -109,7 +112,8 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
     old = [card for card in machine.cards if card.capability < least]
     return [
         f"{card.name} has compute capability {_dotted(card.capability)}, CUDA {machine.toolkit} "
-        f"needs {_dotted(least)}: hide it with {VISIBLE}, or install a torch for an older CUDA"
+        f"needs {_dotted(least)}: hide the device with {VISIBLE}, or install a torch for "
+        "an older CUDA"
         for card in old
     ]
 
@@ -117,7 +121,7 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
 def _chosen(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
     """Return the devices that CUDA would show, up to the first invalid entry.
 
-    Numbers are the driver's. If devices differ, CUDA numbers the fastest first, unless
+    Devices are numbered as by the driver. If devices differ, CUDA numbers the fastest first, unless
     CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
     """
     if visible is None:
@@ -135,7 +139,7 @@ def _named(cards: Sequence[Card], entry: str) -> Card | None:
     if entry.isdecimal():
         return cards[int(entry)] if int(entry) < len(cards) else None
     if entry.startswith(_PART) and cards:
-        # A partition (MIG) of an unknown card, with an unknown share of its memory.
+        # The entry is a partition (MIG) of an unknown card, with an unknown share of its memory.
         return replace(cards[0], uuid=entry, name=f"a part of {cards[0].name}")
     found = [card for card in cards if entry and card.uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None

@@ -1,7 +1,7 @@
 """The CUDA platform: the capabilities of NVIDIA devices and the plugins that they prefer.
 
-All facts come from `machine.look`. The platform imports no torch and uses no device. It refuses
-unsupported configurations at the start, with the reason. If the user has selected it explicitly, no
+All facts come from `machine.look`. The platform imports no torch and uses no device. At the start
+it refuses unsupported configurations, with the reason. If the user has selected it explicitly, no
 other platform is used instead.
 """
 
@@ -27,11 +27,11 @@ _PREFERENCES = {
     "ops": ("triton", "torch"),
 }
 _WISHES = {
-    "cache.gpu_memory_utilization": (0.9, "the device's memory is used by this engine only"),
-    "scheduler.async_scheduling": (True, "the host is idle while the device computes"),
+    "cache.gpu_memory_utilization": (0.9, "only this engine uses the device's memory"),
+    "scheduler.async_scheduling": (True, "the host can schedule while the device computes"),
 }
 _SINCE = {"dtype.bfloat16": (8, 0), "dtype.fp8_e4m3": (8, 9), "dtype.fp8_e5m2": (8, 9)}
-"""Minimum compute capability with hardware support."""
+"""The dtypes that need hardware support, each with the minimum compute capability."""
 _FP8 = "fp8"
 
 
@@ -41,11 +41,11 @@ class CUDAPlatform(Platform):
     info: ClassVar[PlatformInfo] = PlatformInfo(name="cuda", device_type="cuda")
     rank: ClassVar[int] = 100
     look: ClassVar[Callable[[], Machine]] = staticmethod(look)
-    """Returns the facts of this machine."""
+    """A function that returns the facts of this machine."""
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return whether there is a usable device; creates no context."""
+        """Return whether a device is usable, without creating a context."""
         machine = cls.look()
         reasons = reasons_against(machine)
         return Probe(usable=not reasons, reasons=reasons or describe(machine))
@@ -66,10 +66,12 @@ class CUDAPlatform(Platform):
         return frozenset(always | dtypes)
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return the device's memory; raise CapacityError if there is no such device."""
+        """Return the device's memory; raise CapacityError if the device does not exist."""
         cards = self._machine.cards
         if not 0 <= local_rank < len(cards):
-            raise CapacityError(f"Device {local_rank} was requested, but there are {len(cards)}.")
+            raise CapacityError(
+                f"Device {local_rank} was requested, but the number of devices is {len(cards)}."
+            )
         return cards[local_rank].total_bytes
 
     def prefer(self, kind: str) -> Sequence[str]:
@@ -81,7 +83,7 @@ class CUDAPlatform(Platform):
         return ConfigPatch(changes=_WISHES)
 
     def problems(self, config: EngineConfig) -> Sequence[str]:
-        """Return why these devices cannot run this configuration."""
+        """Return the reasons why these devices cannot run this configuration."""
         problems = []
         num_cards, num_ranks = len(self._machine.cards), config.parallel.tensor_parallel_size
         if num_ranks > num_cards:
@@ -99,6 +101,6 @@ class CUDAPlatform(Platform):
 
     def runtime(self) -> CUDARuntime:
         """Return the device runtime of this process."""
-        from dovetail_cuda.runtime import CUDARuntime  # imports torch: only for a worker
+        from dovetail_cuda.runtime import CUDARuntime  # imports torch, which only workers need
 
         return CUDARuntime()

@@ -1,4 +1,4 @@
-"""The CUDA device runtime: the differences from other accelerators.
+"""The CUDA device runtime.
 
 Ranks use NCCL. A device for which torch contains no code is refused at the start.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CUDARuntime(AcceleratorRuntime):
-    """One CUDA device."""
+    """Runs tensors on one CUDA device."""
 
     def __init__(self) -> None:
         super().__init__("cuda")
@@ -33,8 +33,9 @@ class CUDARuntime(AcceleratorRuntime):
         if not has_code(torch.cuda.get_arch_list(), capability):
             raise PluginError(
                 f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}."
-                f"{capability[1]}, and torch {torch.__version__} has code for "
-                f"{', '.join(torch.cuda.get_arch_list())} only: install a build for this device."
+                f"{capability[1]}, and torch {torch.__version__} contains code for "
+                f"{', '.join(torch.cuda.get_arch_list())} only: install a torch "
+                "build for this device."
             )
         return device
 

@@ -1,6 +1,6 @@
 """Whether Triton kernels can be used, by these ops and by attention. Imports no torch.
 
-Whether there is a suitable device is checked by the platform.
+The platform checks whether a suitable device exists.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from shutil import which
 from dovetail.interfaces import Probe
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-"""Whether kernels run in Triton's interpreter, on the host. Triton reads this variable once."""
+"""Whether kernels run in Triton's interpreter, on the host. Triton reads the variable once."""
 
 
 def probe() -> Probe:
-    """Return whether Triton is installed and can launch kernels, and advice if not."""
+    """Return whether Triton is installed and can launch kernels; if not, with advice."""
     if find_spec("triton") is None:
-        text = "Triton is not installed: torch builds for accelerators include it"
+        text = "Triton is not installed: install a torch build for accelerators, which includes it"
         return Probe(usable=False, reasons=(text,))
     if INTERPRETED or _has_compiler():
         return Probe(usable=True)

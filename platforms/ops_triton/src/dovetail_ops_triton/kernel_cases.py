@@ -1,7 +1,7 @@
 """The launches of all kernels, for compiling them without a GPU.
 
-Sizes are those of models with 0.6 B and 8 B parameters. The dtype is bfloat16, and float32 where
-a program needs the most resources with it. Imports Triton.
+Sizes are those of models with 0.6 B and 8 B parameters. The dtype is bfloat16, or float32 for a
+program that needs the most resources with float32. Imports Triton.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _norm("8192, float32", 8192, "*fp32"),
         _add_norm(4096, "*bf16"),
         _rotary("128", 128, 128),
-        _rotary("128, 64 of them rotated", 128, 64),
+        _rotary("128, rotary size 64", 128, 64),
         KernelCase(
             name="silu_and_mul 3072",
             kernel=silu.silu_and_mul_kernel,
@@ -112,7 +112,7 @@ def _sampling() -> tuple[KernelCase, ...]:
             num_warps=best_columns.NUM_WARPS,
         ),
         KernelCase(
-            name="best_tokens, joined",
+            name="best_tokens: join parts",
             kernel=best_columns.join_parts_kernel,
             types={"parts_ptr": "*i64", "ids_ptr": "*i64", "num_parts": "i32"},
             constexprs={"PARTS": best_columns.MAX_PARTS},
@@ -120,7 +120,7 @@ def _sampling() -> tuple[KernelCase, ...]:
             num_warps=1,
         ),
         KernelCase(
-            name="draw_tokens, cuts",
+            name="draw_tokens: apply top-k and top-p",
             kernel=cuts.cuts_kernel,
             types=cut_columns | limits | _ROW,
             constexprs={"BLOCK": drawing.CUT_BLOCK},
@@ -143,14 +143,14 @@ def _step_inputs() -> tuple[KernelCase, ...]:
     tables = {"table_ptr": "*i32", "slots_ptr": "*i64", "out_ptr": "*i32"}
     return (
         KernelCase(
-            name="prepare_inputs, tokens",
+            name="prepare_inputs: tokens and positions",
             kernel=steps.tokens_kernel,
             types=_RUNS | {"token_ids_ptr": "*i32", "row_stride": "i32"} | made,
             constexprs={"BLOCK": steps.BLOCK},
             unaligned=frozenset(_RUNS),
         ),
         KernelCase(
-            name="prepare_inputs, blocks",
+            name="prepare_inputs: slots and block tables",
             kernel=steps.blocks_kernel,
             types=_RUNS | tables | {"table_stride": "i32", "width": "i32"},
             constexprs={"BLOCK_SIZE": 16, "BLOCK": steps.BLOCK},

@@ -1,7 +1,7 @@
 """The op provider `triton`: small fused operations in Triton kernels.
 
 It depends on no model and no platform. Triton is imported when the ops are created, not with this
-module, so that they can be described, or refused with a reason, without Triton.
+module, so that a missing Triton can be reported.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions; R rows and V width of logits or of an embedding's table.
 """
@@ -17,7 +17,7 @@ from dovetail_ops_triton.availability import INTERPRETED
 
 
 class TritonOps(Ops):
-    """bfloat16, float16 or float32 inputs and outputs, float32 arithmetic; contiguous results.
+    """Computes in float32 on bfloat16, float16 or float32 tensors; results are contiguous.
 
     No call waits for the device, or allocates more than its results if features are contiguous;
     otherwise they are copied first. The bits of a row do not depend on the other rows.
@@ -48,7 +48,7 @@ class TritonOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions in halves; two new tensors."""
+        """Return q and k, rotated by their positions (NeoX style); two new tensors."""
         return self._kernels.rotate(q_THS, k_TKS, positions_T, cos_sin_PS)
 
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
@@ -60,13 +60,14 @@ class TritonOps(Ops):
         return self._kernels.look_up(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row, the first one of equals, int64 [R]."""
+        """Return the column of the maximum of each row, the first of equal ones, int64 [R]."""
         return self._kernels.find_best(logits_RV)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         """Return one token per row, int64 [R], as the contract says. Logits are only read.
 
-        A NaN is sampled like the best token; probabilities below 2^-32 are not distinguished.
+        A NaN is sampled like the best token. Tokens with a probability below 2^-32 are not
+        distinguished.
         """
         return self._kernels.draw_columns(logits_RV, columns)
 

@@ -1,4 +1,4 @@
-"""The conformance suite for Triton's ops in the interpreter: all cases, with fewer draws."""
+"""All cases of the conformance suite for Triton's ops in the interpreter, with fewer draws."""
 
 import pytest
 import torch

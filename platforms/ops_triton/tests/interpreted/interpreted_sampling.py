@@ -48,7 +48,7 @@ def order_kernel(x_ptr, image_ptr, number_ptr, column_ptr, SIZE: tl.constexpr):
     tl.store(column_ptr + lanes, column_of(place_of(image, lanes)))
 
 
-def test_images_preserve_the_order_and_are_invertible():
+def test_images_preserve_the_order_of_numbers_and_are_invertible():
     numbers = torch.tensor([*SPECIAL, *[-math.nan] * 4])
     image = torch.zeros(16, dtype=torch.int32)
     back, column = torch.zeros(16), torch.zeros(16, dtype=torch.int64)
@@ -61,7 +61,7 @@ def test_images_preserve_the_order_and_are_invertible():
 
 
 def kept_by_cuts(logits_RV, all_settings):
-    """The columns of each row that the kernel's cuts keep."""
+    """Return the columns of each row that the kernel's cuts keep."""
     num_rows, vocab_size = logits_RV.shape
     columns = columns_of(all_settings, vocab_size=vocab_size)
     cuts = torch.zeros(num_rows, dtype=torch.int64)
@@ -98,7 +98,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_cuts_keep_the_tokens_of_the_definition(row):
+def test_cuts_keep_the_tokens_that_the_definition_keeps(row):
     logits_RV = ROWS[row].expand(len(SETTINGS), -1).contiguous()
     kept = kept_by_cuts(logits_RV, SETTINGS)
     for settings, columns in zip(SETTINGS, kept, strict=True):
@@ -114,8 +114,8 @@ def test_cuts_keep_the_tokens_of_the_definition(row):
             assert len(columns) <= settings.top_k
 
 
-def test_cuts_among_equals_of_several_tiles():
-    """Top-k keeps one of many equals; top-p may drop it, but must not restore others."""
+def test_cuts_keep_the_first_of_equal_tokens_in_several_tiles():
+    """Top-k keeps one of many equal tokens; top-p may drop it, but must not restore others."""
     row = normal(1, 2 * drawing.CUT_BLOCK + 100, seed=11)[0].round()
     num_better = int((row > 1).sum())
     all_settings = [
@@ -133,7 +133,7 @@ def test_cuts_among_equals_of_several_tiles():
     assert len(kept[2] ^ due) <= 1 and better < kept[2] < kept[1]
 
 
-def test_cuts_of_a_whole_vocabulary():
+def test_cuts_are_correct_for_a_whole_vocabulary():
     vocab_size = 151_936
     logits_RV = normal(1, vocab_size, scale=2.5, seed=12)
     (best,) = kept_by_cuts(logits_RV, [DrawParams(top_k=1000)])
@@ -160,7 +160,7 @@ def noise_kernel(seeds_ptr, positions_ptr, words_ptr, noise_ptr, SIZE: tl.conste
 
 
 def noise_of(seeds, positions, size):
-    """Words and noise, [rows, 4, size]."""
+    """Return random words and noise, both [rows, 4, size]."""
     words = torch.zeros(len(seeds), 4, size, dtype=torch.int64)
     noise = torch.zeros(len(seeds), 4, size)
     told = torch.tensor(seeds), torch.tensor(positions)
@@ -169,7 +169,7 @@ def noise_of(seeds, positions, size):
 
 
 def philox(counter, key):
-    """Philox4x32-10, as in Salmon et al. 2011, section 3."""
+    """Compute Philox4x32-10 as in Salmon et al. 2011, section 3."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(10):
         first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
@@ -183,7 +183,7 @@ def philox(counter, key):
     return [c0, c1, c2, c3]
 
 
-def test_the_generator_equals_the_published_one():
+def test_the_random_generator_equals_the_published_philox():
     assert philox((0, 0, 0, 0), (0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     seeds, positions = [0, 7, -1, 1 << 40], [0, 3, 1 << 33, 12]
     words, _ = noise_of(seeds, positions, 8)
@@ -210,8 +210,8 @@ def test_noise_is_gumbel_distributed_and_samples_by_probability():
     assert abs(chi_squared(counts, logits.double().softmax(-1).tolist())) < 4
 
 
-def test_the_greatest_noise_has_fine_resolution():
-    """The words nearest 0 give distinct noise values, up to that of 2^-33."""
+def test_the_greatest_noise_values_are_distinct():
+    """The words nearest to 0 give distinct noise values, down to probability 2^-33."""
     words = torch.tensor([0, 1, 2, 3, 1000, 2**31, M32 - 1, M32])
     got = torch.zeros(8)
     gumbel_kernel[(1,)](words, got, SIZE=8)
@@ -232,7 +232,7 @@ def gumbel_kernel(words_ptr, noise_ptr, SIZE: tl.constexpr):
 def test_splitting_a_row_does_not_change_results(parts, monkeypatch):
     vocab_size = 4 * best_columns.TILE + 100
     logits_RV = normal(3, vocab_size, seed=15)
-    # Equals in other tiles, one of them in the same lane.
+    # Equal numbers are in other tiles, one of them in the same lane.
     logits_RV[0, [7, 7 + 2 * best_columns.TILE, 9000, 16000]] = 9.0
     logits_RV[1, -1] = 9.5
     all_settings = [
@@ -253,14 +253,14 @@ def test_tiles_have_independent_noise():
     vocab_size, num_rows = 3 * best_columns.TILE, 12
     columns = columns_of([DrawParams()] * num_rows, vocab_size=vocab_size)
     drawn = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)
-    # Of three equal tokens, twelve draws miss one once in 40 times, two once in 170,000 times.
+    # Of three equal tokens, twelve draws miss one in 1 of 40 cases and two in 1 of 170,000.
     assert len((drawn // best_columns.TILE).unique()) >= 2
     # The four words of a counter are used by the quarters of a tile.
     assert len((drawn % best_columns.TILE * 4 // best_columns.TILE).unique()) >= 2
     assert len((drawn % best_columns.TILE).unique()) >= 10
 
 
-def test_parts_cover_whole_rows():
+def test_the_parts_cover_every_row_completely():
     for num_rows in (1, 2, 7, 100, 5000):
         for vocab_size in (1, 4096, 4097, 32_000, 151_936, 1_000_000):
             num_parts, num_tiles = best_columns.share_out(num_rows, vocab_size)

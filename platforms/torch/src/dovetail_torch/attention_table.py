@@ -24,9 +24,9 @@ _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
 class AttentionTable:
     """Attention of all layers of one runner. Implements `AttentionContext`.
 
-    slot: its number, unique in the process. metadata: of this step, one entry per builder.
-    needed_S: int64; this step's tokens that are needed after the last attention, None for all. The
-    runner sets both before each forward pass.
+    slot: number of the table, unique in the process. metadata: this step's metadata, one entry per
+    builder. needed_S: int64; this step's tokens that are needed after the last attention layer,
+    None for all. The runner sets both before each forward pass.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AttentionTable:
         *,
         rotates: bool = False,
     ) -> None:
-        """layers, caches, builder_of: by layer index; the last selects the metadata of a layer.
+        """layers, caches, builder_of: by layer index; builder_of gives the metadata's index.
 
         rotates: whether the layers apply rotary embedding themselves.
         """
@@ -61,7 +61,7 @@ class AttentionTable:
         """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
         compiles = torch.compiler.is_compiling()
         if rotary_args is not None and (compiles or not self._rotates):
-            # The custom operator does not support it, and a compiler fuses torch's rotation.
+            # The custom operator does not support rotation, and a compiler fuses torch's rotation.
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
             rotary_args = None
         if compiles:
@@ -72,7 +72,7 @@ class AttentionTable:
         return self.run(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows that are still needed; all rows in a compiled graph."""
+        """Return the rows that are still needed after attention; all rows in a compiled graph."""
         if self.needed_S is None or torch.compiler.is_compiling():
             return x_TD
         return x_TD.index_select(0, self.needed_S)
@@ -99,7 +99,7 @@ class AttentionTable:
 class NoAttention:
     """An attention context without a cache, for runs before the cache exists: returns zeros.
 
-    Checks what the model declared, so that a mistake is reported at the start.
+    Checks that the model declared its layers, so that a mistake is reported at the start.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -117,9 +117,9 @@ class NoAttention:
         if not 0 <= index < self._num_layers:
             raise ContractError(
                 f"the model attends in layer {index}, but has {self._num_layers} Attention "
-                "modules (dovetail_torch.layers.Attention), one for each layer from 0 on."
+                "modules (dovetail_torch.layers.Attention), which must have the indices from 0."
             )
-        # As much memory as a step of a backend that does not rotate.
+        # This needs as much memory as a step with a backend that does not rotate.
         turned = (q_THD, k_TKD) if rotary_args is None else rotary_args.apply(q_THD, k_TKD)
         return turned[0].new_zeros(q_THD.shape)
 

@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class BatchInvariance:
-    """Collects the plugins without the guarantee; refuses them if the user requires it."""
+    """Collects the plugins without the guarantee; refuses them if the guarantee is required."""
 
     def __init__(self, dtype: str, *, required: bool) -> None:
-        """dtype: of the model. required: `EngineArgs.batch_invariant`."""
+        """dtype: dtype of the model. required: `EngineArgs.batch_invariant`."""
         self._dtype = dtype
         self._required = required
         self._without: list[str] = []
@@ -32,13 +32,14 @@ class BatchInvariance:
             promised = ", ".join(sorted(cls.batch_invariant)) or "no dtype"
             raise ConfigError(
                 f"batch_invariant=True with dtype={self._dtype!r} is not supported: the {kind} "
-                f"{cls.__name__} supports it with {promised}. Choose another dtype or {kind}, or "
+                f"{cls.__name__} supports batch invariance with {promised}. Choose "
+                f"another dtype or {kind}, or "
                 "remove batch_invariant."
             )
         self._without.append(f"{kind.replace('_', ' ')} {cls.__name__}")
 
     def add_attention(self, backend: type[AttentionBackend] | None) -> None:
-        """Add the attention backend, which was selected with the requirement in mind."""
+        """Add the attention backend; its selection has checked the requirement."""
         if backend is not None and not promises_equal_bits("attention", backend, self._dtype):
             self._without.append(f"attention backend {backend.name}")
 
@@ -51,9 +52,9 @@ class BatchInvariance:
         """Warn if seeds are not reproducible in every batch with these plugins."""
         if self._without:
             logger.warning(
-                "A seeded request may get other tokens when other requests run beside it. "
-                "These parts do not promise equal bits in every batch in %s: %s. "
-                "batch_invariant=True accepts only parts that do.",
+                "A seeded request may get other tokens when its batch contains other "
+                "requests. These plugins do not promise equal bits in every batch in %s: "
+                "%s. Set batch_invariant=True to accept only plugins that promise it.",
                 self._dtype,
                 ", ".join(self._without),
             )

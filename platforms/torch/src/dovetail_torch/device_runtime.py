@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 
 class DeviceEvent(Protocol):
-    """A point in the order of a device's work."""
+    """An event: a point in the order of a device's work."""
 
     def query(self) -> bool:
-        """Return whether the device has reached it; does not wait."""
+        """Return whether the device has reached the event; does not wait."""
 
     def synchronize(self) -> None:
-        """Wait until the device has reached it. Other threads continue meanwhile."""
+        """Wait until the device has reached the event. Other threads continue meanwhile."""
 
 
 class AsyncDevice(Protocol):
-    """An asynchronous device: what its runner needs besides tensors.
+    """The operations of an asynchronous device that its runner needs in addition to tensors.
 
     Contract. Work submitted by one thread is done in that order. Host memory that a copy reads or
-    writes must not be used until an event recorded after the copy is complete: neither written
-    nor read.
+    writes must not be read or written until an event recorded after the copy is complete.
     """
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
@@ -46,7 +45,7 @@ class AsyncDevice(Protocol):
     def fetch(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> DeviceEvent:
-        """Copy device tensors to pinned ones, after the work submitted so far, beside later work.
+        """Copy device tensors to pinned tensors after submitted work, in parallel to later work.
 
         Returns the event after the copies. Until it is complete, the caller must keep the sources
         and not write to them.
@@ -69,13 +68,13 @@ class DeviceRuntime(Protocol):
         """Return how much memory is in use, by any process."""
 
     def reset_peak(self) -> None:
-        """Begin to measure a peak."""
+        """Start to measure the peak of memory."""
 
     def peak_bytes(self) -> int:
         """Return this process's peak since `reset_peak`, minus its use at that time."""
 
     def max_profile_tokens(self) -> int:
-        """Return how many tokens to run to measure a step; the rest is extrapolated."""
+        """Return the maximum number of tokens of a measured step; larger steps are extrapolated."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished all submitted work."""
@@ -87,9 +86,9 @@ class DeviceRuntime(Protocol):
         """
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
-        """Return the group of the ranks that meet at `store`, which has no other users.
+        """Return the group of the ranks that join at `store`, which has no other users.
 
         Called only if the platform has the capability "collectives". store: where the ranks
-        exchange addresses. timeout: of joining and of each exchange. Raises RuntimeError if other
-        ranks do not join.
+        exchange addresses. timeout: maximum duration of joining and of each exchange. Raises
+        RuntimeError if other ranks do not join.
         """

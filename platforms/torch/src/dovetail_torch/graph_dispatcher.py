@@ -1,8 +1,9 @@
-"""The graph dispatcher: a step is replayed if its shape has been captured, else run eagerly.
+"""The graph dispatcher: replays a step if its shape has been captured; otherwise runs it eagerly.
 
-A shape is captured when it occurs for the second time. The first replays without the head, with it,
-and with sampling are compared with an eager run, bit by bit. A model that cannot be replayed is run
-eagerly, which is logged once. Does not depend on the device or on what a graph is.
+A shape is captured when it occurs for the second time. The first replay of each kind (without the
+head, with the head, with sampling) is compared with an eager run, bit by bit. A model that cannot
+be replayed is run eagerly, which is logged once. Does not depend on the device or on what a graph
+is.
 Legend: T tokens, D hidden size, V vocabulary.
 """
 
@@ -23,13 +24,13 @@ from dovetail_torch.sampling.sampler import BestTokens
 logger = logging.getLogger(__name__)
 
 Outputs = tuple[torch.Tensor, ...]
-"""The hidden states [T, D]; then, if every token samples, the logits [T, V]; then, if each
-request takes its best token, the tokens [T]."""
+"""The outputs of a step: hidden states [T, D], logits [T, V] if every token samples, and tokens [T]
+if each request also takes its best token."""
 
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Numbers of steps by how they were run. captured: run eagerly and captured."""
+    """Numbers of steps by the way they were run. captured: run eagerly and captured."""
 
     eager: int = 0
     captured: int = 0
@@ -37,12 +38,12 @@ class GraphCounts:
 
 
 class GraphDispatcher:
-    """Runs the steps of one model. counts: steps so far, by how they were run."""
+    """Runs the steps of one model. counts: numbers of steps by the way they were run."""
 
     def __init__(
         self, model: Model, provider: GraphProvider | None, best_tokens: BestTokens = best_tokens
     ) -> None:
-        """provider: None to run everything eagerly. best_tokens: of the op provider."""
+        """provider: None to run every step eagerly. best_tokens: function of the op provider."""
         self._model = model
         self._best_tokens = best_tokens
         self._provider = provider
@@ -53,7 +54,7 @@ class GraphDispatcher:
         self.counts = GraphCounts()
 
     def keeps(self, descriptor: BatchDescriptor) -> bool:
-        """Return whether steps of this shape are, or will be, replayed."""
+        """Return whether steps of this shape are replayed, or will be later."""
         return self._provider is not None and self._provider.key(descriptor) is not None
 
     def run(
@@ -115,7 +116,7 @@ class GraphDispatcher:
             self._seen.add(key)
             self.counts.eager += 1
             return forward()
-        assert self._provider is not None, "without a provider there are no keys"
+        assert self._provider is not None, "a key exists only with a provider"
         capture = self._provider.capture(forward)
         self.counts.captured += 1
         if capture.graph is not None:
@@ -124,26 +125,26 @@ class GraphDispatcher:
             self._give_up(f"{capture.obstacle} cannot be replayed")
         else:
             self._refused.add(key)
-            logger.info("A batch is not replayed: %s.", capture.obstacle)
+            logger.info("Batches of this shape are not replayed: %s.", capture.obstacle)
         return capture.outputs
 
     def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:
-        """Run eagerly, too, and compare the replay with that."""
+        """Also run eagerly, and compare the replay with the result."""
         replayed = [output.clone() for output in outputs]
         outputs = forward()
         self.counts.eager += 1
         if all(map(_same_bits, replayed, outputs)):
             self._proven.add(len(outputs))
         else:
-            self._give_up("a replay gave other results than the model itself")
+            self._give_up("a replay and the model gave different results")
         return outputs
 
     def _give_up(self, reason: str) -> None:
-        """Run everything eagerly from now on, and say why."""
+        """Run every step eagerly from now on, and log the reason."""
         self._provider = None
         self._entries.clear()
         name = type(self._model).__name__
-        logger.warning("%s runs operation by operation, not from recordings: %s.", name, reason)
+        logger.warning("The model %s runs eagerly, without recordings: %s.", name, reason)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -21,8 +21,8 @@ Forward = Callable[[], tuple[torch.Tensor, ...]]
 class BatchDescriptor:
     """The shape of a step.
 
-    uniform: each request has one token and samples. greedy: and takes its best token, of the
-    unchanged logits.
+    uniform: each request has one token and samples. greedy: each request also takes the best token
+    of its unchanged logits.
     """
 
     num_tokens: int
@@ -42,10 +42,10 @@ class Graph(Protocol):
 class Capture:
     """The result of a capture.
 
-    outputs: of the run. With a graph, each replay overwrites them, and other graphs of the same
-    provider may reuse their memory. graph: None if the capture failed; obstacle: then the
-    operation, or other cause, that cannot be replayed. lasting: whether it is an obstacle at
-    every batch size.
+    outputs: the outputs of the run. With a graph, each replay overwrites them, and other graphs of
+    the same provider may reuse their memory. graph: None if the capture failed. obstacle: in this
+    case, the operation or other cause that prevents replays. lasting: whether it prevents replays
+    at every batch size.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -58,12 +58,12 @@ class GraphProvider(Protocol):
     """Captures, replays and runs computations on one device, from one thread."""
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return the key of the graph that serves such batches; None: never captured."""
+        """Return the key of the graph for such batches; None if they are never captured."""
 
     def capture(self, forward: Forward) -> Capture:
-        """Run `forward` once, for real, and capture it.
+        """Run `forward` once and capture it.
 
-        It may be run twice with the same effect: keys and values are written to the same slots.
+        Running it twice is allowed and has the same effect: it writes the same slots.
         """
 
     def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:

@@ -19,7 +19,7 @@ from dovetail_torch.sampling.processors import ProcessorExtension
 def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, StepExtension]:
     """Return the extensions by their names in messages.
 
-    Raises PluginError for one that cannot be loaded or created, ConfigError for invalid options.
+    Raises PluginError if an extension cannot be loaded or created, ConfigError for invalid options.
     """
     plugins, limits = context.plugins, loaded.limits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError)
-"""Exceptions that mistakes in a model or its config raise on every device."""
+"""Exceptions for mistakes in a model or its config, raised on every device."""
 
 
 def fails_on_any_device(error: BaseException) -> bool:

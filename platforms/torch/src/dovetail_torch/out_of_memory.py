@@ -1,6 +1,6 @@
 """Convert out-of-memory errors of torch, Python or the system to CapacityError.
 
-Recognizes how they report it; the caller says what the memory is for, and what to do.
+The caller provides the purpose of the memory and the remedy for the message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
 
 
 def _oom_message(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error: this one or a cause of it; None if there is none."""
+    """Return the out-of-memory error: `error` or one of its causes; None if there is none."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return error
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -60,4 +60,4 @@ def _limit() -> str:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""
-    return f", and the process may have {limit / _GIB:.2f} GiB of address space (ulimit -v)"
+    return f"; the process is limited to {limit / _GIB:.2f} GiB of address space (ulimit -v)"

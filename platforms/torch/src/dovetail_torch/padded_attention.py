@@ -16,10 +16,10 @@ from dovetail.interfaces import AttentionLayer, RotaryArgs
 
 
 class PaddedAttention(AttentionLayer):
-    """A backend's layer of larger heads, called with the model's heads. It does not rotate."""
+    """Calls a backend's layer of larger heads with the model's heads. It does not rotate."""
 
     def __init__(self, layer: AttentionLayer, num_added: int) -> None:
-        """num_added: features by which the heads of `layer` are larger."""
+        """num_added: number of features that are added to each head."""
         self._layer = layer
         self._padding = (0, num_added)
 
@@ -33,7 +33,7 @@ class PaddedAttention(AttentionLayer):
         out_THD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> None:
-        """Attend as the contract says; `kv_cache` has the larger heads."""
+        """Attend with padded heads; `kv_cache` has the larger heads."""
         q, k, v = (pad(x, self._padding) for x in (q_THD, k_TKD, v_TKD))
         out = q.new_empty(q.shape)
         self._layer.forward(q, k, v, kv_cache, metadata, out)

@@ -1,4 +1,4 @@
-"""How many positions a model has, and tables that grow with the positions in use.
+"""The number of positions of a model, and tables that grow with the positions in use.
 
 A model with a learned position table declares `max_positions`. A model that neither declares it nor
 has a `RotaryEmbedding` is run once at its last position before the first request.
@@ -31,15 +31,15 @@ def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
         return limits
     if type(declared) is not int or declared < 1:
         raise ContractError(
-            f"The model {type(model).__name__} declares max_positions={declared!r}; it must be a "
-            "count of positions, or be left out if every position is valid."
+            f"The model {type(model).__name__} declares max_positions={declared!r}; "
+            "max_positions must be a number of positions; omit it if every position is valid."
         )
     return replace(limits, max_model_len=min(limits.max_model_len, declared))
 
 
 @torch.inference_mode()
 def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None:
-    """Run a model of unknown positions at its last one; raise ConfigError if that fails."""
+    """Run a model of unknown size at its last position; raise ConfigError if that fails."""
     is_rotary = any(isinstance(module, RotaryEmbedding) for module in _modules(model))
     if is_rotary or getattr(model, "max_positions", None) is not None:
         return
@@ -54,15 +54,15 @@ def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None
         raise ConfigError(
             f"max_model_len={limits.max_model_len}: the model {type(model).__name__} fails at "
             f"position {last} ({text.splitlines()[0] if text else 'IndexError'}), so it has "
-            "fewer positions; lower max_model_len. (A model with a table of positions declares "
-            "its size as max_positions.)"
+            "fewer positions; lower max_model_len. A model with a position table should "
+            "declare its size as max_positions."
         ) from error
 
 
 class PositionTables:
-    """The rotary tables of a model, filled ahead of the positions that steps use.
+    """The rotary tables of a model, filled before steps use the positions.
 
-    num_ready: positions that are filled in all tables; a huge number once they are complete.
+    num_ready: number of positions filled in all tables; a huge number if the tables are complete.
     """
 
     def __init__(self, model: Any = None) -> None:
@@ -73,7 +73,7 @@ class PositionTables:
         self.grow(1)
 
     def grow(self, num_positions: int) -> None:
-        """Fill at least `num_positions`; positions beyond a table's end do not exist."""
+        """Fill at least `num_positions` in each table, or the whole table if it is shorter."""
         self.num_ready = _ALL
         for table in self._tables:
             num_ready = table.grow(num_positions)

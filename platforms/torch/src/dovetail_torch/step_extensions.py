@@ -1,8 +1,8 @@
-"""The step extensions of a worker: which rows take part in which, and the calls of their hooks.
+"""The step extensions of a worker: the rows that take part in each, and the calls of hooks.
 
 Stores for each extension the rows that take part and the hooks that it overrides, so that a step
-without such rows costs one test of an empty set. An error in a hook ends the request at fault, not
-the step. Does not depend on what an extension does.
+without such rows costs one test of an empty set. An error in a hook ends the request that caused
+it, not the step. Does not depend on what an extension does.
 Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
 """
 
@@ -43,14 +43,14 @@ class _Member:
 
 
 class StepExtensions:
-    """Calls each extension as its contract says, in their order.
+    """Calls the extensions in order, as their contract specifies.
 
-    rows, logits_rows, hidden_rows: rows that take part in any extension, in one with a hook on
-    logits, and in one with a hook on hidden states. errors: messages by rows that failed.
+    rows: rows that take part in any extension. logits_rows, hidden_rows: rows that take part in an
+    extension with a hook on logits, or on hidden states. errors: messages by failed row.
     """
 
     def __init__(self, extensions: Mapping[str, StepExtension], upload: Upload) -> None:
-        """extensions: by their names in messages. upload: sends numbers to the device."""
+        """extensions: extensions by display name. upload: sends numbers to the device."""
         self._upload = upload
         self._members = [
             _Member(extension=one, name=name, hooks=_hooks_of(type(one)))
@@ -63,7 +63,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Ask each extension whether the new request takes part."""
+        """Add the new request to each extension in which it takes part."""
         if not self._members:
             return
         row = request.row
@@ -74,7 +74,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def leave(self, row: int) -> None:
-        """Forget `row`."""
+        """Remove `row` from all extensions."""
         self.errors.pop(row, None)
         if row not in self.rows:
             return
@@ -85,7 +85,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def before_forward(self, plan: SchedulerOutput) -> None:
-        """Let the extensions prepare for the step."""
+        """Call the hook before the forward pass of the step."""
         for member, own in self._taking_part("before_forward", plan.rows):
             self._call(member, "before_forward", own, partial(_prepare, member, plan))
 
@@ -102,7 +102,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def logits(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Change float32 logits in place and return them. rows: those that sample, in order."""
+        """Change float32 logits in place and return them. rows: the rows that sample, in order."""
         place_of = {row: place for place, row in enumerate(rows)}
         for member, own in self._taking_part("logits", rows):
             hook = partial(self._logits_of, member, logits_SV, place_of)
@@ -112,7 +112,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def after_sampling(self, rows: Sequence[int], token_ids_S: torch.Tensor) -> None:
-        """Pass on the chosen tokens. rows: those that sample, in order."""
+        """Pass the sampled tokens to the extensions. rows: the rows that sample, in order."""
         place_of = {row: place for place, row in enumerate(rows)}
         for member, own in self._taking_part("after_sampling", rows):
             hook = partial(self._tokens_of, member, token_ids_S, place_of)
@@ -124,7 +124,7 @@ class StepExtensions:
         return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
 
     def _taking_part(self, hook: str, rows: Sequence[int]) -> Iterator[tuple[_Member, list[int]]]:
-        """Yield each extension that overrides the hook, with the rows of `rows` that take part."""
+        """Yield each extension that overrides the hook, with those of `rows` that take part."""
         for member in self._members:
             if hook in member.hooks and member.rows:
                 own = [row for row in rows if row in member.rows]
@@ -197,7 +197,8 @@ class StepExtensions:
         self.errors.setdefault(
             row,
             f"{member.name} failed in {hook}: {describe_failure(error)}. "
-            "Correct the request's extra_args for it, leave them out, or correct the extension.",
+            "Correct or remove the request's extra_args for this extension, or correct "
+            "the extension.",
         )
         for other in self._members:
             if row in other.rows:
@@ -210,10 +211,10 @@ class StepExtensions:
             member.extension.leave(row)
         except Exception as error:
             failure = describe_failure(error)
-            logger.warning("On leave, %s failed: %s", member.name, failure)
+            logger.warning("The step extension %s failed when a row left: %s", member.name, failure)
 
     def _add(self, member: _Member, row: int) -> None:
-        if row in self.errors:  # an extension before this one has failed
+        if row in self.errors:  # an earlier extension has failed
             self._leave(member, row)
             return
         member.rows.add(row)
@@ -229,7 +230,7 @@ class StepExtensions:
 
 
 _Change = tuple[torch.Tensor, torch.Tensor]
-"""Places, int64, and the new contents."""
+"""Indices, int64, and the new contents at these indices."""
 
 
 def _join(member: _Member, request: NewRequest, rows: Sequence[int]) -> bool:

@@ -1,7 +1,7 @@
 """Conversion between tensors and the arrays that are sent between processes.
 
-For operations of `collective_rpc` with tensors as arguments or results: the core uses arrays with
-the name of their element type and their bytes, and no tensor library.
+Used for `collective_rpc` with tensors as arguments or results: the core has no tensor library and
+sends arrays as the name of the element type and bytes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def pack_tensor(tensor: torch.Tensor) -> NDArray:
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise MessageError(f"a tensor of {tensor.dtype} cannot be sent to another process.")
-    # On the host and contiguous, for any layout of the original.
+    # The copy is on the host and contiguous, for any layout of the original.
     host = torch.empty(tensor.shape, dtype=tensor.dtype)
     host.copy_(tensor.detach())
     return NDArray(name, tuple(host.shape), ctypes.string_at(host.data_ptr(), host.nbytes))
 
 
 def unpack_tensor(array: NDArray, device: torch.device | None = None) -> torch.Tensor:
-    """Return the tensor of an array, on `device` or, with None, on the host."""
+    """Return an array as a tensor on `device`; None for the host."""
     dtype = _DTYPES[array.dtype]
     if not array.data:
         return torch.empty(array.shape, dtype=dtype, device=device)

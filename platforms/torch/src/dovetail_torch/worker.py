@@ -91,7 +91,7 @@ class TorchWorker(WorkerBase):
         self._runtime = self._ask_runtime()
 
     def _ask_runtime(self) -> DeviceRuntime:
-        """Return the platform's runtime; raise PluginError if it has none for torch workers."""
+        """Return the platform's runtime; raise PluginError if it does not support torch workers."""
         platform = self._context.platform
         name = platform.info.name
         runtime = call_plugin(f"platform {name!r}", "runtime", platform.runtime)
@@ -127,10 +127,11 @@ class TorchWorker(WorkerBase):
 
     @classmethod
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
-        """Return what the model's layers require of attention, from a model on the device "meta".
+        """Return the attention requirements of the layers of a model on the device "meta".
 
-        None if it has no attention. Raises as `load_model` for a model that cannot be created, and
-        AttentionUnknownError for one that can be created, but not on the device "meta".
+        None if the model has no attention. Raises the errors of `load_model` for a model that
+        cannot be created, and AttentionUnknownError for a model that cannot be created on the
+        device "meta" only.
         """
         worker = cls(context)
         worker._device = torch.device("meta")
@@ -143,12 +144,13 @@ class TorchWorker(WorkerBase):
             if error.__cause__ is None or fails_on_any_device(error.__cause__):
                 raise
             raise AttentionUnknownError(
-                f"the model cannot be made without memory for its weights: {error}"
+                f"the model cannot be created on the device 'meta', without memory for its "
+                f"weights: {error}"
             ) from error
         return worker._attention_facts() if worker._layers else None
 
     def _make_model(self) -> None:
-        """Create the model, uninitialized, and find its attention layers."""
+        """Create the uninitialized model, and find its attention layers."""
         plugins, config = self._context.plugins, self._context.config
         self._invariance = BatchInvariance(
             config.model.dtype, required=config.compute.batch_invariant
@@ -164,11 +166,11 @@ class TorchWorker(WorkerBase):
     @explain_oom("the model", _SMALLER_MODEL)
     @torch.inference_mode()
     def load_model(self) -> None:
-        """Create the model of the checkpoint's architecture, load and pack its weights."""
+        """Create the model of the checkpoint's architecture, then load and pack its weights."""
         context, config = self._context, self._context.config
         options = context.plugins.options_of
         self._make_model()
-        # Before the weights: a backend that does not fit is refused at once.
+        # Selected before loading: an unsuitable backend is then refused at once.
         self._backend = self._choose_attention() if self._layers else None
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
         loader: WeightLoader = loader_cls(
@@ -238,7 +240,7 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("a step of the largest size", _SMALLER_STEP)
     def determine_available_memory(self) -> int:
-        """Run a step of the largest size and return the rest of the memory budget, in bytes."""
+        """Run a step of the largest size and return the unused bytes of the memory budget."""
         runtime, limits = self._runtime, self._limits
         num_tokens = limits.max_num_batched_tokens
         num_run = min(num_tokens, runtime.max_profile_tokens())
@@ -252,9 +254,9 @@ class TorchWorker(WorkerBase):
         if left <= 0:
             raise CapacityError(
                 f"gpu_memory_utilization={share} allows {budget / _GIB:.2f} GiB, but "
-                f"{runtime.memory_in_use_bytes() / _GIB:.2f} GiB are taken and a step needs "
-                f"{activations / _GIB:.2f} GiB more; raise it, free memory, or lower "
-                "max_num_batched_tokens."
+                f"{runtime.memory_in_use_bytes() / _GIB:.2f} GiB are in use and a step needs "
+                f"{activations / _GIB:.2f} GiB more; raise gpu_memory_utilization, free "
+                "memory, or lower max_num_batched_tokens."
             )
         return left
 
@@ -278,7 +280,7 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
-        """Run the kernels of the first steps once."""
+        """Run every kernel of the first steps once."""
         self._runner.warm_up()
         self._runtime.synchronize()
 
@@ -305,7 +307,7 @@ class TorchWorker(WorkerBase):
             best_tokens=ops.best_tokens,
             graph_provider=None if config.model.enforce_eager else self.graph_provider(),
         )
-        # A connector reads the cache as soon as a step has returned.
+        # A connector reads the cache as soon as a step returns, so steps must be synchronous.
         connected = config.kv_connector is not None
         if connected or "async_output" not in self.provides:
             return parts
@@ -319,7 +321,9 @@ class TorchWorker(WorkerBase):
     def _vocab_size(self) -> int:
         vocab_size = self._context.config.model.hf_config.get("vocab_size")
         if not isinstance(vocab_size, int):
-            raise ConfigError(f"config.json has vocab_size={vocab_size!r}; it needs an integer.")
+            raise ConfigError(
+                f"config.json has vocab_size={vocab_size!r}; vocab_size must be an integer."
+            )
         return vocab_size
 
     def _check_shared(self, model_cls: type) -> None:
@@ -328,12 +332,13 @@ class TorchWorker(WorkerBase):
             return
         raise ConfigError(
             f"tensor_parallel_size={self._ranks.size} was requested, but the model "
-            f"{model_cls.__name__} does not declare {_SHARED!r} in `provides`: it may need all "
-            "features in one place. Set tensor_parallel_size=1, or choose a model that declares it."
+            f"{model_cls.__name__} does not declare {_SHARED!r} in `provides`: its code "
+            "may need all features on one rank. Set tensor_parallel_size=1, or choose a "
+            "model that declares it."
         )
 
     def _make_provider(self, kind: str, reference: str | type) -> Any:
-        """Select and create a provider that the model's layers use."""
+        """Select and create a linear method or op provider for the model's layers."""
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
         self._check_device(kind, cls)
@@ -341,7 +346,7 @@ class TorchWorker(WorkerBase):
         return construct(kind, cls, options=plugins.options_of(kind, cls))
 
     def _check_device(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
-        """Raise ConfigError for a provider that does not support this device."""
+        """Raise ConfigError if a provider does not support this device."""
         if self._device.type in (cls.device_types or {self._device.type}) | {"meta"}:
             return
         raise ConfigError(

@@ -29,14 +29,14 @@ _PREFERENCES = {
     "ops": ("triton", "torch"),
 }
 _WISHES = {
-    "cache.gpu_memory_utilization": (0.9, "the device's memory is used by this engine only"),
-    "scheduler.async_scheduling": (True, "the host is idle while the device computes"),
+    "cache.gpu_memory_utilization": (0.9, "only this engine uses the device's memory"),
+    "scheduler.async_scheduling": (True, "the host can schedule while the device computes"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts. toolkit: what torch was built for, "" for none. num_nodes: number of render nodes."""
+    """Facts. toolkit: the XPU toolkit of torch, "" for none. num_nodes: number of render nodes."""
 
     torch_version: str
     toolkit: str
@@ -61,17 +61,19 @@ def look() -> Machine:
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:
-    """Return why XPUs cannot be used, each with advice; () if they can."""
+    """Return the reasons why XPUs cannot be used, each with advice; () if they can be used."""
     reasons = []
     if not machine.toolkit:
         reasons.append(
-            f"torch {machine.torch_version or '(none)'} is built without XPU: install a build "
-            "with it (https://pytorch.org/get-started)"
+            f"torch {machine.torch_version or '(none)'} is built without XPU: install a "
+            "torch build for XPU (https://pytorch.org/get-started)"
         )
     if not machine.has_loader:
-        reasons.append(f"no driver was found ({_LOADER} cannot be loaded): install Level Zero")
+        reasons.append(f"no XPU driver was found ({_LOADER} cannot be loaded): install Level Zero")
     if not machine.num_nodes:
-        reasons.append(f"no device was found (no render node in {_NODES}): check `ls {_NODES}`")
+        reasons.append(
+            f"no XPU was found (there is no render node in {_NODES}): check `ls {_NODES}`"
+        )
     return tuple(reasons)
 
 
@@ -81,11 +83,11 @@ class XPUPlatform(Platform):
     info: ClassVar[PlatformInfo] = PlatformInfo(name="xpu", device_type="xpu")
     rank: ClassVar[int] = 90
     look: ClassVar[Callable[[], Machine]] = staticmethod(look)
-    """Returns the facts of this machine."""
+    """A function that returns the facts of this machine."""
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return whether a device is usable; creates no context."""
+        """Return whether a device is usable, without creating a context."""
         reasons = reasons_against(cls.look())
         return Probe(usable=not reasons, reasons=reasons)
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _LOADING_VERSION = 2
-"""Increase it when the same files are loaded into other weights than before.
+"""Version of weight loading. Increase it when the same files give other weights than before.
 
 2: a tied head that differs from the embedding in the files is loaded instead of being dropped.
 """
@@ -41,7 +41,8 @@ _LOADING_VERSION = 2
 class PackedCache:
     """The cache entry of one model.
 
-    fingerprint: of the weights. min_bytes: smaller models are packed faster than they are mapped.
+    fingerprint: fingerprint of the weights. min_bytes: smaller models are not cached, because
+    packing them is faster than mapping.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class PackedCache:
         try:
             forms = read_packed(fd, self._key, num_threads=num_threads)
             if {name: len(form) for name, form in forms.items()} != self._sizes:
-                raise PackedFileError("it contains other layers")
+                raise PackedFileError("the file contains other layers")
         except PackedFileError as error:
             self._folder.drop(self._name)
             raise PackedFileError(f"{self._name}: {error}") from error
@@ -149,7 +150,7 @@ def _method(layer: ParallelLinear) -> HasPackedForm:
 def _key(
     layers: Mapping[str, ParallelLinear], sizes: Mapping[str, int], fingerprint: str
 ) -> dict[str, Any]:
-    """Return everything that the packed bytes depend on, as plain JSON values."""
+    """Return the cache key: everything that the packed bytes depend on, as plain JSON values."""
     facts = [
         [
             name,

@@ -19,7 +19,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FolderError(Exception):
-    """The folder or a file in it cannot be trusted; the message says why."""
+    """The folder, or a file in it, cannot be trusted. The message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,10 @@ class PackedFolder:
     max_bytes: int
 
     def open(self, name: str) -> int | None:
-        """Return a descriptor for reading the file `name`, or None if there is none.
+        """Return a descriptor for reading the file `name`, or None if the file does not exist.
 
-        Marks it as used now. Raises FolderError for a file of another user, otherwise OSError.
+        Marks the file as used now. Raises FolderError for a file of another user, otherwise
+        OSError.
         """
         if not self.path.exists():
             return None
@@ -57,7 +58,9 @@ class PackedFolder:
         disk fails.
         """
         if num_bytes > self.max_bytes:
-            raise FolderError(f"{num_bytes} bytes exceed the limit of {self.max_bytes}")
+            raise FolderError(
+                f"{num_bytes} bytes of packed weights exceed the limit of {self.max_bytes}"
+            )
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check()
         self._drop_leftovers()
@@ -83,7 +86,7 @@ class PackedFolder:
         _check_owner(os.lstat(self.path), stat.S_ISDIR, str(self.path))
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the least recently used files until `num_bytes` more fit."""
+        """Delete the least recently used files until there is space for `num_bytes` more."""
         files = [(path.stat(), path) for path in self.path.glob(f"*{ENDING}")]
         files.sort(key=lambda pair: pair[0].st_mtime_ns)
         total = sum(facts.st_size for facts, _ in files)

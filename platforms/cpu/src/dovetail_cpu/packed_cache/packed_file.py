@@ -30,7 +30,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class PackedFileError(Exception):
-    """The file cannot be used. The message is a phrase that says why."""
+    """The file cannot be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +59,15 @@ def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]
     for entry, (_, offset, _, _) in zip(forms, rows, strict=True):
         _write(fd, entry.form, offset)
     os.ftruncate(fd, end)
-    # Without this, a crash of the machine can leave a file of zeros under this name.
+    # Without a flush, a crash of the machine can leave a file of zeros with this name.
     os.fsync(fd)
 
 
 def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[str, memoryview]:
     """Map a file and return the packed weights by name; they keep the mapping alive.
 
-    num_threads: for the checksums. Raises PackedFileError for a file that does not match `key` or
-    is incomplete, and OSError if it cannot be read.
+    num_threads: number of threads that verify the checksums. Raises PackedFileError for a file that
+    does not match `key` or is incomplete, and OSError if it cannot be read.
     """
     size = os.fstat(fd).st_size
     if size < _HEAD.size:
@@ -78,7 +78,7 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
     sums: list[int] = []
     for name, offset, num_bytes, checksum in rows:
         if offset % PAGE_BYTES or not 0 < offset <= offset + num_bytes <= size:
-            raise PackedFileError(f"its index places {name} outside of the file")
+            raise PackedFileError(f"the index places {name} outside of the file")
         forms[name] = mapped[offset : offset + num_bytes]
         sums.append(checksum)
     with ThreadPoolExecutor(num_threads) as pool:
@@ -92,22 +92,22 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
 def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
     magic, version, length, checksum, _ = _HEAD.unpack_from(mapped)
     if magic != MAGIC:
-        raise PackedFileError("it is not a file of packed weights")
+        raise PackedFileError("the file does not contain packed weights")
     if version != VERSION:
-        raise PackedFileError(f"it has version {version}, expected version {VERSION}")
+        raise PackedFileError(f"the file has version {version}, expected version {VERSION}")
     text = bytes(mapped[_HEAD.size : _HEAD.size + min(length, _MAX_INDEX_BYTES)])
     if len(text) != length or zlib.crc32(text) != checksum:
-        raise PackedFileError("its index is damaged")
+        raise PackedFileError("the index of the file is damaged")
     try:
         index = json.loads(text)
         rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
         size, found = int(index["size"]), index["key"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PackedFileError(f"its index cannot be parsed ({error})") from error
+        raise PackedFileError(f"the index of the file cannot be parsed ({error})") from error
     if size != len(mapped):
-        raise PackedFileError(f"it has {len(mapped)} bytes, expected {size}")
+        raise PackedFileError(f"the file has {len(mapped)} bytes, expected {size}")
     if found != key:
-        raise PackedFileError("it contains other weights")
+        raise PackedFileError("the file contains other weights")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The interface of linear methods whose packed weights can be cached: bytes out, bytes in."""
+"""The interface of linear methods that export and import packed weights as bytes, for a cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import nn
 
 PACKED_FORM = "packed_form"
-"""Capability id of linear methods that are `HasPackedForm`; declared in `provides`."""
+"""Capability id of linear methods that implement `HasPackedForm`; declared in `provides`."""
 
 
 class HasPackedForm(Protocol):
@@ -17,10 +17,10 @@ class HasPackedForm(Protocol):
     """
 
     def packed_format(self) -> str:
-        """Return all that the packed bytes depend on besides weights: format, version, options."""
+        """Return what the packed bytes depend on besides the weights: format, version, options."""
 
     def packed_bytes(self, layer: nn.Module) -> int:
-        """Return the size of the layer's packed weights, packed or not; 0 for none."""
+        """Return the size that the layer's packed weights have or will have; 0 for none."""
 
     def packed_form(self, layer: nn.Module) -> memoryview:
         """Return the packed weights, after `pack`: read-only, valid as long as the view exists."""

@@ -1,4 +1,4 @@
-"""Kernels, and the functions that launch them: tensors in, tensors out. Imports Triton.
+"""Kernels, and the functions that launch them, from tensors to tensors. Imports Triton.
 
 Does not depend on contracts or on the choice of a provider.
 """

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Argmax of each row. A few rows are split into parts, so that the whole device is used.
 
-Results and parts share an allocation, so the alignment of their addresses varies; the number of
-parts depends on the number of rows. Neither compiles a new kernel.
+Results and parts share an allocation, so the alignment of their addresses varies. The number of
+parts depends on the number of rows. Neither causes a compilation.
 Legend: R rows, V vocabulary, S parts of a row.
 """
 
@@ -16,7 +16,7 @@ from dovetail_ops_triton.kernels.order import LEAST, LOWEST, column_of, image_of
 from dovetail_ops_triton.kernels.row_layout import RowLayout, row_layout
 
 TILE = 4096
-"""Columns that a program processes together."""
+"""Number of columns that a program processes together."""
 MAX_PARTS = 64
 _NUM_PROGRAMS = 512
 """Number of programs that keep a large device busy."""
@@ -36,7 +36,7 @@ def best_columns_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Find the best of `num_tiles` tiles of a row: its id, or the place of the part's best."""
+    """Find the best token of `num_tiles` tiles of a row; store its id, or its place for a part."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
     place = best_place(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
@@ -54,7 +54,7 @@ def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
         inside = columns < vocab_size
         x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         image = tl.where(inside, image_of(x), LEAST)
-        # Each lane processes increasing columns: the first of equals is kept.
+        # Each lane processes increasing columns, so it keeps the first of equal numbers.
         best_columns = tl.where(image > best, columns, best_columns)
         best = tl.maximum(best, image)
     return tl.max(place_of(best, best_columns), axis=0)
@@ -62,7 +62,7 @@ def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
 
 @triton.jit
 def store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
-    """Store the place of a part's best, or, if the part is the whole row, the id of the best."""
+    """Store the place of a part's best token, or its id if the part is the whole row."""
     if IS_WHOLE:
         tl.store(ids_ptr + row, column_of(place))
     else:
@@ -73,7 +73,7 @@ def store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
     do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
 )
 def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
-    """Store the id of the best of a row's parts. PARTS: upper bound of their number."""
+    """Store the id of the best token of all parts of a row. PARTS: upper bound of their number."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     places = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)
@@ -81,9 +81,9 @@ def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
 
 
 def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the column of the maximum of each row, the first one of equals, int64 [R].
+    """Return the column of the maximum of each row, the first of equal ones, int64 [R].
 
-    Any float dtype up to float32; a NaN is the greatest.
+    Supports float dtypes up to float32. A NaN counts as the maximum.
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)
@@ -109,7 +109,7 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
 
 
 def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
-    """Return the parts per row and the tiles per part. Results do not depend on them."""
+    """Return the numbers of parts per row and tiles per part, which do not affect results."""
     num_tiles = triton.cdiv(vocab_size, TILE)
     wished = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
     tiles_of_part = triton.cdiv(num_tiles, wished)

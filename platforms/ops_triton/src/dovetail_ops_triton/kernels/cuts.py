@@ -1,12 +1,13 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Apply min-p, top-k and top-p to a row: find the lowest place that is kept.
+"""Apply min-p, top-k and top-p to a row: find the lowest place of a token that is kept.
 
 The order of `order.py` is used: top-k keeps exactly k tokens, top-p then the fewest that reach the
 mass. Nothing is sorted. A search narrows an interval of images: its lower end keeps enough tokens,
 its upper end does not. A pass over the row counts and weighs the tokens at or above three images in
 the interval, which reduces it to a quarter or less, and finds the lowest and the highest image
-that occur. The search ends with one token or one image; of equal tokens the first ones are kept.
-Sources: Nguyen et al. 2024 (min-p); Fan, Lewis, Dauphin 2018 (top-k); Holtzman et al. 2020 (top-p).
+that occur. The search ends with one token or one image. Of tokens with equal logits the first ones
+are kept. Sources: Nguyen et al. 2024 (min-p); Fan, Lewis, Dauphin 2018 (top-k); Holtzman et al.
+2020 (top-p).
 """
 
 from __future__ import annotations
@@ -90,14 +91,14 @@ def _survey(row_ptr, vocab_size, BLOCK: tl.constexpr):
 def _weigh(x, image, best, scale):
     """Return probabilities relative to that of the best token, from 0 to 1."""
     weight = tl.exp2((x - number_of(best)) * scale)
-    # The best has weight 1 even if it is infinite; NaN has no weight then.
+    # The best token has weight 1 even if its logit is infinite; NaN then has no weight.
     weight = tl.where(weight <= 1.0, weight, 0.0)
     return tl.where(image == best, 1.0, weight)
 
 
 @triton.jit
 def _likely(row_ptr, vocab_size, best, scale, log2_min_p, BLOCK: tl.constexpr):
-    """Return the least image, the count and the mass of the tokens that min-p keeps."""
+    """Return the lowest image, the number and the mass of the tokens that min-p keeps."""
     lanes = tl.arange(0, BLOCK)
     least = tl.full([BLOCK], _MOST, tl.int32)
     count = tl.zeros([BLOCK], tl.int32)
@@ -129,10 +130,10 @@ def _search(
     wanted_mass,
     BLOCK: tl.constexpr,
 ):
-    """Return the highest image that keeps enough, and how many tokens equal to it are kept.
+    """Return the highest image that keeps enough tokens, and how many tokens equal to it are kept.
 
-    low, equals: keep enough so far; count, mass: of the kept tokens. All four are returned
-    again.
+    low, equals: the image and number found so far. count, mass: count and mass of the kept tokens.
+    Updated values of all four are returned.
     """
     first, first_equals = low, equals
     top = best
@@ -166,7 +167,7 @@ def _search(
         )
         top = tl.where(a_does, tl.where(b_does, tl.where(c_does, highest, c - 1), b - 1), a - 1)
         top = tl.minimum(top, highest)
-        quarter = (top >> 2) - (low >> 2)  # their distance may overflow int32
+        quarter = (top >> 2) - (low >> 2)  # the distance of the images may overflow int32
         a = low + quarter
         b = a + quarter
         c = top - quarter
@@ -184,9 +185,9 @@ def _search(
 
 @triton.jit
 def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.constexpr):
-    """Return the least and the greatest image from low to top, and what is at or above a, b and c.
+    """Return the lowest and highest image from low to top, then counts and masses.
 
-    The latter are three counts of tokens, then their three masses.
+    There are three counts of tokens, at or above a, b and c, then the three masses of these tokens.
     """
     lanes = tl.arange(0, BLOCK)
     lowest = tl.full([BLOCK], _MOST, tl.int32)

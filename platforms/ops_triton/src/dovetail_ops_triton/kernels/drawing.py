@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Sample tokens: the column with the greatest logit plus Gumbel noise, among the kept ones.
+"""Sample tokens: among the kept columns, the one with the greatest logit plus Gumbel noise.
 
-First min-p, top-k and top-p are applied (`cuts.py`). The noise of a column is a function of the
-row's seed and position and of the column, computed where it is used. So rows are independent, a
+First min-p, top-k and top-p are applied (`cuts.py`). The noise is a function of the row's seed, the
+position and the column, and is computed where it is used. So rows are independent, a
 row may be processed in parts, and there is no random state. Source: Gumbel 1954; Maddison, Tarlow
 and Minka 2014, arXiv:1411.0030; the generator: Salmon et al. 2011 (Philox4x32-10).
 Legend: R rows, V vocabulary, S parts of a row.
@@ -52,9 +52,9 @@ def draw_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Sample from `num_tiles` tiles of a row: store the token, or the place of the part's best.
+    """Sample from `num_tiles` tiles of a row; store the token, or its place for a part.
 
-    A place here orders the sum of logit and noise. TILE: the noise of a column depends on it.
+    Here places order the sums of logit and noise. TILE: the noise of a column depends on it.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
@@ -119,10 +119,10 @@ def gumbel(words):
 
 
 def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-    """Return a sampled token per row, int64 [R]. The logits are only read.
+    """Return a sampled token per row, int64 [R]. Only reads the logits.
 
-    One allocation, which starts with the result; one launch for the cuts, one to sample, and one
-    to join parts if rows are split.
+    Makes one allocation, which starts with the result. One launch applies top-k, top-p and min-p,
+    one samples, and one joins parts if rows are split.
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)

@@ -29,7 +29,7 @@ def embedding_kernel(
 
 
 def look_up(ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-    """Return the table's rows by id, a new contiguous tensor. Ids: int64, each below V."""
+    """Return the table's rows for the ids, a new contiguous tensor. Ids are int64 and below V."""
     table, size = row_layout(table_VD), table_VD.shape[1]
     ids_T = ids_T.contiguous()
     y_TD = torch.empty((ids_T.shape[0], size), dtype=table_VD.dtype, device=table_VD.device)

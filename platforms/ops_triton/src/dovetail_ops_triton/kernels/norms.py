@@ -34,7 +34,7 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Norm ROWS rows of SIZE features; BLOCK is the next power of two. y is contiguous."""
+    """Normalize ROWS rows of SIZE features; BLOCK is the next power of two. y is contiguous."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
@@ -79,7 +79,7 @@ def add_rms_norm_kernel(
 
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the norm of the rows, a new contiguous tensor. Any leading dimensions."""
+    """Return the normalized rows, a new contiguous tensor. Any leading dimensions."""
     rows, size = row_layout(x_TD), x_TD.shape[-1]
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     block, num_together, num_warps = tile_of(size)
@@ -104,7 +104,7 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
 def add_rms_norm(
     x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the norm of x + residual, contiguous, and the sum, stored in `residual_TD`).
+    """Return (the normalized sum x + residual, contiguous, and the sum, stored in `residual_TD`).
 
     If the residual's rows are not contiguous, the sum is stored in a copy.
     """
@@ -133,7 +133,7 @@ def add_rms_norm(
 
 @cache
 def tile_of(size: int) -> tuple[int, int, int]:
-    """Return for rows of `size` features: block size, rows per program, warps."""
+    """Return block size, rows per program and number of warps for rows of `size` features."""
     block = triton.next_power_of_2(size)
     num_together = max(1, _TILE // block)
     return block, num_together, min(16, max(4, block * num_together // 512))

@@ -2,8 +2,8 @@
 """One order for numbers and columns: the greater number first, the lower column among equals.
 
 A float32 number has an int32 image that preserves the order. Image and column together form an
-int64 place, which is unique within a row. So argmax, top-k and top-p become searches over unique
-integers.
+int64 place, which is unique within a row. With it argmax, top-k and top-p become searches over
+unique integers.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 
 LEAST = tl.constexpr(-(2**31))
-"""Below the image of every number."""
+"""An image that is lower than the image of every number."""
 LOWEST = tl.constexpr(-(2**63))
-"""Below the place of every column."""
+"""A place that is lower than the place of every column."""
 NAN = tl.constexpr(2**31 - 2)
 """The image of NaN: above all numbers, but not the greatest int32."""
 
 
 @triton.jit
 def image_of(x):
-    """Return the images of float32 numbers; both zeros have the same one."""
+    """Return the images of float32 numbers; both zeros have the same image."""
     bits = x.to(tl.int32, bitcast=True)
     image = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     image = tl.where(x == 0.0, 0, image)
@@ -37,11 +37,11 @@ def number_of(image):
 
 @triton.jit
 def place_of(image, columns):
-    """Return places in the order, int64: the greater the better."""
+    """Return places in the order, int64; the best column has the greatest place."""
     return (image.to(tl.int64) << 32) | (0xFFFFFFFF - columns.to(tl.int64))
 
 
 @triton.jit
 def column_of(place):
-    """Return the column that stands at a place, int64."""
+    """Return the column of a place, int64."""
     return 0xFFFFFFFF - (place & 0xFFFFFFFF)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 _TILE = 1024
-"""Elements that a program rotates."""
+"""Number of elements that a program rotates."""
 
 
 @triton.jit
@@ -39,9 +39,9 @@ def rotary_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Rotate HEADS heads of one token: the first blocks of heads are queries, then come keys.
+    """Rotate HEADS heads of one token; query heads come first, then key heads.
 
-    HALF: of the rotary size. REST_BLOCK: a power of two not below the number of features that
+    HALF: half of the rotary size. REST_BLOCK: a power of two not below the number of features that
     are copied unchanged; 0 for none.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -122,7 +122,7 @@ def rotate(
     positions_T: torch.Tensor,
     cos_sin_PS: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q and k rotated by their positions in halves, two new contiguous tensors."""
+    """Return q and k, rotated by their positions (NeoX style), two new contiguous tensors."""
     q_THS, k_TKS = _features_together(q_THS), _features_together(k_TKS)
     num_tokens, num_heads, head_size = q_THS.shape
     heads = (num_heads, k_TKS.shape[1])
@@ -151,7 +151,7 @@ def rotate(
 
 @cache
 def kernel_constants(heads: tuple[int, int], head_size: int, rotary_size: int) -> dict[str, int]:
-    """Return the constants that the kernel is compiled for. heads: of queries, of keys."""
+    """Return the compile-time constants of the kernel. heads: numbers of query and key heads."""
     half_block = triton.next_power_of_2(rotary_size // 2)
     rest = head_size - rotary_size
     num_together = min(triton.next_power_of_2(max(heads)), max(1, _TILE // (2 * half_block)))

@@ -16,7 +16,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class RowLayout(NamedTuple):
-    """Rows of a tensor, in num_rows // num_inner times num_inner places.
+    """The rows of a tensor: num_rows // num_inner groups of num_inner rows.
 
     Row i begins at i // num_inner · outer_stride + i % num_inner · inner_stride.
     tensor: keeps the memory alive; it is the given tensor, or a copy if its layout is unsupported.
@@ -30,14 +30,14 @@ class RowLayout(NamedTuple):
 
 
 def row_layout(x_D: torch.Tensor) -> RowLayout:
-    """Return the layout of the rows of `x_D`, of any leading dimensions.
+    """Return the layout of the rows of `x_D`, which may have any leading dimensions.
 
     Raises ContractError for a dtype that the kernels do not support.
     """
     if x_D.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise ContractError(
-            f"Triton's ops were given {x_D.dtype}; they compute with {known}: give the model one "
+            f"Triton's ops got {x_D.dtype}; they compute with {known}: give the model one "
             "of those dtypes, or choose the ops 'torch'"
         )
     if x_D.stride(-1) != 1:

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""silu of one half of each row, times the other half.
+"""The product of silu of one half of each row and the other half.
 
 Legend: T rows, D features of a half.
 """

@@ -2,7 +2,7 @@
 """Inputs of a step, computed on the device: ids, positions, lengths, slots and block tables.
 
 Each run has its own programs, so the host only needs to know the longest run. Index pointers have
-any alignment, and counts change from step to step; neither compiles a new kernel.
+any alignment, and counts change from step to step; neither causes a compilation.
 Legend: R runs, T tokens, M blocks of a table's row.
 """
 

@@ -14,17 +14,17 @@ import torch
 from dovetail_torch.device_runtime import DeviceEvent
 
 PinnedZeros = Callable[[int], torch.Tensor]
-"""Returns zeroed pinned host memory of this many bytes, uint8."""
+"""A function from a number of bytes to zeroed pinned host memory, uint8."""
 
 
 class AcceleratorQueues:
-    """The computing stream, which is the thread's current one, and a stream for copies to the host.
+    """The thread's current stream, which computes, and a stream for copies to the host.
 
     Work is submitted from one thread; any thread may wait for events.
     """
 
     def __init__(self, module: Any, pinned_zeros: PinnedZeros) -> None:
-        """module: torch's module of the device, after `activate`. pinned_zeros: pinned memory."""
+        """module: the device's torch module, after `activate`. pinned_zeros: allocates memory."""
         self.pinned_zeros = pinned_zeros
         self._module = module
         self._copies = module.Stream()
@@ -37,7 +37,7 @@ class AcceleratorQueues:
     def fetch(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> DeviceEvent:
-        """Copy device tensors to pinned ones, after the work submitted so far, beside later work.
+        """Copy device tensors to pinned tensors after submitted work, in parallel to later work.
 
         Each target has its source's shape and dtype. Until the returned event is complete, the
         caller must keep the sources and not write to them: the allocator would give their memory to

@@ -1,8 +1,8 @@
 """The device runtime of any device with a torch module: selection, memory, queues.
 
 Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms subclass it for differences.
-Memory in use is relative to the free memory at the start: what other processes used by then does
-not count against this process's share.
+Memory in use is relative to the free memory at the start: memory that other processes used before
+does not count against this process's share.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ class AcceleratorRuntime:
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Select the device of number `local_rank` and return it.
 
-        num_threads: of torch on the host; None for torch's default. Raises PluginError if there is
-        no such device or it cannot be used.
+        num_threads: number of torch's threads on the host; None for torch's default. Raises
+        PluginError if the device does not exist or cannot be used.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         module = self._module = torch.get_device_module(self._device_type)
         num_devices = module.device_count()
         if not 0 <= local_rank < num_devices:
-            raise self._refusal(local_rank, f"torch {torch.__version__} finds {num_devices}")
+            raise self._refusal(
+                local_rank, f"torch {torch.__version__} finds {num_devices} devices"
+            )
         try:
             module.set_device(local_rank)
-            module.empty_cache()  # of an earlier engine in this process
+            module.empty_cache()  # memory of an earlier engine in this process
             self.free_bytes_at_start, self._total_bytes = module.mem_get_info()
             self._queues = AcceleratorQueues(module, self.pinned_zeros)
         except RuntimeError as error:
@@ -56,8 +58,8 @@ class AcceleratorRuntime:
 
     def _refusal(self, local_rank: int, reason: str) -> PluginError:
         return PluginError(
-            f"The device {self._device_type}:{local_rank} was requested and cannot be used: "
-            f"{reason}. Check it with the tools of its driver, or choose another platform."
+            f"The device {self._device_type}:{local_rank} was requested, but cannot be "
+            f"used: {reason}. Check the device with its driver's tools, or choose another platform."
         )
 
     def total_memory_bytes(self) -> int:
@@ -74,7 +76,7 @@ class AcceleratorRuntime:
         return max(0, self.free_bytes_at_start - free_bytes - kept_bytes)
 
     def reset_peak(self) -> None:
-        """Begin to measure a peak."""
+        """Start to measure the peak of memory."""
         self._module.reset_peak_memory_stats()
         self._allocated_at_reset = self._module.memory_allocated()
 
@@ -108,6 +110,6 @@ class AcceleratorRuntime:
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Raise ContractError: a platform that declares "collectives" overrides this."""
         raise ContractError(
-            f"tensor_parallel_size={size} is not supported on {self._device_type!r}: its platform "
-            "does not join ranks; set tensor_parallel_size=1."
+            f"tensor_parallel_size={size} is not supported on {self._device_type!r}: the "
+            "platform does not support several ranks; set tensor_parallel_size=1."
         )

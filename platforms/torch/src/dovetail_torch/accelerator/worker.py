@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 class AcceleratorWorker(TorchWorker):
-    """One device with the `AcceleratorRuntime` of its platform."""
+    """Runs the model on one device, with the `AcceleratorRuntime` of its platform."""
 
     provides: ClassVar[frozenset[str]] = TorchWorker.provides | {"async_output"}
 
@@ -32,14 +32,15 @@ class AcceleratorWorker(TorchWorker):
         if total * share > free:
             raise CapacityError(
                 f"gpu_memory_utilization={share} requests {total * share / _GIB:.2f} GiB of "
-                f"{self._device}, but {free / _GIB:.2f} of {total / _GIB:.2f} GiB are free; set it "
-                f"to at most {int(free / total * 100) / 100:.2f}, or stop other processes there."
+                f"{self._device}, but {free / _GIB:.2f} of {total / _GIB:.2f} GiB are "
+                "free; set gpu_memory_utilization to at most "
+                f"{int(free / total * 100) / 100:.2f}, or stop other processes on the device."
             )
 
     def shutdown(self) -> None:
         """Free weights and cache, and return their memory to the device."""
         super().shutdown()
         if "_device" in self.__dict__:
-            # A failed device cannot free memory, and its failure has been reported.
+            # A failed device cannot free memory; its failure has already been reported.
             with suppress(RuntimeError):
                 cast("AcceleratorRuntime", self._runtime).release()

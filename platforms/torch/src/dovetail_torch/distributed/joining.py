@@ -25,7 +25,7 @@ _PATIENCE = timedelta(minutes=10)
 
 
 def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.device) -> RankGroup:
-    """Find the other workers of `context`'s engine and return the group; ONE_RANK if alone.
+    """Find the other workers of `context`'s engine and return the group; ONE_RANK without others.
 
     Waits for all of them. Raises ConfigError for contradictory numbers, a platform without
     collectives and ranks of different configuration, and PeerLostError if a rank does not
@@ -70,18 +70,18 @@ def _check(context: WorkerContext) -> None:
             "platform, or set tensor_parallel_size=1."
         )
     place = urlsplit(context.rendezvous)
-    # torch would wait for minutes until the folder exists.
+    # torch would wait for minutes for a folder that does not exist.
     there = place.scheme == "tcp" or (place.scheme == "file" and Path(place.path).parent.is_dir())
     if not there:
         raise ConfigError(
             f"tensor_parallel_size={asked} was requested, but the rendezvous "
             f"{context.rendezvous!r} is neither a file:// URL in an existing folder nor a tcp:// "
-            "URL: the executor must name a place where its workers meet."
+            "URL: the executor must provide one of them."
         )
 
 
 def _check_likeness(ranks: RankGroup, context: WorkerContext, device: torch.device) -> None:
-    """Raise ConfigError if rank 0 runs something else, with different tensors."""
+    """Raise ConfigError if rank 0 has another configuration, and so tensors of other shapes."""
     facts = (torch.__version__, context.config)
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
@@ -97,9 +97,9 @@ def _check_invariance(ranks: RankGroup, context: WorkerContext) -> None:
     if ranks.batch_invariant or not context.config.compute.batch_invariant:
         return
     raise ConfigError(
-        f"batch_invariant=True is not supported with tensor_parallel_size={ranks.size}: the "
-        "sums of so many ranks depend on the batch size here; set tensor_parallel_size to 2 or "
-        "1, or remove batch_invariant."
+        f"batch_invariant=True is not supported with tensor_parallel_size={ranks.size}: "
+        "sums over so many ranks depend on the batch on this platform; set "
+        "tensor_parallel_size to 2 or 1, or remove batch_invariant."
     )
 
 

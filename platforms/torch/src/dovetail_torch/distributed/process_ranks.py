@@ -1,4 +1,4 @@
-"""The ranks of one engine as processes that exchange tensors through a process group of torch's.
+"""The ranks of one engine as processes that exchange tensors through a torch process group.
 
 Implements `dovetail.interfaces.RankGroup`. Does not depend on devices, layers or backends; ranks
 are joined in `joining`.
@@ -18,9 +18,8 @@ from dovetail.errors import PeerLostError
 class ProcessRanks:
     """One rank of several.
 
-    group: exchanges the device's tensors; this object is its only user. batch_invariant: the order
-    does not matter for sums of two numbers; for more, groups add in an order that depends on the
-    offset in the tensor.
+    group: exchanges the device's tensors; this object is its only user. batch_invariant: true for
+    up to two ranks. For more, the order of a sum depends on the offset in the tensor.
     """
 
     def __init__(self, group: Any, *, rank: int, size: int) -> None:
@@ -59,6 +58,6 @@ class ProcessRanks:
         except RuntimeError as error:
             cause = str(error).partition("\n")[0]
             raise PeerLostError(
-                f"rank {self.rank} of {self.size} cannot exchange tensors with the others "
-                f"({cause}): one of them has exited or hangs; see the error in its log."
+                f"rank {self.rank} of {self.size} cannot exchange tensors with other "
+                f"ranks ({cause}): one of them has exited or hangs; see its log."
             ) from error

@@ -24,7 +24,7 @@ class Shard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole dimension."""
+        """Whether the shard is the whole dimension."""
         return self.size == self.whole
 
     @property
@@ -51,9 +51,9 @@ def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
-    """Return the rank's part if the last ranks may have less; the first has the most.
+    """Return the rank's part of a dimension; the last ranks may have smaller parts.
 
-    owner: as in `divide`. Raises ConfigError if a rank would have nothing.
+    owner: as in `divide`. Raises ConfigError if a rank would have an empty part.
     """
 
     def is_enough(count: int) -> bool:
@@ -67,9 +67,9 @@ def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
-    """Return the error, which lists the numbers of ranks that are possible."""
+    """Return an error that lists the possible numbers of ranks."""
     good = ", ".join(str(count) for count in range(1, _MOST_RANKS + 1) if works(count))
     return ConfigError(
         f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by it; "
-        f"possible numbers are {good}: choose one of them."
+        f"the possible numbers are {good}: choose one of them."
     )

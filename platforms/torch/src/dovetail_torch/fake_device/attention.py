@@ -1,7 +1,7 @@
 """Paged attention that never makes the host wait, for workers on the fake device.
 
-Processes run by run, from the lengths that the host knows; all indices are computed on the device.
-Simple and slow.
+It processes the runs one by one, with the lengths that the host knows; all indices are computed on
+the device. Simple and slow.
 Legend: T tokens, H query heads, K key-value heads, D head size, B block size, S slots of the cache;
 of a run: Q query tokens, L positions, M blocks.
 """
@@ -51,7 +51,7 @@ class NoWaitAttentionBackend(AttentionBackend):
 
 
 class NoWaitBuilder(AttentionMetadataBuilder):
-    """Returns batches unchanged."""
+    """A metadata builder that returns batches unchanged."""
 
     def build(self, batch: AttentionBatch) -> AttentionBatch:
         """Return the batch."""

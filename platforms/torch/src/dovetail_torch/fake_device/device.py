@@ -1,6 +1,7 @@
 """The fake device of a process: its timeline, memory, copies in flight and watch.
 
-torch knows a device by name, process-wide, so there is one; `reset` reinitializes it for each test.
+A process has one fake device, because torch registers it by name. `reset` reinitializes it for each
+test.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dovetail_torch.fake_device.timeline import Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 TOTAL_BYTES = 64 << 20
-"""The default memory of the device. It is allocated on the host."""
+"""The default memory size of the device. It is allocated on the host."""
 
 
 class FakeDevice:
     """The interface for tests.
 
-    num_devices: the count that the device module reports; 1 or 0.
+    num_devices: number of devices that the device module reports, 1 or 0.
     """
 
     def __init__(self) -> None:
@@ -33,10 +34,10 @@ class FakeDevice:
     def reset(
         self, *, total_bytes: int = TOTAL_BYTES, lag: int | None = None, seed: int = 0
     ) -> None:
-        """Wait for everything and start again; existing tensors stay and are counted.
+        """Wait for all work and reset the device; existing tensors stay and are counted.
 
-        lag: an event is complete after at most this many later operations, drawn with `seed`;
-        None: only when it is waited for.
+        lag: an event is complete after at most this many later operations, drawn with `seed`. With
+        None it is complete only when the host waits for it.
         """
         self.timeline.learn_all()
         self.watch.forget()
@@ -47,7 +48,7 @@ class FakeDevice:
         memory.reserved_bytes = memory.peak_bytes = memory.allocated_bytes
 
     def check(self) -> None:
-        """Wait for everything; raise FlightError if memory in flight was used since `reset`."""
+        """Wait for all work; raise FlightError if memory in flight was used since `reset`."""
         self.timeline.learn_all()
         self.watch.check(again=True)
 

@@ -1,7 +1,7 @@
 """Copies between host and fake device that are in flight, and the host memory they use.
 
 Until the host knows that a copy is complete, it must not use the copy's host memory: a source must
-not change; a target contains a pattern and gets its bytes only then. Two copies may read the same
+not change; a target contains a pattern until the copy is complete. Two copies may read the same
 host memory; otherwise only one copy may use it at a time. Only pinned memory can be in flight.
 """
 
@@ -18,12 +18,12 @@ from dovetail_torch.fake_device.timeline import Place, Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 POISON = 0xA5
-"""The pattern of a target whose copy is in flight."""
+"""The byte that fills a target while its copy is in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Flight:
-    """A copy in flight. host: its host memory, kept alive. data: the bytes, before or after."""
+    """A copy in flight. host: its host memory, kept alive. data: the copied bytes."""
 
     place: Place
     host: torch.Tensor
@@ -51,8 +51,8 @@ class Flights:
         self._flights: list[_Flight] = []
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed pinned memory, uint8. As on a device, the host waits."""
-        self._watch.synchronises("taking pinned memory")
+        """Return zeroed pinned memory, uint8. The host waits, as on a device."""
+        self._watch.synchronises("allocating pinned memory")
         array = np.zeros(max(1, num_bytes), np.uint8)
         tensor = torch.from_numpy(array)[:num_bytes]
         start = array.ctypes.data
@@ -67,27 +67,28 @@ class Flights:
         return any(first <= start and end <= last for first, last in list(self._pinned.items()))
 
     def claim(self, host: torch.Tensor, *, writes: bool) -> None:
-        """Raise a fault if a copy to or from `host` would overlap with another one."""
+        """Raise a fault if a copy to or from `host` would overlap with another copy."""
         for flight in self._flights:
             if (writes or flight.writes) and flight.overlaps(host):
                 self._watch.fault(
-                    f"a copy {'to' if writes else 'from'} host memory that a copy on stream "
-                    f"{flight.place.stream} still {'writes' if flight.writes else 'reads'}; wait "
-                    "for its event, or use other memory."
+                    f"a copy {'to' if writes else 'from'} host memory overlaps with a copy on "
+                    f"stream {flight.place.stream} that still "
+                    f"{'writes' if flight.writes else 'reads'} it; wait for the event of that "
+                    "copy, or use other memory."
                 )
 
     def begin_read(self, host: torch.Tensor, place: Place) -> None:
-        """Start a copy from `host`, pinned and claimed."""
+        """Start a copy from `host`, which is pinned and claimed."""
         data = ctypes.string_at(host.data_ptr(), host.nbytes)
         self._flights.append(_Flight(place=place, host=host, data=data, writes=False))
 
     def begin_write(self, host: torch.Tensor, data: bytes, place: Place) -> None:
-        """Start a copy of `data` to `host`, pinned and claimed, which is filled with a pattern."""
+        """Start a copy of `data` to the claimed memory `host`; fill `host` with a pattern."""
         ctypes.memset(host.data_ptr(), POISON, host.nbytes)
         self._flights.append(_Flight(place=place, host=host, data=data, writes=True))
 
     def settle(self, timeline: Timeline) -> None:
-        """Finish the copies that the host knows to be complete; fault if their memory changed."""
+        """Finish copies that the host knows to be complete; fault if their memory changed."""
         done = [flight for flight in self._flights if timeline.is_known(flight.place)]
         if not done:
             return
@@ -96,8 +97,8 @@ class Flights:
         for flight in touched:
             kind = "to" if flight.writes else "from"
             self._watch.fault(
-                f"host memory of a copy {kind} it on stream {flight.place.stream} was written to "
-                "before the copy's event was past; wait for the event first."
+                f"a copy {kind} host memory on stream {flight.place.stream} was not "
+                "complete when that memory was written to; wait for the copy's event first."
             )
 
     def _land(self, flight: _Flight) -> bool:

@@ -2,7 +2,7 @@
 
 Bytes are counted as in a caching allocator: freed memory stays reserved until `empty_cache`. Each
 piece remembers its last write, and its last read from each stream. A use that is not ordered after
-them is a fault, and so is freeing a piece too early.
+these uses is a fault, and so is freeing a piece too early.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dovetail_torch.fake_device.timeline import Place, Stream, Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 _GRAIN = 512
-"""Granularity of allocations in bytes."""
+"""Allocations are multiples of this number of bytes."""
 
 
 class Piece:
-    """A piece of device memory, shared by the tensors that are views of it; freed with the last.
+    """A piece of device memory, shared by tensors that are views of it; freed with the last view.
 
     owner: the stream on which it was allocated, which may reuse it.
     """
@@ -40,8 +40,9 @@ class Piece:
 class Memory:
     """All memory of a device.
 
-    total_bytes: the device's. outside_bytes: used by other processes or libraries. The rest as in
-    torch: allocated to tensors, reserved from the device, the peak of allocated.
+    total_bytes: size of the device's memory. outside_bytes: bytes used by other processes or
+    libraries. The other counts are those of torch: bytes allocated to tensors, bytes reserved from
+    the device, peak of allocated bytes.
     """
 
     def __init__(self, timeline: Timeline, watch: Watch, total_bytes: int) -> None:
@@ -52,7 +53,7 @@ class Memory:
         self._allocated_bytes = 0
         self._timeline = timeline
         self._watch = watch
-        # Filled whenever Python frees a piece, possibly during a method of this class.
+        # Python may free a piece at any time, also during a method of this class.
         self._returned: deque[int] = deque()
 
     @property
@@ -64,17 +65,17 @@ class Memory:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes as the device would report them."""
+        """Number of free bytes that the device would report."""
         return max(0, self.total_bytes - self.outside_bytes - self.reserved_bytes)
 
     def require(self, num_bytes: int) -> None:
-        """Raise torch.OutOfMemoryError if this many bytes are not available."""
+        """Raise torch.OutOfMemoryError if `num_bytes` are not available."""
         wanted = self.allocated_bytes + num_bytes
         if wanted > self.total_bytes - self.outside_bytes:
             raise torch.OutOfMemoryError(
                 f"Fake device out of memory. Tried to allocate {num_bytes} bytes. It has "
-                f"{self.total_bytes} bytes, of which {self._allocated_bytes} are allocated and "
-                f"{self.outside_bytes} used by others."
+                f"{self.total_bytes} bytes, of which {self._allocated_bytes} are "
+                f"allocated and {self.outside_bytes} are used by other processes."
             )
 
     def take(self, num_bytes: int) -> Piece:
@@ -98,22 +99,22 @@ class Memory:
                 )
 
     def read(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Record a read; fault if it is not ordered after the last write."""
+        """Record a read; raise a fault if it is not ordered after the last write."""
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
             self._watch.fault(
-                f"stream {place.stream} reads device memory that stream {written.stream} may not "
-                "have written yet; let it wait for that stream."
+                f"stream {place.stream} reads device memory that stream {written.stream} "
+                "may not have written yet; make the reading stream wait for the other stream."
             )
         piece.reads[place.stream] = place
 
     def write(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Record a write; fault if it is not ordered after all earlier uses."""
+        """Record a write; raise a fault if it is not ordered after all earlier uses."""
         for use, other in _uses(piece):
             if not self._timeline.is_before(other, stream):
                 self._watch.fault(
                     f"stream {place.stream} writes to device memory that stream {other.stream} "
-                    f"still {use}; let it wait for that event, or write elsewhere."
+                    f"still {use}; wait for the event of that use first, or write to other memory."
                 )
         piece.written = place
         piece.reads.clear()

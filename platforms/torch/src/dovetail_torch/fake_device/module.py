@@ -18,7 +18,7 @@ from dovetail_torch.fake_device.tensor import HOST, NAME, FakeDeviceTensor, copy
 from dovetail_torch.fake_device.timeline import Event, Stream
 
 _PRIVATE = "PrivateUse1"
-"""torch's dispatch key for out-of-tree devices."""
+"""The dispatch key of torch for out-of-tree devices."""
 
 aten = torch.ops.aten
 _FACTORIES = (
@@ -32,15 +32,15 @@ _FACTORIES = (
     aten.eye.m,
     aten.randperm.default,
 )
-"""The operations from which torch builds all other new tensors, and those that resize them."""
+"""The operations that create all new tensors in torch, and the operations that resize tensors."""
 _SIZED = (aten.empty.memory_format, aten.empty_strided.default)
 
 
 class FakeDeviceModule:
-    """The result of `torch.get_device_module` for the fake device: one device of number 0."""
+    """The result of `torch.get_device_module` for the fake device, which has number 0."""
 
     def is_available(self) -> bool:
-        """Return whether there is a device."""
+        """Return whether a device exists."""
         return DEVICE.num_devices > 0
 
     def is_initialized(self) -> bool:
@@ -65,10 +65,12 @@ class FakeDeviceModule:
         """Select a device; raise RuntimeError if it does not exist."""
         index = device if isinstance(device, int) else torch.device(device).index or 0
         if not 0 <= index < DEVICE.num_devices:
-            raise RuntimeError(f"invalid device ordinal {index}: there are {DEVICE.num_devices}")
+            raise RuntimeError(
+                f"device {index} does not exist; the number of devices is {DEVICE.num_devices}"
+            )
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        """Return name and memory."""
+        """Return the name and the memory size of the device."""
         total = DEVICE.memory.total_bytes
         return SimpleNamespace(name="fake device", total_memory=total, major=0, minor=0)
 
@@ -93,7 +95,7 @@ class FakeDeviceModule:
         return DEVICE.memory.peak_bytes
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Start to measure a peak."""
+        """Start to measure the peak of memory."""
         DEVICE.memory.peak_bytes = DEVICE.memory.allocated_bytes
 
     def empty_cache(self) -> None:
@@ -101,7 +103,7 @@ class FakeDeviceModule:
         DEVICE.memory.reserved_bytes = DEVICE.memory.allocated_bytes
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for everything; a hidden wait if synchronization is not allowed."""
+        """Wait for all work; counts as a hidden wait if synchronization is not allowed."""
         DEVICE.watch.synchronises("synchronize()")
         DEVICE.timeline.learn_all()
         DEVICE.watch.check()
@@ -123,7 +125,7 @@ class FakeDeviceModule:
         return DEVICE.timeline.current
 
     def default_stream(self, device: Any = None) -> Stream:
-        """Return the stream that threads start with."""
+        """Return the default stream of every thread."""
         return DEVICE.timeline.default
 
 
@@ -156,7 +158,7 @@ def _device_type(_: object) -> Any:
 def _copy_from(
     source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    """Copy when torch has disabled Python dispatch, as when it creates tensors."""
+    """Copy a tensor while torch has disabled Python dispatch, as when it creates tensors."""
     return copy(target, source, non_blocking)
 
 

@@ -24,7 +24,7 @@ _PREFERENCES = {
 
 
 class FakeDevicePlatform(Platform):
-    """A machine with one fake device."""
+    """The platform of a machine with one fake device."""
 
     info: ClassVar[PlatformInfo] = PlatformInfo(name="fake_device", device_type="privateuseone")
     automatic: ClassVar[bool] = False
@@ -35,12 +35,13 @@ class FakeDevicePlatform(Platform):
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes that the host computes in."""
+        """Return the dtypes in which the host computes."""
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "pin_memory"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
         """Return the memory that a test has configured."""
-        from dovetail_torch.fake_device.device import DEVICE  # imports torch, so only on demand
+        # Imports torch, which only workers need.
+        from dovetail_torch.fake_device.device import DEVICE
 
         return DEVICE.memory.total_bytes
 

@@ -1,4 +1,4 @@
-"""The device runtime of the fake device: an accelerator like any other."""
+"""The device runtime of the fake device, a subclass of the runtime of accelerators."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 `FakeDeviceTensor` tells torch that it is on the fake device and has no memory that the host can
 access. Every operation goes through `__torch_dispatch__`, which records its reads and writes and
 whether a real device would make the host wait, and then computes on the host. Operations that a
-device would refuse (host tensors among its own, results that change the shape of `out`) are
-refused. It is stricter than devices in one respect: index tensors must be on the device. It is
+device would refuse are refused: on host and device tensors together, or with results that change
+the shape of `out`. It is stricter than devices in one respect: index tensors must be on the device.
+It is
 less strict in another: for `x[3] = 1.0` some devices copy the number from the host; use
 `x[3].fill_(1.0)`.
 """
@@ -24,8 +25,8 @@ from dovetail_torch.fake_device.timeline import Place
 
 HOST = torch.empty(0).device
 NAME = "privateuseone"
-"""The device's type: torch's slot for out-of-tree devices, under its default name. With another
-name torch would treat it as the machine's accelerator, everywhere in the process."""
+"""The device type: torch's type for out-of-tree devices, with its default name. With another name
+torch would treat the fake device as the accelerator of the whole process."""
 
 aten = torch.ops.aten
 
@@ -45,7 +46,7 @@ _WAITING = frozenset(
         "unique_dim_consecutive",
     }
 )
-"""Operations whose result, or its shape, the host must know."""
+"""Operations for which the host must know the result or its shape."""
 _WHOLE = frozenset(
     {
         "einsum",
@@ -56,7 +57,7 @@ _WHOLE = frozenset(
         "scaled_dot_product_attention",
     }
 )
-"""Composite operations that are computed as one, for the same bits as on the host."""
+"""Composite operations that run as one operation, to get the same bits as on the host."""
 
 
 class FakeDeviceTensor(torch.Tensor):
@@ -86,7 +87,9 @@ class FakeDeviceTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """Raise TypeError: the host cannot access the memory."""
-        raise TypeError(f"tensors of {NAME!r} are not arrays; copy them to the host first.")
+        raise TypeError(
+            f"a tensor of {NAME!r} cannot be converted to an array; copy it to the host first."
+        )
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"FakeDeviceTensor(shape={list(self.shape)}, dtype={self.dtype})"
@@ -108,9 +111,10 @@ class FakeDeviceTensor(torch.Tensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """The effects of an operation. run: called instead of computing it.
+    """The effects of an operation. run: called instead, if not None.
 
-    written: positions and names of the arguments that it writes to. waits: whether the host waits.
+    written: positions and names of the arguments that it writes to. waits: returns whether the host
+    waits.
     """
 
     run: Callable[..., Any] | None
@@ -138,13 +142,13 @@ def rule_of(func: Any) -> OpRule:
 
 
 def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
-    """Return a function of an operation's arguments: whether a real device makes the host wait."""
+    """Return a function that tells from the arguments whether a real device makes the host wait."""
     if name == "repeat_interleave":
         return lambda args, kwargs: kwargs.get("output_size") is None
     if name == "index":
         return lambda args, kwargs: _has_mask(args[1])
     if name in ("index_put", "index_put_", "_index_put_impl_"):
-        # One mask and one number: torch fills by the mask and does not compute indices.
+        # For one mask and one number torch fills by the mask and does not compute indices.
         return lambda args, kwargs: _has_mask(args[1]) and args[2].numel() > 1
     return lambda args, kwargs: name in _WAITING
 
@@ -154,7 +158,7 @@ def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 class _Lowering:
-    """The unwrapped arguments of one operation. seen: the device's tensors."""
+    """Unwraps the arguments of one operation. seen: the device tensors among them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -167,13 +171,13 @@ class _Lowering:
         if isinstance(value, torch.Tensor) and value.dim():
             raise RuntimeError(
                 f"{self._name} expects all tensors to be on the same device, but found one of "
-                f"shape {list(value.shape)} on {value.device} beside those on {NAME!r}."
+                f"shape {list(value.shape)} on {value.device} together with tensors on {NAME!r}."
             )
         if isinstance(value, (list, tuple)):
             return type(value)(self.lower(one) for one in value)
         if isinstance(value, torch.Generator):
             raise RuntimeError(
-                f"{self._name} was given a generator of the host for tensors of {NAME!r}."
+                f"{self._name} got a random generator of the host for tensors of {NAME!r}."
             )
         return value
 
@@ -195,8 +199,8 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
     for one in targets:
         if isinstance(one, FakeDeviceTensor) and one.host.shape != one.shape:
             raise RuntimeError(
-                f"{func} makes shape {list(one.host.shape)} of {list(one.shape)} in place; on the "
-                "fake device give a tensor of the right shape."
+                f"{func} resizes a tensor from {list(one.shape)} to "
+                f"{list(one.host.shape)}; the fake device needs a tensor of the correct shape."
             )
     if target is not None and torch.device(target).type == HOST.type:
         return result
@@ -204,7 +208,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
-    """Add an operation on these tensors to the current stream; fault if it is too early."""
+    """Add an operation on these tensors to the current stream; raise a fault if it is too early."""
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current
@@ -225,7 +229,7 @@ def wrap(host: torch.Tensor) -> FakeDeviceTensor:
 
 
 class _Lifting:
-    """Wraps results: results that were arguments are returned as such, views share memory."""
+    """Wraps results. A result that was an argument is returned unchanged; views share memory."""
 
     def __init__(self, seen: Sequence[FakeDeviceTensor]) -> None:
         self._same = {id(one.host): one for one in seen}
@@ -243,7 +247,7 @@ class _Lifting:
 
 
 def _view(host: torch.Tensor, owner: FakeDeviceTensor) -> FakeDeviceTensor:
-    """Return a view, an inference tensor if `owner` is one, in any mode."""
+    """Return a view in any mode; it is an inference tensor if `owner` is an inference tensor."""
     if owner.is_inference() == torch.is_inference_mode_enabled():
         return FakeDeviceTensor(host, owner.piece)
     with torch.inference_mode(owner.is_inference()):
@@ -269,7 +273,7 @@ def _to_copy(
     to_device = source.device if device is None else torch.device(device)
     target = wrap(like) if to_device.type == NAME else like
     if target is like and non_blocking and like.is_contiguous():
-        # As on a device: the host memory is pinned, and its contents are not available yet.
+        # The host memory is pinned, and its contents are not available yet, as on a device.
         pinned = DEVICE.flights.pinned_zeros(like.nbytes)
         target = pinned.view(like.dtype).view(like.shape)
     return copy(target, source, non_blocking)
@@ -285,7 +289,7 @@ def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
     elif isinstance(target, FakeDeviceTensor):
         _upload(target, source, non_blocking)
     else:
-        assert isinstance(source, FakeDeviceTensor), "one of the two is the device's"
+        assert isinstance(source, FakeDeviceTensor), "source or target must be on the fake device"
         _download(target, source, non_blocking)
     return target
 
@@ -297,7 +301,7 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
         if non_blocking and _can_fly(source, target):
             DEVICE.flights.begin_read(source, place)
         else:
-            DEVICE.synchronises("a copy from the host that blocks, converts or is not pinned")
+            DEVICE.synchronises("a copy from the host that is blocking, converts or is not pinned")
         target.host.copy_(source)
 
 
@@ -309,11 +313,11 @@ def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool
             data = source.host.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             DEVICE.flights.begin_write(target, data, place)
         else:
-            DEVICE.synchronises("a copy to the host that blocks, converts or is not pinned")
+            DEVICE.synchronises("a copy to the host that is blocking, converts or is not pinned")
             target.copy_(source.host)
 
 
 def _can_fly(host: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether a copy between the two can be asynchronous."""
+    """Return whether a copy between the two tensors can be asynchronous."""
     alike = host.dtype == other.dtype and host.shape == other.shape
     return alike and host.is_contiguous() and DEVICE.flights.is_pinned(host)

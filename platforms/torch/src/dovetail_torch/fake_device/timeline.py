@@ -1,9 +1,9 @@
 """The order of operations on a fake device: streams, events, and what the host knows.
 
 Nothing is computed here: operations are numbered per stream. Their order is stored in vector clocks
-(Fidge 1988; Mattern 1989). The host is one more party: everything that it has waited for comes
-before all work that it submits later. An event is complete when the host synchronizes, or when it
-queries after `lag` later operations. Does not depend on tensors or memory.
+(Fidge 1988; Mattern 1989). The host takes part in the order: work that it has waited for comes
+before all work that it submits later. An event is complete when the host synchronizes, or when the
+host queries it after `lag` later operations. Does not depend on tensors or memory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def _merge(into: Clock, other: Clock) -> None:
 class Timeline:
     """All streams of a device and the host.
 
-    lock: held while the order is read or changed. known: what the host knows to be complete. lag:
+    lock: locked while the order is read or changed. known: operations known to be complete. lag:
     maximum number of later operations after which an event is complete; None for never. settle:
-    called, with the lock held, whenever `known` has grown. waiting: called before the host waits
-    for an event or a stream.
+    function that is called, with the lock locked, whenever `known` has grown. waiting: function
+    that is called before the host waits for an event or a stream.
     """
 
     def __init__(self, settle: Callable[[], None], waiting: Callable[[], None]) -> None:
@@ -75,13 +75,13 @@ class Timeline:
             self._thread.stream = before
 
     def learn(self, moment: Clock) -> None:
-        """Record that the host knows everything up to `moment` to be complete."""
+        """Record that the host knows all operations up to `moment` to be complete."""
         with self.lock:
             _merge(self.known, moment)
             self._settle()
 
     def learn_all(self) -> None:
-        """Record that the host knows everything to be complete."""
+        """Record that the host knows all operations to be complete."""
         for stream in self._streams:
             self.learn(stream.moment())
 
@@ -96,7 +96,7 @@ class Timeline:
 
 
 class Stream:
-    """A stream, as in `torch` device modules. before: what it waits for."""
+    """A stream, as in `torch` device modules. before: operations before its next one."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.before: Clock = {}
@@ -105,13 +105,13 @@ class Stream:
         self.number = timeline.add(self)
 
     def give(self) -> Place:
-        """Add an operation and return its place."""
+        """Add an operation and return its place in the order."""
         self.num_given += 1
         self.timeline.num_operations += 1
         return Place(self.number, self.num_given)
 
     def moment(self) -> Clock:
-        """Return the clock of everything submitted so far."""
+        """Return the clock of all operations submitted so far."""
         with self.timeline.lock:
             return self.before | {self.number: self.num_given}
 
@@ -126,7 +126,7 @@ class Stream:
             _merge(self.before, stream.moment())
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record an event, or a new one, after the operations so far, and return it."""
+        """Record `event`, or a new event, after the operations so far, and return it."""
         event = event or Event(self.timeline)
         event.record(self)
         return event
@@ -138,7 +138,7 @@ class Stream:
 
 
 class Event:
-    """A point in the order of a device; complete until it is recorded."""
+    """A point in the order of a device; an event that is not recorded is complete."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.moment: Clock = {}
@@ -158,7 +158,7 @@ class Event:
         (stream or self._timeline.current).wait_event(self)
 
     def query(self) -> bool:
-        """Return whether it is complete."""
+        """Return whether the event is complete."""
         timeline = self._timeline
         with timeline.lock:
             if all(timeline.is_known(Place(*one)) for one in self.moment.items()):
@@ -169,6 +169,6 @@ class Event:
             return True
 
     def synchronize(self) -> None:
-        """Wait until it is complete."""
+        """Wait until the event is complete."""
         self._timeline.waiting()
         self._timeline.learn(self.moment)

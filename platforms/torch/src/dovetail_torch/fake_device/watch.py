@@ -1,8 +1,7 @@
 """Findings of a fake device that a real device would not report.
 
-There are two kinds: hidden waits of the host (`synchronisations`), and use of memory in flight
-(`faults`). Does not depend on tensors or streams: it only receives reports, and adds where in the
-program they occurred.
+They are hidden waits of the host (`synchronisations`), and use of memory in flight (`faults`). Does
+not depend on tensors or streams: it only receives reports, and adds the file and line.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class HiddenWaitError(RuntimeError):
-    """The host would have waited for the device where it must not."""
+    """The host would have waited for the device at a place where waiting is not allowed."""
 
 
 class FlightError(RuntimeError):
-    """Memory was used, or freed, while the device still used it."""
+    """Memory was used or freed while the device still used it."""
 
 
 class Watch:
     """Findings since the last `forget`; called from any thread.
 
     synchronisations: number of hidden waits, by cause and place. waits: number of explicit waits
-    for an event. faults: each a sentence, raised or not.
+    for an event. faults: messages of all faults, whether raised or not.
     """
 
     def __init__(self) -> None:
@@ -59,8 +58,9 @@ class Watch:
         self.synchronisations[f"{where}: {what}"] += 1
         if getattr(self._thread, "depth", 0):
             raise HiddenWaitError(
-                f"{where}: {what} makes the host wait for the device, which is not allowed here; "
-                "keep the value on the device, or fetch it by an event."
+                f"{where}: {what} makes the host wait for the device, which is not "
+                "allowed here; keep the value on the device, or copy it asynchronously "
+                "and wait for its event."
             )
 
     def fault(self, what: str) -> NoReturn:
@@ -70,13 +70,13 @@ class Watch:
         raise FlightError(sentence)
 
     def note(self, what: str) -> None:
-        """Record a fault where nothing can be raised; the next `check` raises it."""
+        """Record a fault in code that cannot raise; the next `check` raises it."""
         sentence = f"{_caller()}: {what}"
         self.faults.append(sentence)
         self._unraised.append(sentence)
 
     def check(self, *, again: bool = False) -> None:
-        """Raise FlightError for the first fault that was not raised; `again`: for any so far."""
+        """Raise FlightError for a fault that was not raised; with `again`, for any fault."""
         faults = self.faults if again else self._unraised
         if faults:
             sentence = faults[0]
@@ -84,7 +84,7 @@ class Watch:
             raise FlightError(sentence)
 
     def forget(self) -> None:
-        """Begin again."""
+        """Delete all findings."""
         self.synchronisations.clear()
         self.waits = 0
         self.faults.clear()

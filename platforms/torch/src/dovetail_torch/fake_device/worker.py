@@ -1,4 +1,4 @@
-"""Workers on the fake device: strict inside a step."""
+"""Workers on the fake device: a hidden wait or a fault within a step raises an error."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dovetail_torch.fake_device.device import DEVICE
 
 
 class StrictSteps:
-    """A mixin in front of a worker's class: its steps must not make the host wait.
+    """A mixin before a worker's class: the steps of the worker must not make the host wait.
 
     A step that would cause an error or a wait on a device raises HiddenWaitError or FlightError.
     """
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Run the model."""
+        """Apply the plan and run the model."""
         with DEVICE.strict():
             super().execute_model(plan)  # type: ignore[misc]
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Any:
-        """Sample."""
+        """Sample tokens from the logits of the last plan."""
         with DEVICE.strict():
             return super().sample_tokens(grammar)  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""The layers that models are made of, and the providers `torch` of linear method and ops."""
+"""The layers of models, and the linear method and the ops of the name `torch`."""
 
 from dovetail_torch.layers.activation import SiluAndMul
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads

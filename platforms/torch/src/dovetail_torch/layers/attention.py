@@ -1,8 +1,8 @@
 """The attention layer of a model: its parameters, and a call to the step's attention context.
 
 It does not depend on a cache, block tables or a backend: the runner reads its parameters, creates
-the backend's layer and calls it in `AttentionContext.attend`. A model gives the heads of the whole
-model, as to all layers; if ranks share it, `share_heads` reduces each layer to the rank's heads.
+the backend's layer and calls it in `AttentionContext.attend`. The sizes that a model passes are
+those of the whole model; if ranks share it, `share_heads` reduces each layer to the rank's heads.
 Legend: T tokens, H query heads, K key-value heads, D head size.
 """
 
@@ -21,8 +21,8 @@ class Attention(nn.Module):
     """Causal attention over all previous tokens of the row.
 
     index: number of the layer, counted from 0 in the order of creation; given by the model.
-    scale: factor on the scores; 0 for head_size ** -0.5.
-    sliding_window: tokens that a token sees, including itself; 0 for all.
+    scale: factor on the scores; 0 for head_size ** -0.5. sliding_window: number of tokens that a
+    token sees, including itself; 0 for all.
     soft_cap: c in c·tanh(score / c); 0 for none.
     sinks: float32 [H], a logit without a value for each query head, or None; the layer's one
         parameter. Raises ContractError if it is of another shape or dtype.
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         super().__init__()
         if sinks is not None and (sinks.dtype, len(sinks)) != (torch.float32, heads.num_heads):
             raise ContractError(
-                f"attention layer {index} has sinks of {sinks.dtype} and shape "
+                f"attention layer {index} has sinks with dtype {sinks.dtype} and shape "
                 f"{list(sinks.shape)}; use float32, one for each of {heads.num_heads} heads"
             )
         self.heads = heads
@@ -53,17 +53,17 @@ class Attention(nn.Module):
 
     @property
     def num_heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.heads.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Key-value heads."""
+        """Number of key-value heads."""
         return self.heads.num_kv_heads
 
     @property
     def head_size(self) -> int:
-        """Features of each head."""
+        """Number of features per head."""
         return self.heads.head_size
 
     def forward(
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
-    """Return name and layer of the model's attention layers; the n-th one has index n.
+    """Return the model's attention layers by name; the n-th layer has index n.
 
     Raises ContractError if the model used an index twice or omitted one.
     """

@@ -21,7 +21,7 @@ from dovetail_torch.layers.linear import ParallelLinear, leaf_of
 class VocabParallelEmbedding(nn.Module):
     """Rows of a table [V, D] by token id. The caller must reject ids outside 0 .. V - 1.
 
-    borrows: as of linear layers. A step reads only a few rows of the table, so that a mapped file
+    borrows: see `ParallelLinear`. A step reads only a few rows of the table, so that a mapped file
     is as fast as a copy and needs less memory. is_mapped: whether the table is mapped.
     shard: the rows that this rank has; read by the weight loader.
     """
@@ -31,7 +31,9 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.ranks = context.ranks
-        self.shard = divide_unevenly(vocab_size, self.ranks, f"a vocabulary of {vocab_size} tokens")
+        self.shard = divide_unevenly(
+            vocab_size, self.ranks, f"the vocabulary of {vocab_size} tokens"
+        )
         place = {"dtype": context.dtype, "device": context.device}
         weight_VD = torch.empty(self.shard.size, hidden_size, **place)
         self.weight = nn.Parameter(weight_VD, requires_grad=False)
@@ -54,13 +56,13 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(ParallelLinear):
-    """The last linear layer, [S, D] to logits [S, V]; `tied_to` an embedding, it has its weight.
+    """The last linear layer, [S, D] to logits [S, V]; may share the weight of an embedding.
 
     All ranks return the logits of the whole vocabulary, with the same bits.
 
     A tied head is created and packed by the linear method like any other layer, but its `weight`
     is the embedding's parameter: `pack` may remove it from the head, but must not write to it.
-    Raises ModelError if it is tied and the linear method keeps more than a plain weight.
+    Raises ModelError if the head is tied and the linear method keeps more than a plain weight.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class ParallelLMHead(ParallelLinear):
         *,
         tied_to: VocabParallelEmbedding | None = None,
     ) -> None:
-        shard = divide_unevenly(vocab_size, context.ranks, f"a vocabulary of {vocab_size} tokens")
+        shard = divide_unevenly(vocab_size, context.ranks, f"the vocabulary of {vocab_size} tokens")
         super().__init__(context, name, hidden_size, {leaf_of(name): shard})
         self.ranks, self.shard = context.ranks, shard
         self.most = -(-vocab_size // context.ranks.size)
@@ -92,7 +94,7 @@ class ParallelLMHead(ParallelLinear):
         logits_SV = self.linear_method.apply(self, hidden_SD)
         if self.shard.is_whole:
             return logits_SV
-        # Ranks exchange equally much: the last ones fill up what they have less.
+        # Ranks exchange parts of equal size, so ranks with a smaller part pad it.
         missing = self.most - self.shard.size
         if missing:
             logits_SV = functional.pad(logits_SV, (0, missing))

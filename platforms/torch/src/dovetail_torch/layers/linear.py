@@ -1,7 +1,7 @@
 """Linear layers: each describes itself (`LinearShape`), and the linear method does the work.
 
 A layer knows the names of its parts in a checkpoint. It does not know how its weights are stored,
-packed or quantized, nor where they come from. Sizes given by models are those of the whole
+packed or quantized, or who loads them. Sizes given by models are those of the whole
 model. If several ranks share it (`ModelContext.ranks`), column-parallel layers divide their
 output features among them; row-parallel layers divide their input features and sum the products.
 Linear methods only see the rank's part.
@@ -25,7 +25,7 @@ from dovetail_torch.distributed.shard import Shard, cannot_divide, divide, undiv
 
 @dataclass(frozen=True, kw_only=True)
 class HeadShape:
-    """Heads of an attention layer: query heads, key-value heads, features of each."""
+    """Numbers of query heads, key-value heads and features per head of an attention layer."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,7 +42,9 @@ class HeadShape:
             return not (heads % count or (kv_heads % count and count % kv_heads))
 
         if not works(ranks.size):
-            raise cannot_divide(f"{heads} heads ({kv_heads} of keys) of {owner}", ranks, works)
+            raise cannot_divide(
+                f"the {heads} query heads and {kv_heads} key-value heads of {owner}", ranks, works
+            )
         return HeadShape(
             num_heads=heads // ranks.size,
             num_kv_heads=max(1, kv_heads // ranks.size),
@@ -54,15 +56,16 @@ class ParallelLinear(nn.Module):
     """The base of all linear layers: y = x · Wᵀ + b through the context's linear method.
 
     name: the path of the layer in the model, "model.layers.0.mlp.down_proj".
-    in_features, parts: input features; output features by the checkpoint's names for the last
-        component of `name`, in order. Sizes are those before the division among ranks.
+    in_features: number of input features. parts: numbers of output features by the checkpoint's
+        names for the last component of `name`, in order. Sizes are those before the division among
+        ranks.
     shape, linear_method: read by the weight loader and by `pack_linears`; of this rank only.
-    in_shard, part_shards: the rank's part of the input, and of each part's output.
-    elsewhere: names of parameters that only another rank has.
-    settled: names of parameters whose packed form is available already; loaders skip them.
-    borrows: names of parameters that the linear method only reads once, when it packs them, and
-        checks to be finite then: a loader may lend mapped weights instead of filling them.
-    borrowed: the lent weights, by part number; the parameter's rows are not filled then.
+    in_shard, part_shards: the rank's part of the input, and of each part's output. elsewhere: names
+    of parameters that only other ranks have.
+    settled: names of parameters that are already packed; loaders skip them.
+    borrows: names of parameters that the linear method reads only once: it packs them and checks
+        that they are finite. A loader may provide mapped weights instead of filling them. borrowed:
+        these mapped weights, by part number; the parameter's rows are then not filled.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class ColumnParallelLinear(ParallelLinear):
 class RowParallelLinear(ParallelLinear):
     """A linear layer whose input features are divided among the ranks; all return the same sum.
 
-    Takes the rank's part of the input, as returned by column-parallel layers. The bias is added
+    The input is the rank's part, as returned by column-parallel layers. The bias is added
     on rank 0. Raises ConfigError if the features cannot be divided evenly.
     """
 
@@ -142,7 +145,7 @@ class RowParallelLinear(ParallelLinear):
         *,
         bias: bool = False,
     ) -> None:
-        in_shard = divide(in_features, context.ranks, f"{in_features} input features of {name}")
+        in_shard = divide(in_features, context.ranks, f"the {in_features} input features of {name}")
         has_bias = bias and context.ranks.rank == 0
         parts = {leaf_of(name): out_features}
         super().__init__(context, name, in_shard, parts, bias=has_bias)
@@ -159,7 +162,7 @@ class MergedColumnParallelLinear(ParallelLinear):
     """Several linear layers of the same input in one product, with concatenated outputs.
 
     parts: output features by the checkpoint's names, such as {"gate_proj": 64, "up_proj": 64}; each
-    is divided among the ranks. Raises ConfigError if one cannot be divided evenly.
+    part is divided among the ranks. Raises ConfigError if a part cannot be divided evenly.
     """
 
     def __init__(
@@ -178,8 +181,8 @@ class MergedColumnParallelLinear(ParallelLinear):
 class QKVParallelLinear(ParallelLinear):
     """The projections q_proj, k_proj and v_proj in one product; `split` separates them.
 
-    Heads are divided among the ranks; where there are fewer key-value heads than ranks, several
-    ranks have the same one. Raises ConfigError if they cannot be divided evenly.
+    Heads are divided among the ranks; with fewer key-value heads than ranks, several ranks have the
+    same key-value head. Raises ConfigError if they cannot be divided evenly.
     """
 
     def __init__(
@@ -238,7 +241,7 @@ def leaf_of(name: str) -> str:
 def _divide_parts(
     parts: Mapping[str, int], context: ModelContext, name: str
 ) -> Mapping[str, Shard]:
-    owner = "{} output features of {} in {}"
+    owner = "the {} output features of {} in {}"
     return {
         part: divide(size, context.ranks, owner.format(size, part, name))
         for part, size in parts.items()

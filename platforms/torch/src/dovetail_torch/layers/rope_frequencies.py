@@ -33,7 +33,7 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: rope_parameters is {shorten(given)}, it must be a table")
+        raise ModelError(f"config.json: rope_parameters is {shorten(given)}; it must be a table")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ModelError(
             f"config.json: rope_parameters are given by kind of layer ({', '.join(given)}): "
@@ -53,7 +53,7 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     for field, default in (("rope_theta", DEFAULT_THETA), ("partial_rotary_factor", 1.0)):
         if parameters.get(field) is None:
             parameters[field] = new_form.get(field) or hf_config.get(field) or default
-    # If a config has a length beside the parameters, that length is used.
+    # If a config also has a length outside of the parameters, that length is used.
     for length in (
         hf_config.get("original_max_position_embeddings"),
         parameters.get("original_max_position_embeddings"),
@@ -96,7 +96,7 @@ def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
     turns_F = _number(parameters, "original_max_position_embeddings") * frequency_F / (2 * math.pi)
     if high > low:
         keep_F = ((turns_F - low) / (high - low)).clamp(0, 1)
-    else:  # no ramp between the two, as in transformers
+    else:  # there is no ramp between the two values, as in transformers
         keep_F = (turns_F >= low).to(turns_F.dtype)
     slow_F = frequency_F / _number(parameters, "factor")
     return (1 - keep_F) * slow_F + keep_F * frequency_F, 1.0
@@ -107,7 +107,9 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
     frequency_F, _ = _default(parameters, rotary_size)
     theta = _number(parameters, "rope_theta")
     if theta == 1:
-        raise ModelError("config.json: rope type 'yarn' needs another rope_theta than 1")
+        raise ModelError(
+            "config.json: rope type 'yarn' does not support rope_theta=1; set another value"
+        )
     length = _number(parameters, "original_max_position_embeddings")
 
     def dimension_of(turns: float) -> float:
@@ -127,7 +129,7 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
 
 
 def _yarn_stretch(parameters: Parameters) -> float:
-    """Return `factor`; if it is null, the ratio of the lengths after and before stretching."""
+    """Return `factor`; if it is null, the ratio of the new and the original maximum length."""
     if "factor" not in parameters or parameters["factor"] is not None:
         return _number(parameters, "factor")
     after = _number(parameters, "max_position_embeddings")

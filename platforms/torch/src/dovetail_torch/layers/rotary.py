@@ -16,7 +16,7 @@ from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_fr
 from dovetail_torch.lazy_memory import is_host_memory, lazy_zeros
 
 _POSITIONS_AT_ONCE = 4096
-"""Positions whose angles are computed at a time; shorter tables are filled from the start."""
+"""Number of positions that are filled together; shorter tables are filled at the start."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -33,7 +33,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(
         self, context: ModelContext, head_size: int, *, rotary_size: int | None = None
     ) -> None:
-        """rotary_size: leading features of a head that are rotated; None for the config's value."""
+        """rotary_size: number of leading features per head to rotate; None for the config's."""
         super().__init__()
         self.ops = context.ops
         parameters = read_rope_parameters(context.hf_config)
@@ -55,7 +55,7 @@ class RotaryEmbedding(nn.Module):
 
     @torch.inference_mode()
     def grow(self, num_positions: int) -> int:
-        """Fill the table for at least `num_positions`; return how many are filled."""
+        """Fill the table for at least `num_positions`; return the number of filled positions."""
         wanted = min(num_positions, self.num_positions)
         while self._num_ready < wanted:
             start = self._num_ready

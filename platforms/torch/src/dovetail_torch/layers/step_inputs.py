@@ -1,8 +1,8 @@
 """Inputs of a step, computed on the device from its state: `Ops.prepare_inputs` in plain torch.
 
-Every shape follows from what the host knows, so that nothing waits for the device. It is the
-reference for fused kernels. Does not depend on schedulers or requests.
-Legend: T tokens of the step, R runs, L tokens a row may hold, M blocks a row may hold.
+The host knows every shape, so that no operation waits for the device. It is the reference for fused
+kernels. Does not depend on schedulers or requests.
+Legend: T tokens of the step, R runs, L maximum tokens of a row, M maximum blocks of a row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _spread(columns: StepColumns) -> tuple[torch.Tensor, torch.Tensor]:
     rows_R, starts_R = columns.rows_R, columns.starts_R
     firsts_R, ends_R = columns.query_start_R1[:-1], columns.query_start_R1[1:]
     torch.add(starts_R, ends_R - firsts_R, out=columns.seq_lens_R)
-    if columns.longest == 1:  # each run's token is its first, as when all decode
+    if columns.longest == 1:  # each run has one token, as in a step of decodes
         return rows_R.to(torch.int64), columns.positions_T.copy_(starts_R)
     tokens_T = torch.arange(columns.num_tokens, dtype=torch.int32, device=rows_R.device)
     runs_T = torch.searchsorted(ends_R, tokens_T, right=True)

@@ -19,7 +19,7 @@ from dovetail_torch.sampling.blocks import best_tokens
 class TorchOps(Ops):
     """Computes the small operations with torch: float32 arithmetic, results in the inputs' dtype.
 
-    Operations that a provider lacks are computed here. Sampling is left to the sampler.
+    It computes the operations that a provider does not override. The sampler itself samples.
     """
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -40,7 +40,7 @@ class TorchOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions in halves; views of one new tensor."""
+        """Return q and k, rotated by their positions (NeoX style); views of one new tensor."""
         rotary_size = cos_sin_PS.shape[-1]
         if rotary_size < q_THS.shape[-1]:
             return self._rotate_partly(q_THS, k_TKS, positions_T, cos_sin_PS)
@@ -83,7 +83,7 @@ class TorchOps(Ops):
         return functional.embedding(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row, the first one of equals, int64 [R]."""
+        """Return the column of the maximum of each row, the first of equal ones, int64 [R]."""
         return best_tokens(logits_RV)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
@@ -92,7 +92,7 @@ class TorchOps(Ops):
 
 
 class CompletedOps(TorchOps):
-    """The operations that `provider` overrides; torch's for the others."""
+    """The operations that `provider` overrides, and torch's other operations."""
 
     def __init__(self, provider: Ops) -> None:
         self.overridden = overridden_operations(type(provider))

@@ -1,8 +1,8 @@
 """The memory of the KV cache: buffers of pages, and each layer's view of its buffer.
 
 Layers of different KV-cache groups share a buffer, because a block belongs to one group at a time.
-The memory is only divided here, never touched: with lazy allocation a page costs nothing until it
-is written. Depends only on the shape of a cache, not on attention.
+This module divides the memory without touching it: with lazy allocation a page needs no memory
+until it is written. Depends only on the shape of a cache, not on attention.
 Legend: N blocks, P bytes of a page.
 """
 
@@ -26,10 +26,10 @@ DTYPES = {
 }
 
 PADDED_PAGES = "padded_pages"
-"""Backends declare it in their features if a block may be larger than its layer needs."""
+"""Feature of backends whose blocks may be larger than a layer needs."""
 
 Zeros = Callable[[int], torch.Tensor]
-"""Returns so many bytes of the device's memory: uint8, one dimension, all zero."""
+"""A function from a number of bytes to zeroed memory of the device: uint8, one dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ def take_buffers(
 ) -> CacheBuffers:
     """Allocate the memory of `config` and create the views of the layers.
 
-    specs: of each layer, by name. zeros: allocates memory. Raises ModelError if layers of one
-    buffer cannot share it in the backend's layout.
+    specs: spec of each layer, by name. zeros: allocates zeroed memory. Raises ModelError if layers
+    of one buffer cannot share it in the backend's layout.
     """
     num_blocks, page = config.num_blocks, config.page_size_bytes
     buffers = [zeros(num_blocks * page) for _ in range(config.num_buffers)]
@@ -69,13 +69,16 @@ def take_buffers(
     if padded and not (blocks_first and PADDED_PAGES in backend.capabilities.features):
         sizes = sorted({spec.page_size_bytes for spec in specs.values()})
         raise ModelError(
-            f"the layers' blocks take {sizes} bytes and share pages of {page}, but the attention "
-            f"backend {backend.name!r} does not declare {PADDED_PAGES!r}; choose another one."
+            f"the blocks of the layers have {sizes} bytes and share pages of {page}, but "
+            "the attention "
+            f"backend {backend.name!r} does not declare {PADDED_PAGES!r}; choose another "
+            "attention_backend."
         )
     if len(config.groups) > 1 and len(layouts) > 1 and not blocks_first:
         raise ModelError(
             f"layers of different shapes share memory block by block, but in the layout of the "
-            f"attention backend {backend.name!r} blocks do not come first; choose another one."
+            f"attention backend {backend.name!r} blocks do not come first; choose another "
+            "attention_backend."
         )
     caches = {
         name: _view(buffers[buffer], start, shapes[name], specs[name], num_blocks)

@@ -38,15 +38,15 @@ class ConnectedRunner(ModelRunner):
         *,
         side: KVWorkerSide,
     ) -> None:
-        """side: the connector's worker side. It gets the cache's pages. Shut down on failure.
+        """side: the connector's worker side. It gets the cache's pages; shut down on failure.
 
         Raises ConfigError if a block is not a row of memory in the backend's layout.
         """
         if not attention.buffers.pages_NP:
             raise ConfigError(
                 "a kv_connector moves whole blocks, but there is no cache, or the layout of the "
-                "attention backend does not start with blocks; choose another attention_backend, "
-                "or remove the connector."
+                "attention backend does not start with blocks; choose another "
+                "attention_backend, or remove kv_connector."
             )
         super().__init__(loaded, attention, extensions)
         self._answer = b""
@@ -66,7 +66,7 @@ class ConnectedRunner(ModelRunner):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the last plan; add the connector's results."""
         output = super().sample_tokens(grammar)
-        assert isinstance(output, ModelRunnerOutput), "a connected runner waits for its steps"
+        assert isinstance(output, ModelRunnerOutput), "with a connector, steps are synchronous"
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:
@@ -81,7 +81,7 @@ def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorke
     Raises PluginError if it cannot be loaded or created.
     """
     reference = context.config.kv_connector
-    assert reference is not None, "called only with a connector"
+    assert reference is not None, "this runner is created only with a connector"
     cls = context.plugins.load("kv_connector", reference)
     given = KVConnectorContext(
         config=context.config,

@@ -1,10 +1,10 @@
 """A step that continues the last one with one more token per request: columns are incremented.
 
 If the same requests decode again, only positions, lengths, slots and input tokens of the plan
-change. Gathering all columns again costs several times as much as incrementing them, especially
-because the model's weights have evicted them from the processor caches. It ends at a block border,
-and when a request joins, leaves or has more than one token. Only for devices that compute in host
-memory, with attention that supports it. Does not depend on the model or the sampler.
+change. Gathering all columns again takes several times as long as incrementing them, mainly because
+the model's weights have evicted them from the processor caches. A continuation ends at a block
+border, and when a request joins, leaves or has more than one token. Only for devices that compute
+in host memory, with attention that supports it. Does not depend on the model or the sampler.
 Legend: R runs, N continued steps, including the first one.
 """
 
@@ -23,17 +23,17 @@ from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
 from dovetail_torch.runner.request_rows import RequestRows
 
 SUPPORTS_ADVANCE = "supports_advance"
-"""Backends declare it in their features if their builders are `AdvancingBuilder`s."""
+"""Feature of backends whose builders are `AdvancingBuilder`s."""
 
 
 class AdvancingBuilder(Protocol):
     """A metadata builder that can advance its last metadata by one token."""
 
     def advance(self) -> None:
-        """Advance the last metadata to the same runs, one token each, one position further.
+        """Advance the last metadata by one position; each run has one token.
 
-        Called only if those positions are in the last tokens' blocks, and outside of torch's
-        inference mode.
+        Called only if the new positions are in the blocks of the last tokens, and outside of
+        torch's inference mode.
         """
 
 
@@ -62,7 +62,7 @@ class Continuable(Protocol):
 
 
 class NoContinuation:
-    """An implementation in which every step is gathered again."""
+    """An implementation without continuation: every step is gathered again."""
 
     batch: InputBatch | None = None
 
@@ -84,7 +84,7 @@ class NoContinuation:
 
 
 class Continuation:
-    """The step that may be continued, and the tokens sampled in it and since.
+    """The step that may be continued, and the tokens that it and later steps have sampled.
 
     batch: the gathered step, or None; its tensors are advanced, its host columns are not.
     """

@@ -1,7 +1,7 @@
-"""Columns that the host fills each step, on the device; and the device's tokens, read and written.
+"""Columns on the device that the host fills in each step, and the tokens stored on the device.
 
-If the device computes in host memory, both use plain numpy: an operation of the tensor library
-costs several times as much for a few numbers.
+If the device computes in host memory, both use numpy, because an operation of the tensor library
+takes several times as long for a few numbers.
 Legend: N numbers.
 """
 
@@ -38,28 +38,28 @@ class DeviceColumn:
 
     def increment(self, num_places: int) -> None:
         """Add one to each of the first `num_places` numbers; for host memory only."""
-        assert self._on_host is not None, "called only if columns are host memory"
+        assert self._on_host is not None, "columns must be in host memory"
         increment(memoryview(self._on_host), num_places)
 
     def begins_with(self, numbers: array[int]) -> bool:
-        """Return whether the column starts with these numbers of its dtype; host memory only."""
-        assert self._on_host is not None, "called only if columns are host memory"
+        """Return whether the column starts with these numbers; for host memory only."""
+        assert self._on_host is not None, "columns must be in host memory"
         return self._on_host[: len(numbers)].tobytes() == numbers.tobytes()
 
     def take(self, numbers_N: torch.Tensor) -> torch.Tensor:
-        """Like `fill`, with numbers that are on the device."""
+        """Fill the column with numbers that are on the device; see `fill`."""
         return self._tensor[: len(numbers_N)].copy_(numbers_N)
 
 
 class DeviceTokens:
-    """Token ids on the device, int32. tensor: all of them, one dimension."""
+    """Token ids on the device, int32. tensor: all token ids, in one dimension."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self._on_host = host_view(tensor)
 
     def read(self, places_N: Array, into: DeviceColumn) -> torch.Tensor:
-        """Return the tokens at `places_N`, int64 [N], in the memory of `into`."""
+        """Return the tokens at `places_N`, int64 [N]; the result uses the memory of `into`."""
         if self._on_host is not None:
             return into.fill(self._on_host[places_N])
         places = torch.from_numpy(places_N).to(self.tensor.device)

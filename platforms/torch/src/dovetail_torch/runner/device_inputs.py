@@ -1,4 +1,4 @@
-"""From a plan to the tensors of one step on an asynchronous device.
+"""Convert a plan to the tensors of one step on an asynchronous device.
 
 The host packs the few values of a step (rows, first positions, borders; joining requests and new
 blocks; numbers for sampling) and sends them in one copy; everything else is computed on the device
@@ -24,23 +24,23 @@ from dovetail_torch.runner.input_batch import InputBatch
 from dovetail_torch.runner.staging import Array, Staging
 
 PrepareInputs = Callable[[StepColumns], None]
-"""As `PreparesInputs.prepare_inputs`."""
+"""The function `PreparesInputs.prepare_inputs` of the op provider."""
 
 SamplingNumbers = Callable[[Sequence[int]], tuple[Array, ...]]
-"""From the sampling rows to the numbers of the host that the sampler needs."""
+"""A function from the sampling rows to the host's numbers that the sampler needs."""
 
 _NUM_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBatch(InputBatch):
-    """One step. places_S: int64; the place of each sampled token among all rows' tokens."""
+    """The inputs of one step. places_S: int64; index of each sampled token in all rows' tokens."""
 
     places_S: torch.Tensor
 
 
 class DeviceInputs:
-    """Computes each step's tensors; those with one number per token or run stay in place."""
+    """Computes each step's tensors. Tensors with one number per token or run keep their address."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class DeviceInputs:
         sampling_numbers: SamplingNumbers,
         tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: in tokens, one per KV-cache group. max_num_tokens: of a step.
+        """block_sizes: tokens per block, for each KV-cache group. max_num_tokens: maximum per step.
 
-        tables: of the model's positions, filled before the steps that need them.
+        tables: position tables of the model, filled before the steps that need them.
         """
         self._rows = rows
         self._staging = staging
@@ -121,7 +121,7 @@ class DeviceInputs:
 
     def append(self, batch: InputBatch, token_ids_S: torch.Tensor) -> None:
         """Write the tokens sampled for `batch`, int32, to their rows."""
-        assert isinstance(batch, DeviceBatch), "the batch comes from this object"
+        assert isinstance(batch, DeviceBatch), "the batch must come from this object"
         self._rows.token_ids_RL.view(-1).index_copy_(0, batch.places_S, token_ids_S)
 
     def _columns(
@@ -131,7 +131,7 @@ class DeviceInputs:
         longest_row: int,
         longest_run: int,
     ) -> StepColumns:
-        """Return the columns for the device. sent: rows, first positions, borders of the runs."""
+        """Return the columns for the device. sent: rows, first positions, starts of the runs."""
         rows, num_tokens, num_runs = self._rows, plan.total_num_tokens, len(plan.rows)
         widths = [-(-longest_row // size) for size in self._block_sizes]
         return StepColumns(

@@ -15,11 +15,11 @@ from dovetail_torch.sampling.sampler import BestTokens
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceParts:
-    """best_tokens: of the op provider. graph_provider: None to run every step eagerly.
+    """best_tokens: function of the op provider. graph_provider: None to run every step eagerly.
 
     asynchronous: lets the host run ahead of the device; None if steps are synchronous.
-    prepare_inputs, draw_tokens: of the op provider, for asynchronous devices only; the latter
-    may be None.
+    prepare_inputs, draw_tokens: functions of the op provider, for asynchronous devices only;
+    draw_tokens may be None.
     """
 
     best_tokens: BestTokens = best_tokens

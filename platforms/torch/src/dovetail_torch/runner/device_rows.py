@@ -2,7 +2,8 @@
 
 Tokens and block tables are stored on the device and changed by a plan, packed as places and
 contents; the host stores only counts. Does not depend on staging or steps.
-Legend: R rows, L tokens a row may hold, M blocks a row may hold, J rows joined, N numbers written.
+Legend: R rows, L maximum tokens of a row, M maximum blocks of a row, J rows joined, N numbers
+written.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Array = np.ndarray
 class RowChanges:
     """The changes of a plan to the rows.
 
-    targets: one dimension, on the device; arrays: on the host, for each target the places, int64
-    [N], and the numbers, int32 [N]; preceded by the joined rows, int64 [J], if there are any.
+    targets: tensors of one dimension, on the device. arrays: for each target the places, int64 [N],
+    and the numbers, int32 [N], on the host; if rows have joined, they come first, int64 [J].
     """
 
     has_joins: bool
@@ -35,9 +36,9 @@ class RowChanges:
 class DeviceRows:
     """State of all rows. One writer: the runner, by `changes` and then `apply`.
 
-    token_ids_RL: int32. block_tables: one int32 [R, M] a KV-cache group. Both on the device.
-    num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; the latter -1 if none are
-    requested.
+    token_ids_RL: int32. block_tables: one int32 [R, M] per KV-cache group. Both are on the device.
+    num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; num_prompt_logprobs is -1 if
+    none are requested.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class DeviceRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def changes(self, plan: SchedulerOutput) -> RowChanges:
-        """Return the plan's changes, and update the counts. Rows that are left are not cleared."""
+        """Return the plan's changes, and update the counts. Rows are not cleared on leave."""
         targets: list[torch.Tensor] = []
         arrays: list[Array] = []
         if plan.joins:
@@ -76,7 +77,7 @@ class DeviceRows:
         return RowChanges(has_joins=bool(plan.joins), targets=targets, arrays=arrays)
 
     def apply(self, changes: RowChanges, columns: Sequence[torch.Tensor]) -> None:
-        """Write `changes`; columns: their arrays, on the device."""
+        """Write `changes` to the rows. columns: the arrays of `changes`, copied to the device."""
         if changes.has_joins:
             joined_J, *columns = columns
             for table in self.block_tables:  # entries beyond a row's blocks must be 0
@@ -88,7 +89,7 @@ class DeviceRows:
 
     def _join(self, request: NewRequest) -> None:
         row = request.row
-        assert request.generation > self._generations[row], "a row was reused out of order"
+        assert request.generation > self._generations[row], "the generation of a row must increase"
         self._generations[row] = request.generation
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         asked = request.sampling_params.prompt_logprobs
@@ -97,7 +98,7 @@ class DeviceRows:
             num_blocks[row] = 0
 
     def _joined(self, joins: Sequence[NewRequest]) -> list[Array]:
-        """Return the rows, the places of their tokens, and the tokens."""
+        """Return the rows of the requests, the places of their tokens, and the tokens."""
         rows_J = np.array([request.row for request in joins], np.int64)
         ids = [np.asarray(request.token_ids) for request in joins]
         places_N = _places(rows_J * self.max_model_len, np.array([len(own) for own in ids]))

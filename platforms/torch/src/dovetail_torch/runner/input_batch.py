@@ -1,4 +1,4 @@
-"""From a plan and the rows to the tensors of one step.
+"""Convert a plan and the rows to the tensors of one step.
 
 Indices are computed on the host in whole columns, never request by request, and copied once.
 Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
@@ -25,12 +25,12 @@ class InputBatch:
     """One gathered step.
 
     Tensors are on the device, and the next step's tensors reuse their memory.
-    input_ids_T, positions_T: int64. attention: one entry per KV-cache group.
-    last_S: int64; the place of each sampling run's last token among the T.
-    sampling_runs: int64 [S]; their places in the plan. sampling_rows: their rows. rows, ends: int64
-    [R]; each run's row, and the position after its last token. first_R1: int64 [R + 1]; each run's
-    first token.
-    numbers: what sampling needs from the host, if it was sent along; else None.
+    input_ids_T, positions_T: int64. attention: one entry per KV-cache group. last_S: int64; index
+    of each sampling run's last token in the step. sampling_runs: int64 [S]; indices of the sampling
+    runs in the plan. sampling_rows: the rows of the sampling runs. rows, ends: int64 [R]; each
+    run's row, and the position after its last token. first_R1: int64 [R + 1]; each run's first
+    token.
+    numbers: the host's numbers for sampling, if they were sent with the inputs; else None.
     """
 
     plan: SchedulerOutput
@@ -47,7 +47,7 @@ class InputBatch:
 
 
 class InputGatherer:
-    """Computes each step's tensors; those with one number per token or run stay in place."""
+    """Computes each step's tensors. Tensors with one number per token or run keep their address."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class InputGatherer:
         max_num_tokens: int,
         tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: in tokens, one per KV-cache group. max_num_tokens: of a step.
+        """block_sizes: tokens per block, for each KV-cache group. max_num_tokens: maximum per step.
 
-        tables: of the model's positions, filled before the steps that need them.
+        tables: position tables of the model, filled before the steps that need them.
         """
         device = rows.token_ids_RL.device
         self._rows = rows
@@ -72,7 +72,7 @@ class InputGatherer:
         self._slots_T = [DeviceColumn(max_num_tokens, torch.int64, device) for _ in block_sizes]
         self._counted = np.arange(rows.num_rows + 1)
         self._tables = tables or PositionTables()
-        # Steps that continue this one stay within the blocks of its last tokens.
+        # Steps that continue this step stay within the blocks of its last tokens.
         self._num_ahead = max(block_sizes, default=0)
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
@@ -92,7 +92,7 @@ class InputGatherer:
         runs = np.array(plan.rows, np.int64)
         starts = np.array(plan.starts, np.int64)
         sampling_runs = np.flatnonzero(np.asarray(plan.samples))
-        if num_tokens == num_runs:  # one token each, as when all decode
+        if num_tokens == num_runs:  # each run has one token, as in a step of decodes
             token_rows, positions, ends = runs, starts, starts + 1
             first_R1 = self._counted[: num_runs + 1]
         else:
@@ -121,13 +121,13 @@ class InputGatherer:
         return min(int((-batch.ends % size).min()) for size in self._block_sizes)
 
     def ends_at(self, positions: array[int]) -> bool:
-        """Return whether the runs gathered last end at `positions`, int32, in order."""
+        """Return whether the runs of the last gathered step end at `positions`, int32, in order."""
         return self._seq_lens_R.begins_with(positions)
 
     def advance(self, token_ids: array[int]) -> None:
         """Advance the last gathered step, of one token per run, to its next positions.
 
-        token_ids: the tokens at those positions. Builders update their copies of slots.
+        token_ids: the tokens at the next positions. Builders update their copies of slots.
         """
         num_runs = len(token_ids)
         self._input_ids_T.fill(np.asarray(token_ids))
@@ -142,7 +142,7 @@ class InputGatherer:
         first_R1: Array,
         tokens: tuple[Array, Array],
     ) -> tuple[AttentionBatch, ...]:
-        """Return the batch of each KV-cache group. tokens: each token's row and position."""
+        """Return each KV-cache group's attention batch. tokens: each token's row and position."""
         token_rows, positions = tokens
         device = self._rows.token_ids_RL.device
         query_start_R1 = self._query_start_R1.fill(first_R1)

@@ -27,9 +27,9 @@ from dovetail_torch.runner.step_limits import StepLimits
 class AttentionState:
     """The attention of all layers: cache memory, layers and metadata builders.
 
-    block_sizes: in tokens, one per KV-cache group.
-    builders: one for each distinct spec, with the KV-cache group whose block table it reads.
-    supports_advance: whether each of them is a `AdvancingBuilder`.
+    block_sizes: block size of each KV-cache group, in tokens. builders: one for each distinct spec,
+    with the KV-cache group whose block table it reads. supports_advance: whether all builders are
+    `AdvancingBuilder`s.
     """
 
     buffers: CacheBuffers
@@ -71,8 +71,8 @@ def make_attention(
 ) -> AttentionState:
     """Allocate the cache and create the backend's layers and builders.
 
-    layers: by name, in the order of their indices. backend: None only without layers.
-    options: of the backend plugin. zeros: allocates memory.
+    layers: layers by name, in the order of their indices. backend: None only without layers.
+    options: options of the backend plugin. zeros: allocates zeroed memory.
     """
     block_sizes = tuple(group.spec.block_size for group in config.groups)
     if backend is None:
@@ -117,7 +117,7 @@ def make_attention(
 
 def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:
     size = layer.head_size
-    # If no size fits, the backend itself raises the error.
+    # If the backend supports no size, it raises the error itself.
     return size if backend is None else backend.capabilities.stored_head_size(size) or size
 
 

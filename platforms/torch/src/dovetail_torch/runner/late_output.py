@@ -1,7 +1,7 @@
 """Device tensors that are being copied to the host, and the result that is computed from them.
 
-Pinned memory is a ring of slots. Before a slot is reused, its result is read, so that a result that
-has not been requested yet is kept. Does not depend on the meaning of the tensors.
+Pinned memory is a ring of slots. Before a slot is reused, its result is computed and stored, even
+if it has not been requested. Does not depend on the meaning of the tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNMENT = 16
 _NAP_S = 50e-6
 
 Finish = Callable[[Sequence[torch.Tensor]], ModelRunnerOutput]
-"""From the tensors on the host to the result; must not keep the tensors."""
+"""A function from the tensors on the host to the result; it must not keep the tensors."""
 
 
 class LateOutput:
@@ -33,9 +33,9 @@ class LateOutput:
         targets: Sequence[torch.Tensor],
         finish: Finish,
     ) -> None:
-        """event: after the copies from `sources`, on the device, to `targets`."""
+        """event: complete after the copies from `sources`, on the device, to `targets`."""
         self._event = event
-        self._sources = sources  # their memory must not be reused before they are copied
+        self._sources = sources  # keeps the memory of the sources until they are copied
         self._targets = targets
         self._finish = finish
         self._lock = Lock()
@@ -43,7 +43,7 @@ class LateOutput:
         self._error: Exception | None = None
 
     def done(self) -> bool:
-        """Return whether `result` would not wait."""
+        """Return whether `result` would return without waiting."""
         if self._is_settled:
             return True
         try:
@@ -90,7 +90,7 @@ class FetchRing:
     def __init__(
         self, asynchronous: AsyncDevice, slot_bytes: int, *, num_slots: int = NUM_SLOTS
     ) -> None:
-        """slot_bytes: of each slot; a slot that is too short is replaced, after a wait.
+        """slot_bytes: size of each slot; a slot that is too small is replaced, after a wait.
 
         num_slots: number of slots.
         """
@@ -100,7 +100,7 @@ class FetchRing:
         self._current = 0
 
     def fetch(self, sources: Sequence[torch.Tensor], finish: Finish) -> LateOutput:
-        """Return the handle of `finish(sources)`; sources: contiguous, on the device.
+        """Return the handle of `finish(sources)`; sources: contiguous tensors on the device.
 
         The sources must not be written to from now on.
         """

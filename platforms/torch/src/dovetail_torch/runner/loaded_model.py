@@ -1,4 +1,4 @@
-"""A loaded model with the facts known before the KV cache exists, and its dummy runs.
+"""A loaded model, its facts that are known before the KV cache exists, and its dummy runs.
 
 Memory is measured with a dummy run before the cache is sized; the model runner is created
 afterwards, from the same object. Does not depend on rows, plans or the cache.
@@ -24,8 +24,8 @@ from dovetail_torch.sampling.device_access import plain_access
 class LoadedModel:
     """A model and the sizes of its steps.
 
-    num_layers: attention layers of the model. vocab_size: width of its logits. tables: its position
-    tables. device_parts: objects of the platform and the op provider.
+    num_layers: number of attention layers of the model. vocab_size: width of its logits. tables:
+    its position tables. device_parts: objects of the platform and the op provider.
     """
 
     model: Model
@@ -50,7 +50,8 @@ class LoadedModel:
         if parts.asynchronous is None:
             logits_SV.argmax(dim=-1)
             return
-        # An asynchronous device fails if a step exceeds the measured memory: sample, too.
+        # An asynchronous device fails if a step exceeds the measured memory, so sampling is
+        # included.
         sampler = Sampler(
             num_rows=limits.max_num_seqs,
             vocab_size=self.vocab_size,

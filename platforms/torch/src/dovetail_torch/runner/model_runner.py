@@ -1,4 +1,4 @@
-"""The model runner: from a plan to logits and tokens.
+"""The model runner: computes the logits and tokens of a plan.
 
 Keeps the state of each row, gathers the inputs of a step, runs the model and samples. Does not
 depend on the scheduler, the owners of blocks or the device.
@@ -34,7 +34,7 @@ from dovetail_torch.step_extensions import StepExtensions
 
 _WARM_UP_TOKENS = 8
 _POSITIONS_AT_ONCE = 256
-"""Prompt positions whose logits are in memory at a time, for prompt log-probabilities."""
+"""Maximum number of prompt positions with logits in memory, for prompt log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class ModelRunner:
         attention: AttentionState,
         extensions: Mapping[str, StepExtension] = MappingProxyType({}),
     ) -> None:
-        """attention: the cache's memory and its readers.
+        """attention: memory of the cache, attention layers and builders.
 
         extensions: step extensions, in order, by their names in messages.
         """
@@ -96,12 +96,12 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> GraphCounts:
-        """How steps have been run so far."""
+        """Counts of steps by the way they were run."""
         return self._graphs.counts
 
     @property
     def cache_pages(self) -> tuple[torch.Tensor, ...]:
-        """The cache's memory, one uint8 [N, P] tensor per buffer, row b being block b; or ()."""
+        """The cache's memory, one uint8 [N, P] tensor per buffer, where row b is block b; or ()."""
         return self._attention.buffers.pages_NP
 
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -145,11 +145,11 @@ class ModelRunner:
         """Run the kernels of a step once, before the first request.
 
         On asynchronous devices these are complete steps of row 0.
-        On others only the model runs, at the sizes of a short prompt and of a decode.
+        On other devices only the model runs, with a short prompt and a decode.
         """
         limits = self._limits
         most = min(limits.max_num_batched_tokens, limits.max_model_len)
-        room = min(most, limits.max_model_len - 2)  # before the two tokens that are sampled
+        room = min(most, limits.max_model_len - 2)  # for two sampled tokens
         if self.loaded.device_parts.asynchronous is None or room < 1:
             for size in (min(_WARM_UP_TOKENS, most), 1):
                 self.loaded.dummy_run(size, 1)
@@ -185,7 +185,7 @@ class ModelRunner:
     def _continue(self, plan: SchedulerOutput) -> _Step:
         """Run the model on the last step's inputs, advanced by one token."""
         batch = self._path.continuation.batch
-        assert batch is not None, "a continued plan has a gathered one"
+        assert batch is not None, "a continued step has a gathered batch"
         self._path.continuation.advance()
         if self._extensions.rows:
             self._extensions.before_forward(plan)
@@ -209,15 +209,15 @@ class ModelRunner:
             hidden_TD = self._extensions.hidden_states(plan, hidden_TD)
         if not batch.sampling_rows:
             return hidden_TD, hidden_TD[:0]
-        if needed_S is None or len(hidden_TD) != len(needed_S):  # not every model narrows
+        if needed_S is None or len(hidden_TD) != len(needed_S):  # not yet reduced by the model
             return hidden_TD, self.model.compute_logits(hidden_TD.index_select(0, batch.last_S))
         return hidden_TD, self.model.compute_logits(hidden_TD)
 
     def _needed(self, batch: InputBatch) -> torch.Tensor | None:
         """Return the tokens whose hidden states the step needs, int64 [S]; None for all.
 
-        All if a recording of this many tokens serves any sampling rows. If no row samples, the
-        first token: operations need at least one row.
+        Returns None if a recording for this number of tokens can serve any sampling rows. If no row
+        samples, returns the first token, because operations need at least one row.
         """
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return None
@@ -239,7 +239,7 @@ class ModelRunner:
         )
 
     def _describe(self, batch: InputBatch) -> BatchDescriptor:
-        # If an extension runs between the model and its head, they are not run as one.
+        # If an extension runs between the model and its head, they cannot run as one graph.
         uniform = len(batch.sampling_rows) == batch.plan.total_num_tokens
         uniform = uniform and not self._reads_hidden_states(batch)
         return BatchDescriptor(
@@ -267,7 +267,7 @@ class ModelRunner:
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> dict[int, Measured]:
         """Return the log-probabilities of prompt tokens, for the runs that requested them."""
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
-            return {}  # only decodes: no prompt tokens follow
+            return {}  # the step has only decodes, which have no prompt tokens
         rows = self._path.rows
         asked = rows.num_prompt_logprobs[batch.rows]
         found = {}

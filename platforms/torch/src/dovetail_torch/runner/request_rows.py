@@ -2,7 +2,7 @@
 
 Tokens are on the device, so that a sampled token is the next step's input without a copy;
 block tables are on the host, where the scheduler's columns arrive.
-Legend: R rows, L tokens a row may hold, M blocks a row may hold.
+Legend: R rows, L maximum tokens of a row, M maximum blocks of a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class RequestRows:
 
     token_ids_RL: int32, on the device; tokens: the same memory, in one dimension.
     block_tables: one int32 [R, M] array per KV-cache group.
-    num_prompt_tokens, num_prompt_logprobs: int32 [R]; the latter -1 where none are requested.
+    num_prompt_tokens, num_prompt_logprobs: int32 [R]; num_prompt_logprobs is -1 if none are
+    requested.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RequestRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Let requests join and blocks be appended. Rows that are left are not cleared."""
+        """Add joining requests and new blocks. Rows are not cleared on leave."""
         for request in plan.joins:
             self._join(request)
         for group, columns in enumerate(plan.blocks):
@@ -57,7 +58,7 @@ class RequestRows:
 
     def _join(self, request: NewRequest) -> None:
         row = request.row
-        assert request.generation > self._generations[row], "a row was reused out of order"
+        assert request.generation > self._generations[row], "the generation of a row must increase"
         self._generations[row] = request.generation
         tokens = torch.from_numpy(np.asarray(request.token_ids))
         self.token_ids_RL[row, : len(tokens)] = tokens.to(self.token_ids_RL.device)

@@ -1,8 +1,8 @@
 """Copies host columns to an asynchronous device: packed, and sent in one copy.
 
-Sent data stays in pinned memory until the device has copied it: a ring of slots, each filled with
-one packet after another, and reused only when all copies from it are complete. Does not depend on
-the meaning of the columns.
+Sent data stays in pinned memory until the device has copied it. The memory is a ring of slots. Each
+slot is filled with several packets, and reused only when all copies from it are complete. Does not
+depend on the meaning of the columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPES = {
 
 @dataclass(slots=True)
 class _Slot:
-    """pinned: memory; on_host: the same as an array. past: event after all copies from it."""
+    """pinned: the memory. on_host: the memory as an array. past: event after all copies."""
 
     pinned: torch.Tensor
     on_host: Array
@@ -49,7 +49,7 @@ class Staging:
         num_slots: int = NUM_SLOTS,
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
-        """slot_bytes: of each slot; a longer packet is sent in several pieces."""
+        """slot_bytes: size of each slot; a larger packet is sent in several parts."""
         self._device = device
         self.asynchronous = asynchronous
         self._slot_bytes = slot_bytes
@@ -88,7 +88,7 @@ class Staging:
     def _send_pieces(
         self, flat: Sequence[Array], offsets: Sequence[int], packet: torch.Tensor
     ) -> None:
-        """Send arrays that are longer than a slot, one slot after the other."""
+        """Send arrays that are larger than a slot, part by part."""
         whole = np.empty(len(packet), np.uint8)
         for numbers, offset in zip(flat, offsets, strict=True):
             whole[offset : offset + len(numbers)] = numbers

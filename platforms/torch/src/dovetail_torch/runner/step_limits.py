@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class StepLimits:
-    """Fixed for the lifetime of a runner. Counts in requests and tokens."""
+    """The limits of a runner, fixed for its lifetime. Counts are numbers of requests and tokens."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -1,7 +1,7 @@
 """Appends the sampled tokens of a step to their rows and creates its result.
 
-If the host computes, tokens are available at once. On an asynchronous device they are written to
-their rows on the device and copied to the host meanwhile: the result is a handle.
+If the host computes, tokens are available at once. An asynchronous device writes them to their rows
+and copies them to the host later: the result is a handle.
 Does not depend on the model or the sampler. Legend: S runs that sample.
 """
 
@@ -39,7 +39,7 @@ class StepOutputs(Protocol):
     ) -> Output:
         """Return the result of `plan`. token_ids_S: int64, on the device.
 
-        batch: as gathered for this plan, or for the one that this plan continues.
+        batch: the batch of this plan, or of the plan that it continues.
         """
 
     def settle(self) -> None:
@@ -87,7 +87,7 @@ class DeviceOutputs:
         token_ids_S: torch.Tensor,
         reports: StepReports,
     ) -> Handle[ModelRunnerOutput]:
-        """Append the tokens to their rows on the device, and return the handle of the result."""
+        """Append the tokens to their rows on the device, and return a handle of the result."""
         own_S = token_ids_S.to(torch.int32)  # a copy: the memory of the tokens is reused
         if batch.sampling_rows:
             self._inputs.append(batch, own_S)
@@ -102,7 +102,7 @@ class DeviceOutputs:
 def _finish(
     plan: SchedulerOutput, reports: StepReports, tensors: Sequence[torch.Tensor]
 ) -> ModelRunnerOutput:
-    """Return the result. tensors: the int32 tokens, and those of the reports, on the host."""
+    """Return the result. tensors: the int32 tokens and the tensors of the reports, on the host."""
     token_ids = array("i", np.ascontiguousarray(tensors[0].numpy()).tobytes())
     return _output(plan, token_ids, reports, tensors[1:])
 

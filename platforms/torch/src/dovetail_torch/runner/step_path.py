@@ -1,4 +1,4 @@
-"""How a step's inputs reach the device and its tokens come back; selected once, at the start.
+"""The path of a step's inputs to the device and of its tokens to the host, selected at the start.
 
 If the host computes, inputs are gathered in host memory, and a step may continue the last one. For
 an asynchronous device, columns are sent to it, and results are handles. Does not depend on the
@@ -38,7 +38,7 @@ class StepInputs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPath:
-    """Inputs, outputs, the rows that both share, and the continuation of the last step."""
+    """The objects for inputs, outputs, the rows that both use, and the continuation of a step."""
 
     rows: RequestRows | DeviceRows
     inputs: StepInputs
@@ -78,7 +78,7 @@ def device_path(
 ) -> StepPath:
     """Return the path of an asynchronous device. staging: sends arrays to it.
 
-    sampler: returns the numbers of each step that it needs on the device.
+    sampler: returns the numbers that sampling a step needs on the device.
     """
     limits, block_sizes = loaded.limits, attention.block_sizes
     rows = DeviceRows(
@@ -106,6 +106,6 @@ def device_path(
 
 
 def _result_bytes(limits: StepLimits) -> int:
-    """Return the size of a step's result if every token has the usual log-probabilities."""
+    """Return the bytes of a step's result if every token has the usual log-probabilities."""
     num_positions = limits.max_num_batched_tokens + limits.max_num_seqs
     return num_positions * (_USUAL_LOGPROBS + 2) * _LOGPROB_BYTES

@@ -1,4 +1,4 @@
-"""Log-probabilities of a step before they are columns: measured, and still on the device.
+"""Log-probabilities of a step on the device, before they are converted to columns.
 
 Does not depend on how they are copied to the host.
 """
@@ -17,15 +17,16 @@ from dovetail_torch.sampling.logprobs import Measured, RowReport, to_columns
 Columns = dict[int, LogprobColumns]
 
 _NUM_TENSORS = 3
-"""Number of tensors of one `Measured`."""
+"""Number of tensors in a `Measured`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReports:
-    """The log-probabilities that the requests of a step asked for.
+    """The log-probabilities that the requests of a step need.
 
-    sampled: of the sampled tokens, or None. runs: int64; the places of the sampling runs in the
-    plan. prompts: of prompt tokens, by run. errors: why requests cannot continue, by run.
+    sampled: log-probabilities of the sampled tokens, or None. runs: int64; indices of the sampling
+    runs in the plan. prompts: log-probabilities of prompt tokens, by run. errors: reasons why
+    requests cannot continue, by run.
     """
 
     runs: np.ndarray

@@ -1,4 +1,4 @@
-"""First steps before the first request, on the code path of requests.
+"""Warm-up steps before the first request, on the code path of requests.
 
 Kernels that are compiled on their first call are compiled now. The steps run on row 0, which has no
 request yet: its tokens are 0 and its block is block 0, which belongs to no request. A request that
@@ -24,13 +24,13 @@ _WAYS = (
     SamplingParams(temperature=0.0, frequency_penalty=0.1),
     SamplingParams(temperature=1.0, top_k=8, top_p=0.9),
 )
-"""Greedy, greedy with changed logits, random: they use different sampling kernels."""
+"""Greedy, greedy with changed logits, and random sampling use different kernels."""
 
 _PROMPTS = (8, 256)
 """Prompt lengths, each followed by one more token: tiles differ by length."""
 
 _WIDEST = SamplingParams(temperature=1.0, top_p=0.9)
-"""Uses the whole vocabulary of each row, which needs the most memory."""
+"""Sampling parameters that use the whole vocabulary of each row, which needs the most memory."""
 
 
 class RunsSteps(Protocol):
@@ -46,7 +46,7 @@ class RunsSteps(Protocol):
 def warm_up(runner: RunsSteps, sampler: Sampler, max_num_tokens: int) -> None:
     """Run prompts of several lengths, and a token after each, in each way of sampling.
 
-    Waits for them. max_num_tokens: of a prompt; positions up to it exist.
+    Waits for the steps. max_num_tokens: maximum length of a prompt; positions up to it exist.
     """
     for num_tokens in sorted({min(size, max_num_tokens) for size in _PROMPTS}):
         for params in _WAYS:
@@ -68,7 +68,7 @@ def _run(runner: RunsSteps, start: int, num_tokens: int) -> None:
 def draw_for_all(sampler: Sampler, logits_SV: torch.Tensor) -> None:
     """Sample a token for each row of logits, in the way that needs the most memory.
 
-    sampler: with at least as many rows, none of which has been joined.
+    sampler: a sampler with at least as many rows, all unused.
     """
     rows = range(len(logits_SV))
     for row in rows:

@@ -1,4 +1,4 @@
-"""Sampling: from the logits of a step to its tokens and their log-probabilities.
+"""Sampling: computes tokens and their log-probabilities from the logits of a step.
 
 Depends on rows and logits only, not on models, blocks, plans or processes.
 """

@@ -1,6 +1,6 @@
-"""How the rows of a batch are grouped for sampling, and their parameters as columns.
+"""The groups of a batch's rows for sampling, and their parameters as columns.
 
-Computed when the batch's composition changes, else reused. Does not depend on logits.
+Computed when the rows of the batch change, else reused. Does not depend on logits.
 Legend: S rows of the batch, R rows of a group within it.
 """
 
@@ -20,19 +20,19 @@ from dovetail_torch.sampling.truncation import Cuts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows of a batch with the same code path; index_R: their places in the batch, int64."""
+    """Rows of a batch with the same code path. index_R: indices of the rows in the batch, int64."""
 
     index_R: torch.Tensor
     whole: bool
 
     def select(self, x_S: torch.Tensor) -> torch.Tensor:
-        """Return the group's rows of `x_S`: a copy, or `x_S` itself if it contains all rows."""
+        """Return the group's rows of `x_S`: a copy, or `x_S` itself if the group has all rows."""
         return x_S if self.whole else x_S.index_select(0, self.index_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomGroup(Group):
-    """Rows that sample at random: their temperature, and how they are truncated.
+    """Rows that sample at random, with their temperature and min-p.
 
     temperature_R1, log_min_p_R1: float32. has_min_p: whether any row uses min-p.
     """
@@ -44,14 +44,14 @@ class RandomGroup(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedGroup(RandomGroup):
-    """Rows that sample after top-k or top-p."""
+    """Rows that sample at random after top-k or top-p."""
 
     cuts: Cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawNumbers:
-    """The inputs of an op provider's `draw_tokens`, per row, all [R]; see `DrawColumns`."""
+    """The inputs of an op provider's `draw_tokens`, one number per row; see `DrawColumns`."""
 
     temperature_R: torch.Tensor
     top_k_R: torch.Tensor
@@ -60,7 +60,7 @@ class DrawNumbers:
     seeds_R: torch.Tensor
 
     def at(self, positions_R: torch.Tensor) -> DrawColumns:
-        """Return the columns of a draw after this many tokens, int64 [R]."""
+        """Return the columns of a draw after `num_tokens` tokens, int64 [R]."""
         return DrawColumns(
             temperature_R=self.temperature_R,
             top_k_R=self.top_k_R,
@@ -75,11 +75,12 @@ class DrawNumbers:
 class Batch:
     """The rows of a step, divided into groups.
 
-    host_rows: the rows as an array. greedy, unranked, ranked: rows that take the best token, that
-    sample from all tokens, and that sample after top-k or top-p; None for an empty group, here and
-    below. draw: all rows, in place of these three, if some sample at random and the op provider
-    does it. tracked: rows with a history; penalties: tracked rows with penalties.
-    reporting: rows that want log-probabilities; num_logprobs: how many, by row, -1 for none.
+    host_rows: the rows as an array. greedy: rows that take the best token. unranked: rows that
+    sample from all tokens. ranked: rows that sample after top-k or top-p. An empty group is None,
+    here and below. draw: all rows, instead of these three groups, if some sample at random and the
+    op provider samples. tracked: rows with a history; penalties: tracked rows with penalties.
+    reporting: rows that requested log-probabilities; num_logprobs: the number requested by each
+    row, -1 for none.
     """
 
     rows: tuple[int, ...]

@@ -1,10 +1,10 @@
-"""Rows of a vocabulary in blocks: read 150,000 numbers once, then only the relevant blocks.
+"""Rows of a vocabulary in blocks: 150,000 numbers are read once, then only the relevant blocks.
 
-One vectorized pass reduces every block to one number; a decision among those selects a few blocks
-to be read. On a CPU this is 4 to 20 times as fast as `argmax` and `topk` over whole rows,
-especially in bfloat16.
+One vectorized pass reduces every block to one number. These numbers select a few blocks to read. On
+a CPU this is 4 to 20 times as fast as `argmax` and `topk` over whole rows, especially in bfloat16.
 Does not depend on the meaning of tokens, requests or randomness.
-Legend: R rows, V vocabulary, C blocks (the last one may be shorter), K chosen, W block width.
+Legend: R rows, V vocabulary, C blocks (the last one may be shorter), K chosen blocks, W block
+width.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _NUMBERS_AT_ONCE = 1 << 21
 
 
 def slabs(x_RV: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return views of a few rows each, for work that needs a float32 copy of them.
+    """Yield views of a few rows each, for work that needs a float32 copy of the rows.
 
-    For copies of a whole batch the allocator would get new pages each time, which takes longer
-    than the work.
+    For copies of a whole batch the allocator would get new pages each time, which takes longer than
+    the computation.
     """
     return tuple(x_RV.split(max(1, _NUMBERS_AT_ONCE // x_RV.shape[1])))
 
@@ -60,9 +60,10 @@ def gather_blocks(
 
 
 def best_tokens(logits_SV: torch.Tensor) -> torch.Tensor:
-    """Return the column of the maximum of each row, the first one of equals, int64 [S].
+    """Return the column of the maximum of each row, the first of equal ones, int64 [S].
 
-    Any float dtype. A row in which all numbers are -inf gives 0; a NaN counts as the maximum.
+    Supports any float dtype. For a row in which all numbers are -inf the column is 0; a NaN counts
+    as the maximum.
     """
     if logits_SV.shape[1] <= SMALL_VOCABULARY or not len(logits_SV):
         return logits_SV.argmax(-1)

@@ -1,4 +1,4 @@
-"""How the sampler uses its device: whether it may wait for it, and how numbers are sent to it.
+"""The sampler's access to its device: whether it may wait, and how numbers are sent.
 
 Does not depend on a device; the creator of a sampler selects it.
 """
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from dovetail.interfaces.ops import DrawColumns
 
 Upload = Callable[[NDArray], torch.Tensor]
-"""Returns an array as a tensor on the device, of the same shape and dtype."""
+"""A function that copies an array to a tensor on the device, of the same shape and dtype."""
 
 DrawTokens = Callable[[torch.Tensor, DrawColumns], torch.Tensor]
-"""As `Draws.draw_tokens`."""
+"""The function `Draws.draw_tokens` of the op provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAccess:
-    """upload: sends numbers of the host to the device.
+    """upload: sends the host's numbers to the device.
 
     may_wait: whether a step may read a number from the device, and so wait for all earlier work.
-    draw_tokens: of the op provider; None for torch operations.
+    draw_tokens: function of the op provider; None for torch operations.
     """
 
     upload: Upload
@@ -34,7 +34,7 @@ class DeviceAccess:
 
 
 def plain_access(device: torch.device, draw_tokens: DrawTokens | None = None) -> DeviceAccess:
-    """Return the access to a device that is synchronous, or that may be waited for."""
+    """Return the access to a synchronous device, or a device that the sampler may wait for."""
     return DeviceAccess(
         upload=lambda numbers: torch.from_numpy(numbers).to(device), draw_tokens=draw_tokens
     )

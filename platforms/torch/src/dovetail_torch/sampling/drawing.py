@@ -1,7 +1,7 @@
 """Sample one column from rows of unnormalized probabilities, by the inverse of the CDF.
 
-Exact at the edges: a token of probability 0 is never drawn, despite rounding. Does not depend on
-the origin of the probabilities or the uniform numbers.
+Draws are exact at the edges: a token of probability 0 is never drawn, despite rounding. Does not
+depend on the origin of the probabilities or the uniform numbers.
 Legend: R rows, V vocabulary, N numbers, few enough for a sequential sum.
 """
 
@@ -14,7 +14,7 @@ from dovetail_torch.sampling.blocks import block_sums, gather_blocks
 DRAW_WIDTH = 512
 _LEAST_LOG = -87.0
 _NOTHING = 2e-38
-"""Above exp(_LEAST_LOG), and above the least normal float32."""
+"""A number above exp(_LEAST_LOG) and above the smallest normal float32."""
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
@@ -33,7 +33,7 @@ def pick(cumulative_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
     """Return the first column whose cumulative sum is above the target, int64 [R, 1].
 
     The target is first reduced below the row's last sum, so that the selected column always has
-    some mass. A row without mass (or with NaN) gives 0.
+    some mass. The column is 0 for a row without mass or with NaN.
     """
     total_R1 = cumulative_RN[:, -1:]
     below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
@@ -44,8 +44,9 @@ def pick(cumulative_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
 def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
     """Turn logits into exp(logit - best), in place, and return them.
 
-    Results of 2e-38 or less, in particular for -inf, become exactly 0: a denormal exponential is
-    thirty times as slow as others. A row in which all logits are -inf becomes zeros, not NaN.
+    Results of 2e-38 or less, in particular for -inf, become exactly 0, because a denormal
+    exponential takes thirty times as long as others. A row in which all logits are -inf becomes
+    zeros, not NaN.
     """
     best_R1 = logits_RV.amax(-1, keepdim=True).clamp_min_(torch.finfo(logits_RV.dtype).min)
     weights_RV = logits_RV.sub_(best_R1).clamp_min_(_LEAST_LOG).exp_()
@@ -55,9 +56,9 @@ def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
 def draw(weights_RV: torch.Tensor, uniform_R1: torch.Tensor) -> torch.Tensor:
     """Draw a column of each row in proportion to its float32 weights, int64 [R].
 
-    uniform_R1: in [0, 1), of the accumulation dtype. Two levels, the block and then the column
-    in it: no sum has more than a few hundred numbers, so that a vocabulary of 150,000
-    loses no precision and needs one pass.
+    uniform_R1: in [0, 1), of the accumulation dtype. Draws the block and then a column in it: no
+    sum has more than a few hundred numbers, so that a vocabulary of 150,000 needs one pass and
+    loses no precision.
     """
     cumulative_RC = block_sums(weights_RV, DRAW_WIDTH).to(uniform_R1.dtype).cumsum(-1)
     target_R1 = uniform_R1 * cumulative_RC[:, -1:]

@@ -21,8 +21,8 @@ from dovetail_torch.sampling.device_access import Upload
 class GrammarMask:
     """The tokens that are allowed for some rows of a batch.
 
-    index_G: the rows' places in the batch, int64. bits_GB: uint8, bit t % 8 of byte t // 8 is 1
-    if token t is allowed. Both on the logits' device.
+    index_G: indices of the rows in the batch, int64. bits_GB: uint8, bit t % 8 of byte t // 8 is 1
+    if token t is allowed. Both are on the logits' device.
     """
 
     index_G: torch.Tensor
@@ -43,8 +43,8 @@ class GrammarMask:
         if len(grammar.bitmask) != demanded:
             raise ContractError(
                 f"a bit mask for {len(grammar.runs)} runs and {vocab_size} tokens must have "
-                f"{demanded} bytes and has {len(grammar.bitmask)}; make it ceil(vocab_size "
-                "/ 32) words of 4 bytes a run."
+                f"{demanded} bytes and has {len(grammar.bitmask)}; use ceil(vocab_size / "
+                "32) words of 4 bytes per run."
             )
         place_of = {run: place for place, run in enumerate(runs)}
         taken = [i for i, run in enumerate(grammar.runs) if run in place_of]
@@ -53,7 +53,7 @@ class GrammarMask:
         return cls(index_G=upload(index_G), bits_GB=upload(bits_GB))
 
     def apply(self, logits_SV: torch.Tensor) -> None:
-        """Set forbidden tokens to -inf, in place; skip a row if no token would be left."""
+        """Set forbidden tokens to -inf, in place; skip a row if no token would be allowed."""
         shifts = torch.arange(8, dtype=torch.uint8, device=logits_SV.device)
         bits_GV = (self.bits_GB.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits_SV.shape[1]]
         old_GV = logits_SV.index_select(0, self.index_G)

@@ -1,8 +1,8 @@
 """The tokens of rows whose sampling depends on earlier tokens: penalties and bad words.
 
-Stored on the device as sequences, not as one counter per word of the vocabulary: a step reads as
-much as a row is long, and a row without these parameters costs nothing.
-Does not depend on the use of the tokens.
+Stored on the device as sequences, not as one counter per token of the vocabulary: a step reads only
+a row's length, and rows without these parameters are not stored.
+Does not depend on how the tokens are used.
 Legend: H places for rows, L tokens, R rows read in a step, S rows of the batch.
 """
 
@@ -27,8 +27,8 @@ NO_TOKEN = -1
 class Tracked:
     """Rows of one batch that have a history.
 
-    index_R: their places in the batch; places_R: their places in the history; both int64, on the
-    device. host_places: the latter on the host.
+    index_R: indices of the rows in the batch. places_R: places of the rows in the history. Both are
+    int64, on the device. host_places: `places_R` on the host.
     """
 
     index_R: torch.Tensor
@@ -38,10 +38,10 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The result of `TokenHistory.read`; entries beyond a row's length repeat its first.
+    """The result of `TokenHistory.read`; entries beyond a row's length repeat its first entry.
 
-    tokens_RL: int64, prompt and output. counts_RL: float32, how often the token at that place
-    occurs in the output. lengths_R1: int64.
+    tokens_RL: int64, prompt and output. counts_RL: float32, number of occurrences of each token in
+    the output. lengths_R1: int64.
     """
 
     tokens_RL: torch.Tensor
@@ -50,7 +50,7 @@ class Past:
 
 
 class TokenHistory:
-    """Tokens and output counts of some rows. Only the sampler appends to it."""
+    """Tokens and output counts of some rows. Only the sampler appends to the history."""
 
     def __init__(self, *, vocab_size: int, device: torch.device, upload: Upload) -> None:
         """upload: sends numbers to `device`."""
@@ -86,13 +86,14 @@ class TokenHistory:
         counts = in_output[inverse.reshape(-1)].astype(np.float32)
         self._tokens_HL[place].zero_()[: len(tokens)] = self._upload(tokens)
         self._counts_HL[place].zero_()[: len(tokens)] = self._upload(counts)
-        # Not by assignment, which copies the number from the host and so waits for the device.
+        # `fill_` instead of an assignment, which would copy the number from the host and so wait
+        # for the device.
         self._lengths_H[place].fill_(len(tokens))
         self._lengths[place] = len(tokens)
         self._num_outputs[place] = len(output)
 
     def leave(self, row: int) -> None:
-        """Forget `row`; do nothing if it has no history."""
+        """Delete the history of `row`, if there is one."""
         if row in self._place_of:
             self._free.append(self._place_of.pop(row))
 
@@ -124,7 +125,7 @@ class TokenHistory:
         )
 
     def append(self, tracked: Tracked, token_ids_S: torch.Tensor) -> None:
-        """Append to each tracked row its token of the batch's `token_ids_S`."""
+        """Append to each tracked row its token in the batch's `token_ids_S`."""
         places, lengths = tracked.host_places, self._lengths[tracked.host_places]
         self._make_room(int(lengths.max()) + 1, places=0)
         past = self.read(tracked)

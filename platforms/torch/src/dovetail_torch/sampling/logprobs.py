@@ -23,7 +23,7 @@ from dovetail_torch.sampling.truncation import rank
 class Measured:
     """Measured positions, on the device; the target comes first, then the best tokens.
 
-    ids_PK: int64. logprobs_PK: float32. ranks_P: int64; of the target.
+    ids_PK: int64. logprobs_PK: float32. ranks_P: int64; ranks of the targets.
     """
 
     ids_PK: torch.Tensor
@@ -32,14 +32,14 @@ class Measured:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All fields, in the order that `to_columns` expects on the host."""
+        """All fields, in the order that `to_columns` expects."""
         return self.ids_PK, self.logprobs_PK, self.ranks_P
 
 
 def measure(logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: int) -> Measured:
     """Measure the targets and the best `num_logprobs` tokens (at most V) of each position.
 
-    Logits in any float dtype, only read; log-probabilities in float32. Does not wait.
+    Logits have any float dtype and are only read; log-probabilities are float32. Does not wait.
     """
     start, parts = 0, []
     for slab in slabs(logits_PV):
@@ -50,7 +50,7 @@ def measure(logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: i
 
 
 def join_measured(parts: Sequence[Measured]) -> Measured:
-    """Concatenate successive positions of equal width; at least one part."""
+    """Concatenate at least one part: successive positions of equal width."""
     if len(parts) == 1:
         return parts[0]
     return Measured(
@@ -81,18 +81,18 @@ def _measure_slab(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReport:
-    """Log-probabilities that some rows of a batch requested for their chosen token.
+    """Log-probabilities that some rows of a batch requested for their sampled tokens.
 
-    num_logprobs: for every row of the batch, -1 for rows that requested none.
+    num_logprobs: number requested by each row of the batch, -1 for none.
     """
 
     measured: Measured
     num_logprobs: Sequence[int]
 
     def columns(self, tensors: Sequence[torch.Tensor]) -> dict[int, LogprobColumns]:
-        """Return the columns of each row that requested them, by its place in the batch.
+        """Return the columns of each row that requested them, by index in the batch.
 
-        tensors: those of `measured`, on the host.
+        tensors: the tensors of `measured`, on the host.
         """
         ids, logprobs, ranks = (tensor.tolist() for tensor in tensors)
         wanted = [(place, num + 1) for place, num in enumerate(self.num_logprobs) if num >= 0]
@@ -122,7 +122,7 @@ def gather_logprobs(
     """Return the columns of successive positions of one request; waits for the device.
 
     logits_PV: any float dtype, unprocessed, only read. target_ids_P: int64, the token at each
-    position. num_logprobs: how many of the best tokens to report as well; at most V.
+    position. num_logprobs: number of best tokens that are also reported; at most V.
     """
     measured = measure(logits_PV, target_ids_P, num_logprobs)
     return to_columns(*(tensor.tolist() for tensor in measured.tensors))

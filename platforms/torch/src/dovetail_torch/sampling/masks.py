@@ -1,9 +1,9 @@
 """The token constraints of a request: allowed and forbidden tokens, and biases.
 
 In this order: allowed_token_ids; forbidden tokens (bad words, and the tokens that would end the
-request before min_tokens); logit_bias. A constraint that would leave no token is skipped, so that
-the grammar, which is applied first, has priority over allowed_token_ids, and these over forbidden
-tokens. Ids outside the vocabulary cannot be produced and are ignored.
+request before min_tokens); logit_bias. A constraint that would allow no token is skipped. So the
+grammar, which is applied first, has priority over allowed_token_ids, which have priority over
+forbidden tokens. Ids outside the vocabulary are ignored.
 Does not depend on penalties, temperatures or draws.
 Legend: S rows of the batch, V vocabulary, N forbidden (row, token) pairs.
 """
@@ -26,7 +26,7 @@ _ANY_TOKEN = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadWords:
-    """Words that must not be completed: their last tokens, and the tokens before those.
+    """Words that must not be completed: their last tokens, and the tokens before the last ones.
 
     last_W: int64 [W]. before_WL: int64 [W, L], padded with -2 at the front, which matches anything.
     """
@@ -45,7 +45,7 @@ class BadWords:
         )
 
     def matching(self, row: int, history: TokenHistory) -> torch.Tensor:
-        """Return which words only lack their last token in the output of `row`, bool [W]."""
+        """Return which words lack only their last token in the output of `row`, bool [W]."""
         num_before = self.before_WL.shape[1]
         tail_L = history.output_tail(row, num_before) if num_before else self.last_W[:0]
         return ((self.before_WL == tail_L) | (self.before_WL == _ANY_TOKEN)).all(-1)
@@ -88,7 +88,7 @@ class TokenMasks:
         self._settle(row)
 
     def leave(self, row: int) -> None:
-        """Forget `row`."""
+        """Delete the constraints of `row`."""
         for wishes in (self._allowed, self._bad_words, self._unended, self._bias):
             wishes.pop(row, None)
         self.rows.discard(row)
@@ -139,7 +139,7 @@ class TokenMasks:
     def _forbidden(
         self, row: int, history: TokenHistory
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ids, and for each whether it is forbidden now."""
+        """Yield token ids, and for each id whether it is forbidden now."""
         if row in self._bad_words:
             words = self._bad_words[row]
             yield words.last_W, words.matching(row, history)
@@ -172,9 +172,10 @@ def _forbid_pairs(
     at: tuple[torch.Tensor, torch.Tensor],
     active_N: torch.Tensor,
 ) -> None:
-    """Set the pairs `at` to -inf if active, unless no token of their row would be left.
+    """Set the active pairs `at` to -inf, unless no token of their row would be allowed.
 
-    A sum is correct if a pair occurs twice, once active and once not; an assignment is not.
+    Adding is correct even if a pair occurs twice, once active and once not; an assignment would not
+    be.
     """
     old_N = logits_SV[at]
     addend_N = torch.where(active_N, -torch.inf, 0.0)

@@ -13,12 +13,12 @@ import torch
 from dovetail_torch.sampling.history import Past, Tracked
 
 LEAST_REPETITION = 1e-20
-"""Minimum of the repetition penalty: smaller ones would give infinite logits."""
+"""Minimum of the repetition penalty: smaller values would give infinite logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenaltyColumns:
-    """The penalized rows of a batch and their penalties, float32 [R, 1]."""
+    """The penalized rows of a batch, and their penalties, each float32 [R, 1]."""
 
     tracked: Tracked
     repetition_R1: torch.Tensor
@@ -38,5 +38,5 @@ def apply_penalties(logits_SV: torch.Tensor, columns: PenaltyColumns, past: Past
     new_RL = torch.where(old_RL > 0, old_RL / columns.repetition_R1, old_RL * columns.repetition_R1)
     new_RL -= columns.frequency_R1 * past.counts_RL
     new_RL -= columns.presence_R1 * (past.counts_RL > 0)
-    # A token that occurs more than once is written more than once, with the same number.
+    # A token that occurs several times is written several times, with the same number.
     logits_SV.index_put_(at, torch.where(past.lengths_R1 > 0, new_RL, old_RL))

@@ -20,15 +20,15 @@ class ProcessorExtension(StepExtension):
         self._processor = processor
 
     def join(self, row: int, request: NewRequest) -> bool:
-        """Ask the processor whether the request's row takes part."""
+        """Return whether the request's row takes part."""
         return self._processor.join(request)
 
     def leave(self, row: int) -> None:
-        """Forget `row`."""
+        """Remove `row` from the processor."""
         self._processor.leave(row)
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the result of the processor."""
+        """Return the logits that the processor returns."""
         return self._processor.apply(logits_RV, rows)
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:

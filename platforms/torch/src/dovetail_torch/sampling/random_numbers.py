@@ -1,7 +1,7 @@
 """Stateless random numbers: one for each (seed, position), independent of the batch.
 
 With a generator's state, a request's tokens would depend on its batch, on preemption and on the
-pipeline depth. A hash of seed and position does not.
+pipeline depth. With a hash of seed and position they do not.
 Does not depend on tensors or devices: numbers are computed on the host, a few per step.
 """
 
@@ -24,7 +24,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return numbers in [0, 1), multiples of 2**-53, one for each (seed, position).
 
-    Arrays of one dimension and equal length. Each seed's numbers are the SplitMix64 sequence
+    The arrays have one dimension and equal length. Each seed's numbers are the SplitMix64 sequence
     (Steele, Lea, Flood 2014) that starts at the mixed seed, read at `positions`.
     """
     start = _mix(seeds + _GOLDEN)

@@ -1,7 +1,7 @@
-"""The sampling parameters of rows, and how the rows of a batch are grouped by them.
+"""The sampling parameters of rows, and the grouping of a batch's rows by these parameters.
 
-Arrays on the host, one entry per row. The columns that a batch needs are sent to the device when
-the batch's composition changes, not in each step. Does not depend on logits.
+The parameters are arrays on the host with one entry per row. The columns of a batch are sent to the
+device when the rows of the batch change, not in each step. Does not depend on logits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _UINT64 = 2**64 - 1
 class RowTable:
     """Parameters by row.
 
-    num_tokens: prompt and output; updated only for rows that are not plain greedy.
-    temperature is 0 for greedy rows; top_k is the size of the vocabulary if it is off.
+    num_tokens: length of prompt and output; updated only for rows that are not plain greedy.
+    temperature is 0 for greedy rows; top_k is the size of the vocabulary if it is disabled.
     """
 
     def __init__(
         self, *, num_rows: int, vocab_size: int, access: DeviceAccess, dtype: type[np.floating]
     ) -> None:
-        """dtype: for the accumulation of probabilities, float64 or float32."""
+        """dtype: dtype in which probabilities are accumulated, float64 or float32."""
         self._vocab_size = vocab_size
         self._access = access
         self._dtype = dtype
@@ -68,7 +68,7 @@ class RowTable:
         )
 
     def plain(self, row: int) -> bool:
-        """Whether, by this table's parameters, the row takes the best token."""
+        """Whether the row takes the best token according to the parameters in this table."""
         greedy = self._temperature[row] == 0 and self._num_logprobs[row] < 0
         return bool(greedy and not self.penalised(row))
 
@@ -77,7 +77,7 @@ class RowTable:
     ) -> Batch:
         """Group the rows of a batch by their parameters.
 
-        draws: whether the op provider draws for the whole batch if any of its rows does.
+        draws: whether the op provider samples for the whole batch if any row samples at random.
         """
         host_rows = np.array(rows, np.int64)
         random = self._temperature[host_rows] > 0
@@ -100,7 +100,7 @@ class RowTable:
 
     def _penalties(self, rows: Sequence[int], history: TokenHistory) -> PenaltyColumns | None:
         own = [row for row in rows if self.penalised(row)]
-        # Rows without penalties keep their place in the batch, with an unused number.
+        # Rows without penalties have an unused number, so that indices are those of the batch.
         tracked = history.track([row if self.penalised(row) else -1 for row in rows])
         if tracked is None:
             return None
@@ -159,7 +159,7 @@ class RowTable:
         first = int(np.where(top_k <= SMALL_TOP_K, top_k, FIRST_BEST).max())
         settled = bool((top_k <= first).all())
         if not settled and not self._access.may_wait:
-            first = self._vocab_size  # the device cannot be asked whether fewer were enough
+            first = self._vocab_size  # reading from the device whether fewer are enough would wait
         cuts = Cuts(
             top_k_R1=self._column(top_k),
             top_p_R1=self._column(top_p.astype(self._dtype)),

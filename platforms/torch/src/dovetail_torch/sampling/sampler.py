@@ -1,12 +1,14 @@
-"""The sampler: it chooses one token for each row of a step's logits.
+"""The sampler: samples one token for each row of a step's logits.
 
 Order: raw log-probabilities are computed from the unprocessed logits; then grammar, the request's
 masks and biases, penalties, step extensions; then either the best token, or temperature, min-p,
 top-k, top-p and a draw. Tokens do not depend on the batch: every random number is a hash of the
-request's seed and its number of tokens. For any logits the result is a token of the vocabulary;
-if all are -inf, or one is NaN, it is an arbitrary token, and other rows are not affected.
-Does not depend on plans, models or how its tokens get to the scheduler.
-Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R rows of a group.
+request's seed and its number of tokens. The result is a token of the vocabulary for any logits. If
+all logits of a row are -inf, or one is NaN, it is an arbitrary token; other rows are not affected.
+
+Does not depend on plans, models or the way of the tokens to the scheduler.
+Legend: S rows of the batch, V vocabulary, P rows that requested log-probabilities, R rows of a
+group.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
 from dovetail_torch.step_extensions import StepExtensions
 
 BestTokens = Callable[[torch.Tensor], torch.Tensor]
-"""[R, V] to the column of each row's maximum, as `Ops.best_tokens`."""
+"""A function from logits [R, V] to the column of each row's maximum, as `Ops.best_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """The tokens of a step: token_ids int64 [S], on the device, in the order of the rows.
+    """The tokens of a step. token_ids: int64 [S], on the device, in the order of the rows.
 
     report: raw log-probabilities, if requested; also on the device.
     """
@@ -50,7 +52,7 @@ class SampledTokens:
 
     @property
     def logprobs(self) -> Mapping[int, LogprobColumns]:
-        """The log-probabilities by index in rows; reading them waits for the device."""
+        """The log-probabilities by index in the rows. Reading them waits for the device."""
         return {} if self.report is None else self.report.columns(self.report.measured.tensors)
 
 
@@ -67,10 +69,10 @@ class Sampler:
         best_tokens: BestTokens = best_tokens,
         access: DeviceAccess | None = None,
     ) -> None:
-        """best_tokens: of the op provider. access: None for a synchronous device.
+        """best_tokens: function of the op provider. access: None for a synchronous device.
 
-        num_rows, vocab_size: sizes. extensions: provide the hook `logits`; None for none. Rows
-        join and leave the extensions before they do so here.
+        extensions: step extensions with the hook `logits`, or None. Rows join and leave the
+        extensions first.
         """
         access = access or plain_access(device)
         self._device = device
@@ -101,7 +103,7 @@ class Sampler:
             self._special.add(row)
 
     def leave(self, row: int) -> None:
-        """Forget `row`; do nothing if no request has it."""
+        """Remove the request of `row`, if there is one."""
         self._masks.leave(row)
         self._history.leave(row)
         self._special.discard(row)
@@ -113,7 +115,7 @@ class Sampler:
 
     @torch.inference_mode()
     def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
-        """Return the host's numbers that the next `sample` of `rows` needs, one per row; or ().
+        """Return the host's numbers for the next `sample` of `rows`, one per row; or ().
 
         The caller may send them to the device together with other data, and pass them to `sample`.
         """
@@ -135,10 +137,10 @@ class Sampler:
         grammar_bitmask: GrammarMask | None = None,
         numbers: Sequence[torch.Tensor] | None = None,
     ) -> SampledTokens:
-        """Choose the next token of each row and append it to the row.
+        """Sample the next token of each row and append it to the row.
 
         logits_SV: any float dtype, on the device; row i belongs to rows[i]; may be overwritten.
-        rows: joined rows, each at most once. numbers: `host_numbers` of these rows, on the device;
+        rows: joined rows, each at most once. numbers: `host_numbers` of the rows, on the device;
         None if they have not been sent.
         """
         if grammar_bitmask is None and self.takes_best(rows):
@@ -148,7 +150,7 @@ class Sampler:
             numbers = [self._access.upload(column) for column in self.host_numbers(rows)]
         raw_SV = logits_SV
         if batch.reporting is not None and logits_SV.dtype == torch.float32:
-            raw_SV = logits_SV.clone()  # they are changed in place below
+            raw_SV = logits_SV.clone()  # the logits are changed in place below
         logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
         token_ids_S = self._choose(logits_SV, batch, numbers)
         if batch.tracked is not None:
@@ -170,7 +172,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Return the probabilities that `sample` would use now, float32 [S, V].
 
-        Changes no row; the logits may be overwritten. Greedy rows have one token of probability 1.
+        Does not change rows; the logits may be overwritten. Greedy rows have one token of
+        probability 1.
         """
         batch = self._table.describe(tuple(rows), self._history)
         logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
@@ -197,7 +200,7 @@ class Sampler:
     def _shape(
         self, logits_SV: torch.Tensor, batch: Batch, grammar: GrammarMask | None
     ) -> torch.Tensor:
-        """Return float32 logits after masks, penalties and extensions; may be the given ones."""
+        """Return float32 logits after masks, penalties and extensions; may be the given tensor."""
         logits_SV = self._widen(logits_SV)
         if grammar is not None:
             grammar.apply(logits_SV)
@@ -211,11 +214,11 @@ class Sampler:
         return logits_SV
 
     def _is_plain(self, row: int) -> bool:
-        """Return whether the row, except for masks, takes the best unchanged logit."""
+        """Return whether the row takes the best unchanged logit if masks are ignored."""
         return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
-        """Return the logits in float32: themselves, or a copy in reused memory."""
+        """Return the logits in float32: the given tensor, or a copy in reused memory."""
         if logits_SV.dtype == torch.float32:
             return logits_SV
         if len(self._float32) < len(logits_SV):
@@ -246,14 +249,14 @@ class Sampler:
     def _nuclei(
         self, logits_SV: torch.Tensor, batch: Batch
     ) -> Iterator[tuple[torch.Tensor, Nuclei]]:
-        """Yield the nuclei of the ranked rows with those rows' places in the batch."""
+        """Yield the nuclei of the ranked rows, with the indices of these rows in the batch."""
         if batch.ranked is not None:
             for nuclei in cut(_tempered(logits_SV, batch.ranked), batch.ranked.cuts):
                 yield batch.ranked.index_R[nuclei.index_R], nuclei
 
 
 def _tempered(logits_SV: torch.Tensor, group: RandomGroup) -> torch.Tensor:
-    """Return the group's logits over temperature, after min-p; may change the given ones."""
+    """Return the group's logits after temperature and min-p; may change the given logits."""
     logits_RV = group.select(logits_SV).div_(group.temperature_R1)
     if group.has_min_p:
         apply_min_p(logits_RV, group.log_min_p_R1)

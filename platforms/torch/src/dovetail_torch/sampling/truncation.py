@@ -22,13 +22,13 @@ FIRST_BEST = 64
 GROWTH = 16
 SMALL_TOP_K = 1024
 _SORTED_AT_ONCE = 1 << 23
-"""Numbers sorted at a time: sorting whole rows needs about 60 bytes per number."""
+"""Maximum number of sorted numbers: sorting whole rows needs about 60 bytes per number."""
 
 
 def apply_min_p(logits_RV: torch.Tensor, log_min_p_R1: torch.Tensor) -> None:
     """Set to -inf, in place, tokens less likely than min-p times the best (Nguyen et al. 2024).
 
-    log_min_p_R1: natural logarithm of min-p, -inf where it is off.
+    log_min_p_R1: natural logarithm of min-p, -inf for rows without min-p.
     """
     threshold_R1 = logits_RV.amax(-1, keepdim=True) + log_min_p_R1
     logits_RV.masked_fill_(logits_RV < threshold_R1, -torch.inf)
@@ -36,7 +36,7 @@ def apply_min_p(logits_RV: torch.Tensor, log_min_p_R1: torch.Tensor) -> None:
 
 def _order(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that increase with the float32 value and decrease with the column."""
-    bits = (values + 0.0).view(torch.int32)  # adding 0 makes one zero of the two
+    bits = (values + 0.0).view(torch.int32)  # adding 0 converts -0 to 0
     grows = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (grows.long() << 32) | (0xFFFFFFFF - columns)
 
@@ -44,7 +44,7 @@ def _order(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 def rank(logits_RV: torch.Tensor, num_best: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the best `num_best` float32 logits and their columns in canonical order, [R, K].
 
-    The k best tokens are in the k blocks with the best maxima, so only those are read.
+    The k best tokens are in the k blocks with the best maxima, so only these blocks are read.
     """
     vocab_size = logits_RV.shape[1]
     if num_best * 4 >= vocab_size:
@@ -65,9 +65,9 @@ def rank(logits_RV: torch.Tensor, num_best: int) -> tuple[torch.Tensor, torch.Te
 class Cuts:
     """top-k and top-p of R rows, as columns.
 
-    top_k_R1: int64, the vocabulary's size if it is off. top_p_R1: 1 if it is off; of the
-    accumulation dtype.
-    first: how many of the best to rank first. settled: whether those are enough for every row.
+    top_k_R1: int64, the vocabulary's size without top-k. top_p_R1: 1 without top-p; in the
+    accumulation dtype. first: number of best tokens that are ranked first. settled: whether this
+    number is enough for every row.
     """
 
     top_k_R1: torch.Tensor
@@ -76,7 +76,7 @@ class Cuts:
     settled: bool
 
     def part(self, rows: slice) -> Cuts:
-        """Return the cuts of some of the rows."""
+        """Return the cuts of the rows `index`."""
         return replace(self, top_k_R1=self.top_k_R1[rows], top_p_R1=self.top_p_R1[rows])
 
 
@@ -84,8 +84,8 @@ class Cuts:
 class Nuclei:
     """The remaining tokens of some rows after top-k and top-p, best first.
 
-    index_R: which rows, int64. columns_RK: their best tokens. weights_RK: unnormalized
-    probabilities, 0 for dropped tokens. cumulative_RK: their running sums.
+    index_R: indices of the rows, int64. columns_RK: best tokens of the rows. weights_RK:
+    unnormalized probabilities, 0 for dropped tokens. cumulative_RK: running sums of the weights.
     """
 
     index_R: torch.Tensor
@@ -102,8 +102,9 @@ class Nuclei:
 def cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
     """Yield the nuclei of all rows of float32 logits, in groups; the logits are only read.
 
-    top-p alone does not limit the number of tokens: rows whose best K do not reach the mass are
-    ranked again with more of them, finally with all. Finding those rows waits for the device; it
+    top-p alone does not limit the number of tokens: if the best K tokens of a row do not reach the
+    mass, the row is ranked again with more tokens, finally with all. Finding those rows waits for
+    the device; it
     is skipped if top-k limits every row, or `first` is the whole vocabulary.
     Source: Holtzman et al. 2020 (top-p); Fan, Lewis, Dauphin 2018 (top-k).
     """
@@ -164,12 +165,12 @@ def _nuclei(
     cumulative_RK: torch.Tensor,
     enough_R1: torch.Tensor,
 ) -> Nuclei:
-    """Keep each token before which the mass is not yet reached, and always the best one."""
+    """Keep the best token, and each token if the tokens before it do not reach the mass."""
     before_RK = pad(cumulative_RK[:, :-1], (1, 0))
     cut_RK = before_RK >= enough_R1
     cut_RK[:, 0] = False
     weights_RK = weights_RK.masked_fill(cut_RK, 0)
-    # The running sums stop growing at dropped tokens, and equal the previous ones before.
+    # The running sums are unchanged before dropped tokens, and constant from there on.
     kept_R1 = cumulative_RK.masked_fill(cut_RK, 0).amax(-1, keepdim=True)
     return Nuclei(
         index_R=index_R,

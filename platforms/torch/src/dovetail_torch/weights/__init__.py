@@ -1,4 +1,4 @@
-"""Weight loading: the table from checkpoint names to parameters, and the built-in loaders."""
+"""Weight loading: the mapping of checkpoint names to parameters, and the built-in loaders."""
 
 from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.weights.assignment import (

@@ -1,10 +1,10 @@
-"""The table from a checkpoint's names to the parameters of a model that they fill.
+"""The mapping of a checkpoint's weight names to the parameters of a model.
 
 It is built from the model's modules: a parameter has the checkpoint's name, except in a fused
 linear layer, whose shape lists the fused names and their numbers of rows.
 A model whose checkpoints use other names or layouts declares them (`weight_mappings`).
 If several ranks share the model, the layers say which part of a weight this rank has.
-The table does not depend on files or formats; weight loaders use it to find the targets.
+The mapping does not depend on files or formats; weight loaders use it to find the targets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail_torch.weights.weight_names import WeightNames
 
 NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
-"""Entries of old checkpoints that are computed, not learned."""
+"""Entries of old checkpoints that the model computes instead of loading them."""
 BORROWED_BYTES = 1 << 20
 """Smaller weights are copied: a mapped page for each would need more memory."""
 
@@ -33,9 +33,10 @@ BORROWED_BYTES = 1 << 20
 class Assignment:
     """The target of one checkpoint weight: a view of a parameter (or persistent buffer).
 
-    target: written in place, under no_grad; has the shape of this rank's part of the weight.
-    lend: gives the layer a mapped weight instead of a copy; None if it needs copies.
-    shards: this rank's part of the weight's first dimensions; it has all of the others.
+    target: tensor that is written in place, under no_grad; has the shape of this rank's part of the
+    weight. lend: function that passes a mapped weight to the layer instead of a copy; None if the
+    layer needs a copy. shards: this rank's part of the weight's first dimensions; other dimensions
+    are not divided.
     """
 
     name: str
@@ -52,8 +53,8 @@ class Assignment:
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
         """Copy this rank's part of `weight` to its target, cast to the target's dtype.
 
-        is_mapped: it is a private mapping of a file, which a layer that borrows may keep; only
-        this rank's part of it is read. Returns the bytes of the part in `weight`.
+        is_mapped: whether `weight` is a private mapping of a file, which a layer may keep instead
+        of a copy; only this rank's part is read. Returns the size of this part in `weight`.
         """
         part = weight[tuple(shard.slice for shard in self.shards)] if self.shards else weight
         same = part.dtype == self.target.dtype and part.device == self.target.device
@@ -64,7 +65,7 @@ class Assignment:
         return part.nbytes
 
     def check(self, shape: Collection[int], source: str) -> None:
-        """Raise WeightError unless `shape` is the required one; `source` names the file."""
+        """Raise WeightError unless `shape` is the required shape; `source` names the file."""
         _check_shape(self, shape, source)
 
 
@@ -72,8 +73,8 @@ class Assignment:
 class MappedAssignment:
     """A checkpoint weight that fills several model weights, or is stored transposed.
 
-    name: the checkpoint's. parts: its targets, in the order of its output features; at least one.
-    transposed: the checkpoint stores it as [in, out].
+    name: name in the checkpoint. parts: at least one target, in the order of output features.
+    transposed: whether the checkpoint stores the weight as [in, out].
     """
 
     name: str
@@ -82,7 +83,7 @@ class MappedAssignment:
 
     @property
     def target(self) -> torch.Tensor:
-        """The first part's target. All parts have its dtype."""
+        """The first part's target. All parts have the dtype of this target."""
         return self.parts[0].target
 
     @property
@@ -98,7 +99,7 @@ class MappedAssignment:
         pieces = (weight.T if is_transposed else weight).split(
             [part.shape[0] for part in self.parts]
         )
-        # A layer borrows a weight only in the layout in which its linear method reads it.
+        # A layer can borrow a weight only if its layout is that of the linear method.
         lends = is_mapped and not is_transposed
         return sum(
             part.fill(piece, is_mapped=lends)
@@ -106,7 +107,7 @@ class MappedAssignment:
         )
 
     def check(self, shape: Collection[int], source: str) -> None:
-        """Raise WeightError unless `shape` is the required one; `source` names the file."""
+        """Raise WeightError unless `shape` is the required shape; `source` names the file."""
         _check_shape(self, shape, source)
 
     def _is_stored_transposed(self, shape: Collection[int]) -> bool:
@@ -125,9 +126,9 @@ def _check_shape(one: Assignment | MappedAssignment, shape: Collection[int], sou
 class WeightTable:
     """All assignments by the model's name, and second names of shared weights.
 
-    aliases: second name to first, such as a tied "lm_head.weight" to "model.embed_tokens.weight".
-    settled: names that must not be read: the model has these weights, or another rank does.
-    names: the checkpoint's names for them.
+    aliases: first names by second names, such as "model.embed_tokens.weight" for a tied
+    "lm_head.weight". settled: names of weights that must not be read, because this rank already has
+    them or only other ranks need them. names: the checkpoint's names of all weights.
     """
 
     assignments: dict[str, Assignment]
@@ -138,9 +139,9 @@ class WeightTable:
     def select(
         self, names: Collection[str], source: str
     ) -> dict[str, Assignment | MappedAssignment]:
-        """Return the assignment of each of `names` that must be read; the rest can be skipped.
+        """Return the assignments of those `names` that must be read; other names can be skipped.
 
-        names: the checkpoint's. Together they fill every parameter exactly once. Raises
+        names: names in the checkpoint. The assignments fill every parameter exactly once. Raises
         WeightError, naming `source` and the first few names, for missing or unexpected
         weights.
         """
@@ -152,7 +153,7 @@ class WeightTable:
             own, transposed = self.names.to_model(name)
             first = tuple(self.aliases.get(one, one) for one in own)
             if self.settled.issuperset(first):
-                continue  # it need not be read, or the model does not use it
+                continue  # the weight is settled, or the model does not use it
             if not all(one in self.assignments for one in first) or filled.intersection(own):
                 if not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
@@ -174,8 +175,9 @@ class WeightTable:
             )
         if unexpected:
             raise WeightError(
-                f"{source}: {_listed(unexpected)} unknown to the model. config.json describes "
-                "another model, or the checkpoint has more than this architecture uses"
+                f"{source}: {_listed(unexpected)} unknown to the model. config.json "
+                "describes another model, or the checkpoint contains weights that this "
+                "architecture does not use"
             )
         return chosen
 
@@ -196,7 +198,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         prefix, _, leaf = name.rpartition(".")
         return leaf in getattr(layers[prefix], "settled", ())
 
-    # Settled ones last: a weight that a settled layer shares with another must still be read.
+    # Settled weights come last: a weight that a settled layer shares with another must be read.
     state = model.state_dict(keep_vars=True)
     for name, tensor in sorted(state.items(), key=lambda item: is_settled(item[0])):
         prefix, _, leaf = name.rpartition(".")
@@ -222,7 +224,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
 
 
 def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> Iterator[Assignment]:
-    """Yield the assignment of each part of one parameter, except parts that a layer borrows."""
+    """Yield the assignment of each part of one parameter, except for borrowed parts."""
     dot = "." if prefix else ""
     name = f"{prefix}{dot}{leaf}"
     if isinstance(layer, VocabParallelEmbedding):
@@ -246,7 +248,7 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
 def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ...]:
     """Return the rank's part of a parameter's second dimension, if that is divided.
 
-    It is divided by input features, or by groups of them: each rank has an equal part.
+    The dimension has input features or groups of input features; each rank has an equal part.
     """
     inputs = layer.in_shard
     if inputs.is_whole or tensor.ndim < 2:
@@ -257,7 +259,7 @@ def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ..
 
 
 def _divided(*shards: Shard) -> tuple[Shard, ...]:
-    """Return the shards, or () if the rank has all."""
+    """Return the shards, or () if the rank has the whole weight."""
     return () if all(shard.is_whole for shard in shards) else shards
 
 

@@ -1,4 +1,4 @@
-"""Which safetensors files a model directory has, and the contents of their headers.
+"""The safetensors files of a model directory, and the contents of their headers.
 
 Reads headers and the shard index only. All problems with files (missing, truncated, contradicting
 the index) are found here, before the first weight is read.
@@ -41,8 +41,8 @@ class WeightEntry:
 def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
     """Return the files to read, each with the names that the index lists for it.
 
-    A single file has priority over an index, and no listed names. Raises WeightError if there is
-    nothing to read, the index is broken or a shard is missing.
+    A single file has priority over an index; no names are listed for it. Raises WeightError if
+    there are no files to read, the index is invalid or a shard is missing.
     """
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
     if file_exists(single):
@@ -51,11 +51,11 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
         raise WeightError(_nothing_to_read(model_dir))
     promised: dict[str, set[str]] = {}
     for name, file_name in _read_index(index).items():
-        # File names only: an index must not point outside of the model directory.
+        # Only file names are allowed: an index must not point outside of the model directory.
         if not isinstance(file_name, str) or os.path.basename(file_name) != file_name:
             raise WeightError(
-                f"{index}: weight {shorten(name)} is said to be in {shorten(file_name)}: no file "
-                "name"
+                f"{index}: weight {shorten(name)} must be in a file of the same folder, "
+                f"not in {shorten(file_name)}"
             )
         promised.setdefault(file_name, set()).add(name)
     if len(promised) > MAX_SHARDS:
@@ -125,13 +125,13 @@ def _open(path: Path) -> Any:
 
 
 def _check_header_length(path: Path) -> None:
-    """Raise WeightError unless `path` is a regular file with a header of a sane length."""
+    """Raise WeightError unless `path` is a regular file with a header of plausible length."""
     with open_weight_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
     if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise WeightError(
-            f"{path} states a header of {length} bytes and has {size} bytes (a header may have "
+            f"{path} declares a header of {length} bytes and has {size} bytes (a header may have "
             f"{MAX_HEADER_BYTES}): it is truncated or not a safetensors file; "
             "download it again and compare its size and checksum with the source's"
         )
@@ -149,7 +149,9 @@ def _read_index(index: Path) -> dict[str, Any]:
     try:
         weight_map = read_json_object(index).get("weight_map")
     except ModelError as error:
-        raise WeightError(f"{error}\nIt is not an index of shards: download it again.") from None
+        raise WeightError(
+            f"{error}\nThe file is not an index of shards: download it again."
+        ) from None
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightError(f"{index}: weight_map is empty or not a table: download it again")
     return weight_map
@@ -160,13 +162,20 @@ def _nothing_to_read(model_dir: Path) -> str:
     asked = f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}"
     others = [name for name in names if name.endswith(".safetensors")]
     if others:
-        return f"{asked}, only {', '.join(others[:3])}: add the index that belongs to the files"
+        return (
+            f"{asked}; it contains only {', '.join(others[:3])}: add the index that "
+            "belongs to these files"
+        )
     pickles = [name for name in names if name.endswith(PICKLE_ENDINGS)]
     if pickles:
         return (
-            f"{asked}, only {', '.join(pickles[:3])}. Pickled weights can run code and are never "
+            f"{asked}; it contains only {', '.join(pickles[:3])}. Pickled weights can run "
+            "code and are never "
             "read: convert to safetensors, with transformers "
             "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)"
         )
     found = ", ".join(names[:5]) or "nothing"
-    return f"{asked} (found: {found}): no weights; load_format='dummy' runs without weights"
+    return (
+        f"{asked}; it contains {found}: add the weights, or set load_format='dummy' to "
+        "use random weights"
+    )

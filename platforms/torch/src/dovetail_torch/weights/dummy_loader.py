@@ -19,19 +19,19 @@ from dovetail_torch.weights.loading_progress import loading_progress
 
 STANDARD_DEVIATION = 0.02
 PERIOD = 1_048_573
-"""Maximum of random numbers per weight; larger weights repeat them. A prime, so that the rows of
-a matrix start at different places of the sequence and no two are equal."""
+"""Maximum number of random numbers per weight; larger weights repeat them. It is a prime, so that
+the rows of a matrix start at different places of the sequence and no two rows are equal."""
 
 
 class DummyLoader(WeightLoader):
-    """Fills a model with small normal values; norms near 1; weights that are not floats with 0."""
+    """Fills a model with small normal values, norms near 1, and integer weights with 0."""
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Store `context`, whose seed and progress are used."""
+        """Store `context`, for its seed and progress settings."""
         self.context = context
 
     def load(self, model: nn.Module) -> int:
-        """Fill all parameters in place; return 0, as nothing is read."""
+        """Fill all parameters in place; return 0, because no bytes are read."""
         assignments = build_weight_table(model).assignments
         with (
             loading_progress(len(assignments), shown=self.context.progress) as advance,
@@ -74,7 +74,7 @@ def _spans(assignment: Assignment) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def _repeat(values: torch.Tensor, start: int, flat: torch.Tensor) -> None:
-    """Fill `flat` with `values`, repeated, as if `start` numbers came before."""
+    """Fill `flat` with repeated `values`, from index `start` of the repetition."""
     done = 0
     while done < len(flat):
         offset = (start + done) % len(values)

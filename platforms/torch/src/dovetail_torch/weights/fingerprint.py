@@ -1,8 +1,8 @@
 """A fingerprint that distinguishes sets of weight files without reading them completely.
 
 A fingerprint consists of sizes, modification times, headers and samples of the contents, and does
-not depend on the path of the files. It does not protect against a user who wants two checkpoints to
-look the same: whoever can write to the folder can replace the weights.
+not depend on the path of the files. It does not protect against a user who gives two checkpoints
+the same fingerprint: a user who can write to the folder can also replace the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.errors import WeightError
 from dovetail_torch.weights.checkpoint_files import MAX_HEADER_BYTES, open_weight_file
 
 FINGERPRINT = "fingerprint"
-"""Capability id of weight loaders that are `Fingerprinted`."""
+"""Capability id of weight loaders that implement `Fingerprinted`."""
 
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -28,7 +28,7 @@ class Fingerprinted(Protocol):
     """Capability "fingerprint" of a weight loader: it can identify the weights to load."""
 
     def fingerprint(self) -> str:
-        """Return a text that changes with the weights; nothing is loaded.
+        """Return a text that changes with the weights, without loading them.
 
         Raises WeightError as `load` would for problems with file names and headers.
         """
@@ -52,7 +52,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
 def _add_file(digest: hashlib.blake2b, fd: int) -> None:
     facts = os.fstat(fd)
     length = os.pread(fd, _HEADER_LENGTH_BYTES, 0)
-    # The loader rejects an impossible length; here it must not exhaust the memory.
+    # The loader rejects an impossible length; this limit only protects the memory.
     header_bytes = min(int.from_bytes(length, "little"), MAX_HEADER_BYTES)
     digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode() + length)
     digest.update(os.pread(fd, header_bytes, _HEADER_LENGTH_BYTES))

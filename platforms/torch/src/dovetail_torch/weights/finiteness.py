@@ -20,13 +20,13 @@ def check_finite(model: nn.Module) -> None:
     """Raise WeightError, naming weights by the checkpoint's names, if any is NaN or infinite.
 
     Checks parameters with at least two bytes per element, once, and waits for the device once.
-    Linear methods check weights that a linear layer has settled or borrows.
+    Linear methods check settled and borrowed weights of linear layers.
     """
     parameters = [parameter for parameter in _parameters(model) if _is_checked(parameter)]
     if not parameters:
         return
     extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
-    # Minimum and maximum propagate NaN, and an infinity is one of them.
+    # Minimum and maximum propagate NaN, and an infinity is the minimum or the maximum.
     if bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all()):
         return
     table = build_weight_table(model)
@@ -40,7 +40,7 @@ def check_finite(model: nn.Module) -> None:
 
 
 def _parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are not checked elsewhere, each once."""
+    """Return the parameters that linear methods do not check, each once."""
     others = {
         id(getattr(layer, name))
         for _, layer in linear_layers(model)

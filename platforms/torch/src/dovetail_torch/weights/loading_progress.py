@@ -1,4 +1,4 @@
-"""A progress bar for loading, on stderr if it is a terminal; otherwise nothing."""
+"""A progress bar for loading, shown on stderr if it is a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading_progress(num_weights: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each weight. `shown`: whether the user wants to see it."""
+    """Yield a function to call after each weight. `shown`: whether the user enabled the bar."""
     if not (shown and sys.stderr.isatty()):
         yield _count_nothing
         return

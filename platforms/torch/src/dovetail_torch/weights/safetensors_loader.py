@@ -1,8 +1,8 @@
 """The weight loader `safetensors`: one file or shards, mapped, streamed one tensor at a time.
 
-All headers are read and compared with the model first, so that a checkpoint that does not fit is
-refused within milliseconds and before anything is written. It supports any device: a copy into the
-parameter converts each weight to the device and dtype of the parameter.
+All headers are read and compared with the model first, so that a checkpoint of another model is
+refused within milliseconds, before any parameter is written. Supports any device: copying a weight
+into a parameter converts it to the device and dtype of the parameter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLOAT_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Dtypes that are cast to one another. Dtypes of up to eight bits are not: they need scales."""
+"""Dtypes that are cast to one another. Dtypes of up to eight bits need scales and are not cast."""
 
 OTHER_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -57,13 +57,13 @@ OTHER_DTYPES = {
 class SafetensorsLoader(WeightLoader):
     """Fills a model from `model.safetensors` or from the shards of `model.safetensors.index.json`.
 
-    Memory: the files are mapped, and one weight at a time is copied; pages can be dropped again.
+    Memory: files are mapped, and one weight at a time is copied; the system can drop mapped pages.
     """
 
     provides: ClassVar[frozenset[str]] = frozenset({FINGERPRINT})
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Store `context`; read nothing yet."""
+        """Store `context`, without reading files."""
         self.context = context
 
     def fingerprint(self) -> str:
@@ -73,10 +73,10 @@ class SafetensorsLoader(WeightLoader):
     def load(self, model: nn.Module) -> int:
         """Fill all parameters in place, cast to their dtypes, and return the bytes read.
 
-        Weights that the model ties but that differ in the files are untied, with a warning.
-        Raises WeightError, before anything is written, for files that are missing, truncated or
-        contradict their index, and weights that are missing, unexpected, of another shape or of a
-        dtype that cannot be cast.
+        Tied weights that differ in the files are untied, with a warning. Raises WeightError, before
+        any parameter is written, for files that are missing, truncated or contradict their index,
+        and weights that are missing, unexpected, of another shape or of a dtype that cannot be
+        cast.
         """
         model_dir = self.context.model_dir
         entries = read_headers(find_weight_files(model_dir))

@@ -1,7 +1,7 @@
-"""Weights that a config ties, although the checkpoint has different values for them.
+"""Untie weights that a config ties although the checkpoint has different values for them.
 
-transformers ties such weights only if one of the two is absent from the checkpoint or both are
-equal in the model's dtype; otherwise it warns and loads both (`PreTrainedModel.tie_weights`).
+transformers ties two weights only if one of them is missing in the checkpoint or both are equal in
+the model's dtype; otherwise it warns and loads both (`PreTrainedModel.tie_weights`).
 The same applies here, for every loader that reads a checkpoint.
 """
 
@@ -24,9 +24,10 @@ _ROWS_AT_ONCE = 4096
 def untie_different(
     model: nn.Module, table: WeightTable, entries: Mapping[str, WeightEntry]
 ) -> bool:
-    """Give tied weights that differ in the checkpoint separate parameters; return whether any did.
+    """Untie weights that differ in the checkpoint; return whether there were any.
 
-    Warns for each pair, naming both weights. The table of `model` must be rebuilt then.
+    Warns for each pair, naming both weights. If the result is True, the table of `model` must be
+    rebuilt.
     """
     untied = False
     for own_name, own_source in table.aliases.items():

@@ -1,4 +1,4 @@
-"""Names of weights: those of a checkpoint, and those of the model that they fill.
+"""The names of weights in a checkpoint and in the model.
 
 They are equal except for declared `weight_mappings` (`WeightMapping`). Does not depend on tensors
 or files.
@@ -18,7 +18,7 @@ _ANY = "{}"
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """One mapping, compiled. source, targets: match a whole name, or its beginning up to a dot."""
+    """A compiled mapping. source, targets: match a whole name, or its start up to a dot."""
 
     mapping: WeightMapping
     source: re.Pattern[str]
@@ -38,10 +38,10 @@ class WeightNames:
         return cls(getattr(model, "weight_mappings", ()), owner=type(model).__name__)
 
     def to_model(self, name: str) -> tuple[tuple[str, ...], bool]:
-        """Return the model's names of a checkpoint's weight, and whether it is stored transposed.
+        """Return the model's names for a checkpoint's weight, and whether it is stored transposed.
 
-        Several names: the weight contains their output features, concatenated. No names: the model
-        does not use the weight.
+        With several names, the weight contains their concatenated output features. Without names,
+        the model does not use the weight.
         """
         for rule in self._rules:
             if found := rule.source.fullmatch(name):
@@ -80,6 +80,6 @@ def _compile(mapping: WeightMapping, owner: str) -> _Rule:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern: a group for each `{}`, and one for the rest, with its dot."""
+    """Return the pattern: a group for each `{}`, and a group for a dot and the end of the name."""
     parts = map(re.escape, name.split(_ANY))
     return re.compile(r"([^.]+)".join(parts) + r"((?:\..+)?)")
