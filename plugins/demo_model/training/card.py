@@ -92,7 +92,7 @@ words, conversions of times, and conversions of feet.
 The loss covers the answers only; the final loss is {final_loss:.4f}. Muon trains the
 matrices and AdamW the other parameters, with 100 steps of warm-up and a linear cool-down over the
 last 70 % of the steps. The training took {minutes:.0f} minutes on {threads} thread(s) of a shared
-machine. Commands (a second one continues from the first one's checkpoint):
+machine. Commands (a second command continues from the first checkpoint):
 
 {commands}
 

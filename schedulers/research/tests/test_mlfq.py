@@ -112,7 +112,7 @@ class EqualQuanta(MLFQPolicy):
 
 
 class PreemptsWithoutTheOption(MLFQPolicy):
-    """A mutant that preempts running requests to admit others, without the option."""
+    """A mutant that preempts running requests at admission, without the option."""
 
     def plan(self, view):
         self.max_batch = float("inf")

@@ -13,7 +13,7 @@ from dovetail_sched_research.srpt import SRPTPolicy
 
 
 def batch(lab, num_jobs=30):
-    """Return jobs that arrive together and declare the real length; long ones allow few tokens."""
+    """Return jobs that arrive together and declare their real length, unlike `max_tokens`."""
     rng = Random(11)
     lengths = [rng.randint(2, 200) for _ in range(num_jobs)]
     return [

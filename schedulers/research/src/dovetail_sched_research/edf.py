@@ -25,7 +25,7 @@ from dovetail.interfaces import (
 
 
 class EDFOptions(BaseModel):
-    """The options. preempt: whether an earlier deadline preempts a later one."""
+    """The options. preempt: whether an earlier deadline preempts a later deadline."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     retired_options: ClassVar[Mapping[str, str]] = {"displace": "preempt"}
@@ -48,7 +48,7 @@ class EDFPolicy(Policy):
         return not request.deadline_ns, request.deadline_ns, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests; admit by deadline, preempting later ones if enabled."""
+        """Continue running requests; admit by deadline; preempt later deadlines if enabled."""
         yield CONTINUE
         for request in view.waiting:
             if not (yield self._admit(request)):

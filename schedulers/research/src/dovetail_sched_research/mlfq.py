@@ -1,9 +1,9 @@
-"""Skip-join multi-level feedback queue: short requests overtake long ones without a prediction.
+"""Skip-join multi-level feedback queue: short requests overtake long requests without prediction.
 
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
-Inference", NSDI 2026, arXiv:2305.05920. A request joins the level whose quantum its prompt fits,
-sinks one level after each quantum, and rises to the top if it is not served for `promote_s`. It
-pauses with its blocks; the paper swaps them out, here `preempt` drops and recomputes them.
+Inference", NSDI 2026, arXiv:2305.05920. A request joins the first level with a quantum that fits
+its prompt, sinks one level after each quantum, and rises to the top if it is not served for
+`promote_s`. It pauses with its blocks; the paper swaps them out, here `preempt` recomputes them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Place:
 
 
 class MLFQPolicy(OneOrderPolicy):
-    """Serve up to `max_batch` requests by (level, arrival); pause the other running ones."""
+    """Serve up to `max_batch` requests by (level, arrival); pause the other requests."""
 
     work_conserving = False
     options_model: ClassVar[type[BaseModel]] = MLFQOptions
@@ -69,7 +69,7 @@ class MLFQPolicy(OneOrderPolicy):
         return self._options.preempt and self.rank(request, view)[0] < self.rank(running, view)[0]
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Promote starved requests, serve the best ones, and pause the others with their blocks."""
+        """Promote starved requests, serve the best requests, and pause the other requests."""
         for place in self._places.values():
             if view.now_ns - place.served_ns > self._options.promote_s * 1e9:
                 place.level, place.used, place.served_ns = 0, 0, view.now_ns

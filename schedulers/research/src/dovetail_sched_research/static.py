@@ -22,7 +22,7 @@ class StaticPolicy(Policy):
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue the running batch; without one, admit in the order of arrival.
 
-        A batch stays open while its requests wait for a prefix that another one computes.
+        A batch stays open while its requests wait for a prefix that another request computes.
         """
         if view.running:
             yield CONTINUE
