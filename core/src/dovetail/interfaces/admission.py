@@ -65,5 +65,5 @@ class AdmissionGate(ABC):
         Do not return its id afterwards, even if it is ready: a new request may use the id.
         """
 
-    def shutdown(self) -> None:  # noqa: B027  # a gate may have nothing to end
+    def shutdown(self) -> None:  # noqa: B027  # a gate may have nothing to stop
         """Stop all work. Only `shutdown` may be called afterwards."""

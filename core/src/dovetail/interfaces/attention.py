@@ -28,12 +28,15 @@ ROTARY = "rotary"
 
 
 SMALL_HEAD_SIZE = 32
-"""Heads may be padded to this size even if padding more than doubles their size."""
+"""Heads may always be padded to this size, even if padding more than doubles their size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionFacts:
-    """The attention of a model. sliding_window, soft_cap, sinks: whether any layer uses it."""
+    """The attention of a model.
+
+    sliding_window, soft_cap, sinks: whether any layer uses this feature.
+    """
 
     head_size: int
     num_heads: int
@@ -48,7 +51,7 @@ class AttentionRequirements:
     """What a model on a platform requires of an attention backend.
 
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: torch's name, such as "cuda".
-    features: ids of everything beyond plain causal attention over a paged cache:
+    features: ids of the required features beyond plain causal attention over a paged cache:
         "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "cascade",
         "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
         prompt), … A backend must declare every id, so an unknown requirement is refused.
@@ -69,9 +72,9 @@ class AttentionCapabilities:
     """What an attention backend supports.
 
     device_types: empty for any. block_size_multiple: block sizes are multiples of this number.
-    head_sizes: empty for any. For another head size, heads are padded with zeros to the next larger
-        size, in the cache too. That size must be at most twice as large, or at most 32.
-    kv_cache_dtypes: empty: the cache has the dtype of the model.
+    head_sizes: empty for any. Heads of another size are padded with zeros to the next larger size,
+    also in the cache. The larger size must be at most twice as large, or at most 32.
+    kv_cache_dtypes: empty if the cache always has the dtype of the model.
     """
 
     dtypes: frozenset[str]
@@ -119,12 +122,13 @@ class AttentionBatch:
     """The shape of one step for one KV-cache group, as device tensors and host copies.
 
     query_start_R1: int32 [R + 1]; run i has the tokens query_start[i] .. query_start[i + 1] - 1.
-    seq_lens_R: int32 [R]; tokens of run i's row after this step, those of the run included.
+    seq_lens_R: int32 [R]; number of tokens of run i's row after this step, including the tokens of
+    the run.
     block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0. With a sliding window, blocks
-        outside of the window may belong to other requests and contain any values, also NaN. They
-        must not affect the result (0 · NaN is NaN).
+    outside of the window may belong to other requests and contain any values, including NaN. These
+    values must not affect the result (0 · NaN is NaN).
     slot_mapping_T: int64 [T]; block · B + offset of the slot for each token's key and value.
-    query_lens, seq_lens: lengths per run on the host, as Python integers.
+    query_lens, seq_lens: the lengths of each run on the host, as Python integers.
     """
 
     query_start_R1: torch.Tensor
@@ -159,7 +163,7 @@ class AttentionGroupContext:
 class AttentionLayerContext:
     """Arguments of `create_layer`.
 
-    scale: factor on the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
+    scale: factor for the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
     sliding_window: number of tokens that a token attends to, itself included; 0 for all.
     sinks: float32 [H], or None. One extra softmax logit per query head, neither scaled nor capped,
         without a value, so that the weights sum to less than 1. A parameter of the model, read
@@ -185,7 +189,7 @@ class AttentionLayerContext:
 class RotaryArgs:
     """Arguments of `Ops.rotary_embedding` for the tokens of a step.
 
-    A backend may apply them in its attention kernel. The result must be that of `ops`.
+    A backend may apply them in its attention kernel. The result must equal that of `ops`.
     positions_T: int64. cos_sin_PR: float32 [P positions, rotary size].
     """
 
@@ -236,7 +240,8 @@ class AttentionLayer(ABC):
 class AttentionBackend(ABC):
     """An implementation of attention over a paged KV cache.
 
-    name: the name that users give. capabilities: what it supports; the core compares them.
+    name: the name that users give. capabilities: what the backend supports; the core compares it
+    with the requirements.
     """
 
     CONTRACT: ClassVar[str] = "attention"
@@ -246,7 +251,7 @@ class AttentionBackend(ABC):
 
     @classmethod
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
-        """Return reasons to refuse beyond the declared capabilities, such as a missing library."""
+        """Return further reasons why the backend cannot be used, such as a missing library."""
         return ()
 
     @staticmethod

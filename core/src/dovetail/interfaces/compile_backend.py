@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class CompileContext:
     """Constructor arguments of a compile backend.
 
-    batch_sizes: numbers of tokens per step to compile for; empty for any number.
-    cache_dir: directory for compiled code; None to keep none.
+    batch_sizes: numbers of tokens per step to compile for; empty for any number. cache_dir:
+    directory for compiled code; None to store no code.
     """
 
     device: torch.device
@@ -53,4 +53,4 @@ class CompileBackend(ABC):
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return a key of what else the code depends on, such as versions and options."""
+        """Return a key of other inputs of the compiled code, such as versions and options."""

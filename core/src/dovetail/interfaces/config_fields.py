@@ -83,7 +83,7 @@ def reference_name(value: object) -> object:
 
 
 def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
-    """Accept an integer in [low, high], but no bool; also None if `optional`."""
+    """Accept an integer in [low, high] but not a bool; also None if `optional`."""
     wanted = f"must be {'None or ' if optional else ''}an integer from {low} to {high}"
 
     def check(value: Any) -> int | None:
@@ -101,7 +101,7 @@ def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
 
 
 def exactly(only: int, reason: str) -> BeforeValidator:
-    """Accept only the integer `only`, because others are not supported yet."""
+    """Accept only the integer `only`, because other values are not supported yet."""
 
     def check(value: object) -> int:
         if isinstance(value, bool) or value != only:

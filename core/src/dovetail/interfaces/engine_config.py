@@ -57,14 +57,17 @@ class Change:
 
 
 class CheckpointConfig(CheckpointFields):
-    """What a worker knows about the model. max_model_len: tokens of prompt and output together."""
+    """The part of the model section for workers.
+
+    max_model_len: tokens of prompt and output together.
+    """
 
     dtype: Annotated[str, dtype_name(MODEL_DTYPES, resolved=True)]
     max_model_len: Annotated[int, integer(2, MAX_INT)]
 
 
 class ModelConfig(RequestedModel):
-    """The model and how it is read; resolved."""
+    """The model and its files; resolved."""
 
     tokenizer_mode: ChosenReference
     dtype: Annotated[str, dtype_name(MODEL_DTYPES, resolved=True)]
@@ -142,7 +145,7 @@ class WorkerConfig(ConfigNode):
 class ExecutorConfig(ConfigNode):
     """The part of the configuration that an executor needs to start and drive its workers.
 
-    worker: the part of each worker. worker_extension_cls: methods to add to the worker's class.
+    worker: the part for each worker. worker_extension_cls: methods to add to the worker's class.
     max_concurrent_steps: maximum number of steps in flight. max_logprobs: maximum entries per
     position, which determines the size of results. plugins, plugin_options: for the registry in the
     process of a worker.
@@ -200,5 +203,5 @@ class EngineConfig(CommonSections):
 
 
 def _part(cls: type[N], values: dict[str, Any]) -> N:
-    """Return a node of `cls` with those of `values` that are its fields."""
+    """Return a section of class `cls` with the `values` that are its fields."""
     return cls(**{name: values[name] for name in cls.model_fields})

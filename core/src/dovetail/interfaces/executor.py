@@ -32,10 +32,10 @@ class Handle(Protocol[T_co]):
     """A result that may not be available yet, such as a `concurrent.futures.Future`."""
 
     def done(self) -> bool:
-        """Return whether `result` returns without waiting."""
+        """Return whether `result` would return without waiting."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait at most `timeout` seconds for the result and return it or raise its error."""
+        """Wait at most `timeout` seconds for the result; return the result or raise its error."""
 
 
 class Ready(Generic[T]):
@@ -85,7 +85,7 @@ class Executor(ABC):
         `config.max_concurrent_steps`.
     max_world_size: maximum number of workers.
     takes_callables: whether the workers run in this process, so that `collective_rpc` accepts any
-        callable. Otherwise a callable raises ContractError.
+        callable. If False, a callable raises ContractError.
     """
 
     CONTRACT: ClassVar[str] = "executor"
@@ -96,7 +96,7 @@ class Executor(ABC):
 
     @abstractmethod
     def __init__(self, context: ExecutorContext) -> None:
-        """Create the workers and call their `init_device` and `load_model`."""
+        """Create the workers and call their methods `init_device` and `load_model`."""
 
     @abstractmethod
     def collective_rpc(

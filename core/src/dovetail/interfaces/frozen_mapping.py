@@ -1,4 +1,4 @@
-"""An immutable mapping, which holds config.json and options in a configuration."""
+"""An immutable mapping for config.json and options in a configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FrozenDict(dict[str, Any]):
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        """Pickle and copy through the constructor, because setting items raises TypeError."""
+        """Pickle and copy with the constructor, because setting items raises TypeError."""
         return FrozenDict, (dict(self),)
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 class HTTPRoutesContext:
     """Constructor arguments of a plugin of routes.
 
-    served_model_name: the model's name for clients. engine: the server's client of its engine.
+    served_model_name: the model's name for clients. engine: the server's engine client.
     """
 
     served_model_name: str

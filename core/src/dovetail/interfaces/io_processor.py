@@ -41,8 +41,8 @@ class IOProcessorContext:
 class IORequest:
     """One call of `LLM.process`.
 
-    data: in a form that the processor documents. sampling_params: for every prompt that has no
-    parameters; None for the model's defaults.
+    data: the data in the format of the processor. sampling_params: parameters of prompts without
+    their own parameters; None for the model's defaults.
     """
 
     data: Any
@@ -51,7 +51,7 @@ class IORequest:
 
 @dataclass(frozen=True, kw_only=True)
 class IOPrompt:
-    """One prompt made from the data. sampling_params: None for those of the IORequest."""
+    """One prompt from the data. sampling_params: None to use the parameters of the IORequest."""
 
     prompt: Prompt
     sampling_params: SamplingParams | None = None

@@ -42,14 +42,14 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttentionSpec(KVCacheSpec):
-    """Keys and values of all tokens, or of those in a sliding window.
+    """Keys and values of all tokens, or of the tokens in a sliding window.
 
     dtype: name of the element type, one of `DTYPE_BYTES`.
     sliding_window: number of tokens that a token attends to, itself included; 0 for all. The
         backend applies it. Blocks that have left the window are freed and reused, but remain in the
         worker's block table: their content belongs to other requests and may not be finite.
-    scale_bytes: bytes of the scale of a token's keys in one head, and the same for its values; 0
-        for no scales. See `SCALE_BYTES`.
+    scale_bytes: bytes of the scale of a token's keys in one head; the scale of its values has the
+    same size. 0 for no scales. See `SCALE_BYTES`.
     """
 
     num_kv_heads: int
@@ -70,8 +70,9 @@ class StateSpec(KVCacheSpec):
     """A state of fixed size that summarizes all previous tokens, as in linear attention.
 
     num_bytes: bytes of one state of this layer; a block holds one state.
-    snapshots: False: the row's table has one block, which every run reads and overwrites. True: the
-        table is indexed by position. A run over tokens [start, end) reads the state from the block
+    snapshots: if False, the row's table has one block, which every run reads and overwrites. If
+    True, the table is indexed by position. A run over tokens [start, end) reads the state from the
+    block
         of token start - 1 (none for start 0). It writes the state after the last token of each
         block that it fills to that block, and the state after token end - 1 to that token's block.
         Then cached prefixes can be continued at block boundaries.
@@ -106,7 +107,7 @@ class KVCacheGroup:
     """Layers that share one block table.
 
     spec: the cache of one layer. layers_per_page: number of layers that share a page, because their
-    pages are much smaller than those of other groups.
+    pages are much smaller than the pages of other groups.
     """
 
     layer_names: tuple[str, ...]
@@ -115,7 +116,7 @@ class KVCacheGroup:
 
     @property
     def num_pages(self) -> int:
-        """Number of pages of one block of the group, each in another buffer."""
+        """Number of pages of one block of the group. Each page is in a different buffer."""
         return -(-len(self.layer_names) // self.layers_per_page)
 
     def place(self, layer: int) -> tuple[int, int]:

@@ -61,8 +61,8 @@ class KVTransfer:
 class KVOutcome:
     """Transfers that have ended.
 
-    done: completely successful. failed: transfer id to those of its blocks, at least one, whose
-    content is wrong. A failed load must not change blocks of other transfers.
+    done: completely successful. failed: maps a transfer id to its blocks, at least one, with wrong
+    content. A failed load must not change blocks of other transfers.
     """
 
     done: tuple[int, ...] = ()
@@ -96,10 +96,11 @@ class KVSchedulerSide(Protocol):
         """Return the worker side's instructions for the next plan; b"" for none."""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Process the answer of one rank's worker side; return the transfers that ended there.
+        """Process the answer of one rank's worker side; return its ended transfers.
 
-        If any rank answers, it is called for every rank, in order. The engine combines the ranks: a
-        transfer has ended when it has ended on all, and its failed blocks are those of all ranks.
+        If any rank answers, the method is called for every rank, in order. The engine
+        combines the ranks: a transfer has ended when it has ended on all ranks, and a block has
+        failed if it has failed on any rank.
         """
 
     def shutdown(self) -> None:
@@ -124,7 +125,7 @@ class KVWorkerSide(Protocol):
         """
 
     def finish(self) -> bytes:
-        """Return the answer for the scheduler side after the forward pass; b"" for none."""
+        """Return the answer to the scheduler side after the forward pass; b"" for none."""
 
     def shutdown(self) -> None:
         """Release all resources; do not access the cache afterwards. May be called repeatedly."""

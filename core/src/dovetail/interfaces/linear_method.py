@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class LinearShape:
     """The description of a linear layer, y = x · Wᵀ + b.
 
-    part_names, part_sizes: the linear layers of the checkpoint that are fused along the output, and
-        their output features; one entry for a layer that is not fused.
+    part_names, part_sizes: names and output features of the checkpoint's linear layers that are
+    fused along the output; one entry for a layer that is not fused.
     """
 
     name: str
@@ -48,11 +48,11 @@ class LinearMethod(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset()
     """Names of the supported dtypes of layers; empty for any."""
     error: ClassVar[float] = 0.0
-    """Quantization error of a product of order 1, in addition to the rounding of the dtype."""
+    """Quantization error of a product with magnitude 1, without the rounding of the dtype."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes for which a row's result is bit-identical for any other rows."""
+    """Names of the dtypes for which a row's result does not depend on other rows, bit for bit."""
 
-    def __init__(self) -> None:  # noqa: B027  # a default that may stay
+    def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the method.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.

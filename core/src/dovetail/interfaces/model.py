@@ -37,7 +37,7 @@ class RankGroup(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether the bits of a sum do not depend on the tensor's shape or the element's index."""
+        """Whether a sum is bit-identical for any shape of the tensor and any element index."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks; `x` may be overwritten and returned."""
@@ -127,8 +127,9 @@ class WeightMapping:
 
     source: a name in the checkpoint, or a prefix of it that ends before a dot, so that a module's
         name includes its weight and its bias. `{}` matches one component, such as a layer's number.
-    targets: names in the model, with the same number of `{}`. Several: the weight of the checkpoint
-        holds their output features concatenated in this order. None: the model ignores the weight.
+        targets: names in the model, with the same number of `{}`. With several targets, the weight
+        of the checkpoint contains their output features, concatenated in this order. Without
+        targets, the model ignores the weight.
     transposed: the checkpoint stores matrices as [in, out], like GPT-2's Conv1D.
     """
 
@@ -140,8 +141,8 @@ class WeightMapping:
 class Model(Protocol):
     """A causal language model; in practice a `torch.nn.Module`.
 
-    Attention layers. Workers of the torch layer find the `dovetail_torch.layers.Attention` modules.
-    A model without any has no KV cache.
+    Attention layers. Workers of the torch layer find the modules of class
+    `dovetail_torch.layers.Attention`. A model without such modules has no KV cache.
 
     Weights. Parameters have the names of the checkpoint. Fused layers name their parts
     (`LinearShape.part_names`). A model whose checkpoints use other names or layouts has a class
@@ -154,7 +155,7 @@ class Model(Protocol):
     process divided features or heads outside of layers, and has a row-parallel layer after each
     column-parallel one.
 
-    Exceptions. A model without position encoding or without a norm before its head says so in
+    Exceptions. A model without position encoding or without a norm before its head declares it in
     `lacks`: "positions", "final_norm". Otherwise the conformance kit reports an error.
 
     A model with a table of learned positions has an attribute `max_positions`, an int. A larger

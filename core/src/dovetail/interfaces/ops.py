@@ -94,7 +94,7 @@ class Ops:
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes for which a row's result is bit-identical for any other rows.
+    """Names of the dtypes for which a row's result does not depend on other rows, bit for bit.
 
     Only effective if the provider overrides all of `ROUNDED`: torch does not guarantee it.
     """
@@ -107,7 +107,7 @@ class Ops:
 
     @operation
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / sqrt(mean(x²) + eps) · weight over the last of any number of dimensions.
+        """Return x / sqrt(mean(x²) + eps) · weight over the last dimension.
 
         Source: Zhang and Sennrich 2019, arXiv:1910.07467.
         """
@@ -150,7 +150,8 @@ class Ops:
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the column of each row's maximum, the first one if several are equal, int64 [R].
 
-        Logits have any float dtype. A row that is all -inf gives 0. NaN counts as the maximum.
+        Logits may have any float dtype. If all logits of a row are -inf, the result is 0. NaN
+        counts as the maximum.
         """
         raise NotImplementedError
 
@@ -178,4 +179,4 @@ class Ops:
 
 
 ROUNDED = frozenset({"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul"})
-"""Operations whose results are rounded: in torch their bits may depend on the batch."""
+"""Operations with rounded results. In torch, their bits may depend on the batch."""

@@ -49,11 +49,11 @@ class Platform(ABC):
     CONTRACT_VERSION: ClassVar[str] = "0.2"
     info: ClassVar[PlatformInfo]
     automatic: ClassVar[bool] = True
-    """False: the platform is used only if the user names it."""
+    """Whether automatic selection may select the platform; if False, the user must name it."""
     rank: ClassVar[int] = 0
-    """Of several usable platforms, the one with the highest rank is selected."""
+    """If several platforms are usable, the one with the highest rank is selected."""
 
-    def __init__(self) -> None:  # noqa: B027  # a default that may stay
+    def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the platform. Do not use a device.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
@@ -62,7 +62,10 @@ class Platform(ABC):
     @classmethod
     @abstractmethod
     def probe(cls) -> Probe:
-        """Return whether this machine is supported. Create no device context; change nothing."""
+        """Return whether this machine is supported.
+
+        Do not create a device context or change anything.
+        """
 
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
@@ -90,6 +93,6 @@ class Platform(ABC):
     def runtime(self) -> object:
         """Return an object with device operations for this platform's workers, or None.
 
-        Its type is an agreement between the platform and its workers; the core does not use it.
+        The platform and its workers agree on its type; the core does not use it.
         """
         return None

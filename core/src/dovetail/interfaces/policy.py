@@ -32,7 +32,7 @@ class RequestView(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Its number in the order of arrival; unique, lower for earlier requests."""
+        """The request's number in the order of arrival; unique, lower for earlier requests."""
 
     @property
     def priority(self) -> int:
@@ -147,8 +147,11 @@ class ActionKind(IntEnum):
 
 
 Action = tuple[ActionKind, RequestView | None, int, int, bool]
-"""(kind, request, max_tokens, reserve, whole). Create actions with `Run`, `PreemptAndAdmit`,
-`Evict`, `Hold` and `CONTINUE`. They are tuples because objects more than double a step's cost."""
+"""An action: (kind, request, max_tokens, reserve, whole).
+
+Create actions with `Run`, `PreemptAndAdmit`, `Evict`, `Hold` and `CONTINUE`. Actions are tuples
+because objects would more than double the cost of a step.
+"""
 
 
 def Run(  # noqa: N802  # named like a class, because it constructs an action
@@ -157,8 +160,8 @@ def Run(  # noqa: N802  # named like a class, because it constructs an action
     """Return the action that computes tokens of a running or waiting request in this step.
 
     max_tokens: maximum number of tokens to compute; 0 for all uncomputed tokens.
-    reserve: total number of tokens, prompt included, to allocate blocks for; 0 for those computed.
-    whole: compute all of these tokens or none.
+    reserve: total number of tokens, prompt included, to allocate blocks for; 0 for the computed
+    tokens only. whole: whether to compute all of these tokens or none.
     """
     return ActionKind.RUN, request, max_tokens, reserve, whole
 
@@ -181,14 +184,16 @@ def Evict(request: RequestView) -> Action:  # noqa: N802
 
 
 def Hold(request: RequestView) -> Action:  # noqa: N802
-    """Return the action that computes nothing of a running request, which keeps row and blocks."""
+    """Return the action that pauses a running request in this step; it keeps its row and blocks."""
     return ActionKind.HOLD, request, 0, 0, False
 
 
 CONTINUE: Action = (ActionKind.CONTINUE, None, 0, 0, False)
 """The action that computes the uncomputed tokens of every running request not yet granted or held.
+
 Decoding requests come first, also in the plan, then prefills, each in the order of admission. If
-blocks are short, victims are preempted. One `CONTINUE` is cheaper than a `Run` for each request."""
+blocks are short, victims are preempted. One `CONTINUE` is cheaper than one `Run` per request.
+"""
 
 
 class Denied(StrEnum):
@@ -213,7 +218,7 @@ class Denied(StrEnum):
 class Grant:
     """The result of an action; true if it was granted.
 
-    num_tokens: tokens granted in this step; for CONTINUE the sum of all requests. 0 for Evict and
+    num_tokens: tokens granted in this step; for CONTINUE the sum over all requests. 0 for Evict and
         Hold, and for an admission that is delayed because its blocks are being loaded or because
         another request computes them in this step.
     num_cached: tokens found in the prefix cache at an admission. Both numbers are 0 if the

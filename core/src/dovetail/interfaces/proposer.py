@@ -34,8 +34,8 @@ class ProposerContext:
 class ProposerInput:
     """The rows to draft for.
 
-    rows: each once. hidden_RD: the model's last hidden state of each row if `Proposer.inputs` has
-    "hidden_states", else None.
+    rows: no row occurs twice. hidden_RD: the model's last hidden state of each row if
+    `Proposer.inputs` has "hidden_states", else None.
     """
 
     rows: Sequence[int]
@@ -44,7 +44,10 @@ class ProposerInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """Drafted tokens. counts: per requested row, 0 allowed. token_ids_D: int64, on the device."""
+    """Drafted tokens.
+
+    counts: number of drafts of each requested row, possibly 0. token_ids_D: int64, on the device.
+    """
 
     counts: Sequence[int]
     token_ids_D: torch.Tensor
@@ -66,7 +69,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """Load the draft model; raise ModelError if it does not match the model."""
+        """Load the draft model; raise ModelError if it is not compatible with the model."""
 
     @abstractmethod
     def join(self, request: NewRequest) -> None:
@@ -78,7 +81,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def accept(self, rows: Sequence[int], counts: Sequence[int], token_ids: torch.Tensor) -> None:
-        """Append the next counts[i] of `token_ids`, verified or sampled, to rows[i]."""
+        """Append the next counts[i] tokens of `token_ids`, verified or sampled, to rows[i]."""
 
     @abstractmethod
     def propose(self, ask: ProposerInput) -> Drafts:

@@ -84,10 +84,10 @@ class CheckpointFields(ConfigNode):
 
 
 class RequestedModel(CheckpointFields):
-    """The model and how it is read.
+    """The model and its files.
 
-    model: as the user gave it. tokenizer_dir: absolute. generation_config: with its overrides
-    applied. defaults: values for open fields that the model's file format needs, by
+    model: the path or name that the user gave. tokenizer_dir: absolute. generation_config: with its
+    overrides applied. defaults: values for open fields that the model's file format needs, by
     "section.field". dtype: "auto" or a name. max_model_len: maximum tokens of a request, prompt
     and output together.
     """
@@ -227,12 +227,12 @@ class ObservabilityConfig(ConfigNode):
 class LimitsConfig(ConfigNode):
     """Limits on the size of the values of a request. Larger values are refused.
 
-    max_prompt_chars: for a text prompt; None for max_model_len times the characters of the
-    vocabulary's longest token (at least 8), at most 16,777,216. max_id_chars: for request_id,
-    cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: for one string;
-    max_bad_words_chars: for all bad words together. max_extra_args_bytes: for the serialized
-    `extra_args`. max_prompts: per call of `LLM.generate`. max_chat_messages: per conversation of
-    `LLM.chat`. Lists of token ids are limited by the vocabulary, token prompts by max_model_len.
+    max_prompt_chars: for a text prompt; None: max_model_len times the length of the vocabulary's
+    longest token (at least 8), limited to 16,777,216. max_id_chars: for request_id, cache_salt,
+    tenant and lora_id. max_stop_chars, max_bad_word_chars: for each string; max_bad_words_chars:
+    for all bad words together. max_extra_args_bytes: for the serialized `extra_args`. max_prompts:
+    per call of `LLM.generate`. max_chat_messages: per conversation of `LLM.chat`. Lists of token
+    ids are limited by the vocabulary, token prompts by max_model_len.
     """
 
     max_prompt_chars: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None

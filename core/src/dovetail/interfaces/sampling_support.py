@@ -47,7 +47,7 @@ SAMPLING_CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "prompt_logprobs": "prompt_logprobs",
     }
 )
-"""Field name to the capability id that a worker declares for it."""
+"""Maps a field name to the capability id that a worker declares for it."""
 
 FULL_SAMPLING = frozenset(SAMPLING_CAPABILITIES.values())
 """The capability ids of a worker that implements every field."""

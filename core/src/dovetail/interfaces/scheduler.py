@@ -1,7 +1,7 @@
 """The contract of a scheduler: which requests run next, and what their results mean.
 
-To change only the order of requests, write a policy (`dovetail.interfaces.policy`). This contract
-is for replacing the mechanism. A scheduler is single-threaded, does no I/O, reads only the clock
+To change only the order of requests, write a policy (`dovetail.interfaces.policy`). Implement this
+contract to replace the mechanism. A scheduler is single-threaded, does no I/O, reads only the clock
 of its context and imports no tensor library. So the same class runs in an engine, in a test and in
 a simulator. Only the scheduler writes to the requests that were added to it.
 """
@@ -38,7 +38,7 @@ class SchedulerLimits:
     long_prefill_token_threshold: maximum chunk of a prompt per step; 0 for no limit.
     enable_prefix_caching: whether full blocks are kept for reuse by later requests.
     num_lookahead_tokens: maximum number of drafts per row. A row holds blocks for this many tokens
-        beyond its last run, up to the maximum length of its request. 0: no drafts.
+        beyond its last run, up to the maximum length of its request. 0 disables drafts.
     max_num_encoder_tokens: placeholder tokens whose content is encoded in one step.
     encoder_cache_tokens: placeholder tokens whose encoder output is cached.
     """
@@ -61,8 +61,8 @@ class SchedulerContext:
     options: validated options of the scheduler plugin.
     policy_options: validated options of `policy`. If not empty, they are passed to its constructor
         as the keyword `options`.
-    strict: True: an error of the policy raises (tests, the conformance kit). False: it is contained
-        and counted (production).
+    strict: whether an error of the policy raises (in tests and the conformance kit); otherwise the
+    error is contained and counted (in production).
     gates: admission gates for new requests. Only for schedulers that provide "gates". The scheduler
         shuts them down.
     kv_connector: loads and stores KV-cache blocks, or None. Only for schedulers that provide
@@ -121,21 +121,19 @@ class PauseScope(StrEnum):
 class SchedulerStats:
     """Counts after one step; those marked (total) accumulate since the start.
 
-    kv_cache_usage: fraction of the blocks in use, 0 to 1.
-    num_blocks, num_used_blocks, num_cached_blocks: all KV blocks, those in use, and those in the
-        prefix cache, used or not.
-    prefix_queries, prefix_hits (total): tokens looked up in the prefix cache, and tokens found.
-    num_preemptions (total): preempted requests.
-    num_recomputed_tokens (total): tokens computed again after a preemption, without those that the
-        prefix cache saves. Counted when the request is admitted again.
-    num_evictions (total): cached blocks that were reused for other tokens.
-    num_aborted (total): requests that were aborted.
+    kv_cache_usage: fraction of the blocks in use, 0 to 1. num_blocks, num_used_blocks,
+    num_cached_blocks: numbers of all KV blocks, of blocks in use, and of blocks in the prefix
+    cache, used or not. prefix_queries, prefix_hits (total): tokens looked up in the prefix cache,
+    and tokens found. num_preemptions (total): preempted requests. num_recomputed_tokens (total):
+    tokens computed again after a preemption, except tokens that the prefix cache saves. Counted
+    when the request is admitted again. num_evictions (total): cached blocks that were reused for
+    other tokens. num_aborted (total): requests that were aborted.
     schedule_ns, update_ns: duration of planning this step and of processing its result.
-    policy: name of the active policy class. After a failure it is not the requested one.
-    num_illegal_actions (total): actions that were denied because the policy contract forbids them.
-    policy_failures (total): exceptions raised by the policy. FCFS replaces it after the first.
-    num_idle_steps (total): steps in which the policy ran nothing although something could run.
-    num_drafts, num_accepted (total): draft tokens that were verified, and those accepted.
+    policy: name of the active policy class; after a failure of the requested policy it is another
+    class. num_illegal_actions (total): actions that were denied because the policy contract forbids
+    them. policy_failures (total): exceptions raised by the policy. FCFS replaces it after the
+    first. num_idle_steps (total): steps in which the policy ran nothing although something could
+    run. num_drafts, num_accepted (total): verified and accepted draft tokens.
     """
 
     step_id: int
@@ -187,8 +185,9 @@ class EngineCoreOutputs:
     request_ids, num_new_tokens: one entry per request with new tokens.
     token_ids: int32; the new tokens of these requests, concatenated.
     finished: requests that ended, with or without new tokens.
-    logprobs, prompt_logprobs: by request id, for requests that asked for them.
-    num_cached_tokens: by request id, once, with the first tokens: prompt tokens found in the cache.
+    logprobs, prompt_logprobs: by request id, for requests with these parameters.
+    num_cached_tokens: number of prompt tokens found in the cache, by request id, sent once with the
+    first tokens.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -216,7 +215,7 @@ class SchedulerInterface(ABC):
     (`WorkerBase`, "Drafts"). `num_sampled` gives the number of tokens that the row gained.
 
     Errors. A run listed in `ModelRunnerOutput.errors` has failed. Its request ends with an error
-    and that message, and the run's sampled tokens are ignored. Other runs are not affected.
+    and the listed message, and the run's sampled tokens are ignored. Other runs are not affected.
 
     Gates. A request is scheduled when all of its admission gates (`dovetail.interfaces.admission`)
     have let it pass. A held request does not delay others. If a gate fails a request, it ends with

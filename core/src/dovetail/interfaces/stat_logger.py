@@ -19,8 +19,8 @@ class StepStats:
     """The statistics of one step.
 
     scheduler: counts of the scheduler after the step. now_ns: the engine's clock after its result.
-    num_new_tokens: new tokens of requests. num_finished, num_failed: requests that ended in the
-    step, and those of them that ended with an error.
+    num_new_tokens: number of new tokens of all requests. num_finished, num_failed: numbers of
+    requests that ended in the step, and that ended with an error.
     """
 
     scheduler: SchedulerStats
@@ -47,9 +47,10 @@ class StatLogger(ABC):
     """Receives the statistics of every step.
 
     Contract. `record` is called in order, once for each step for which the scheduler returned
-    statistics. If requests were added or aborted and none can run, an empty step follows, so that
-    the counts are current. If `record` raises, the logger is closed, one warning gives the reason,
-    and the engine continues. A logger writes to the destination in its options, not to stdout.
+    statistics. If requests were added or aborted and no request can run, an empty step follows, so
+    that the counts are current. If `record` raises, the logger is closed, one warning gives the
+    reason, and the engine continues. A logger writes to the destination in its options, not to
+    stdout.
     """
 
     CONTRACT: ClassVar[str] = "stat_logger"

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 class StepExtensionContext:
     """Constructor arguments of a step extension.
 
-    model: the loaded model. vocab_size: width of the logits. max_num_seqs: rows are below it.
-    max_model_len: maximum tokens of a row. device: device of all tensors. rank, world_size: of the
-    worker. options: the user's options from `plugin_options`, validated.
+    model: the loaded model. vocab_size: width of the logits. max_num_seqs: row numbers are below
+    it. max_model_len: maximum tokens of a row. device: device of all tensors. rank, world_size:
+    number of this worker, and number of workers. options: the user's options from `plugin_options`,
+    validated.
     """
 
     model: Any
@@ -43,7 +44,8 @@ class StepExtensionContext:
 class ExtensionBatch:
     """The extension's rows in one step, in plan order; all columns have one entry per row.
 
-    rows: each once. starts, num_tokens: the step computes tokens [start, start + n) of the row.
+    rows: no row occurs twice. starts, num_tokens: the step computes tokens [start, start + n) of
+    the row.
     samples: whether the step samples the row's next token. first_tokens: index of the row's first
     token among the `total_num_tokens` tokens of the whole step.
     """
@@ -84,7 +86,7 @@ class StepExtension(ABC):
     def __init__(self, context: StepExtensionContext) -> None:
         """Create the extension of one worker. No row takes part yet."""
 
-    @classmethod  # noqa: B027  # a default that may stay
+    @classmethod  # noqa: B027  # optional to override
     def check_params(cls, params: SamplingParams) -> None:
         """Raise RequestError, naming the key of `extra_args`, if an argument is not valid.
 

@@ -1,4 +1,4 @@
-"""The contract of a tokenizer: text to token ids and back. It uses no tensors and no model."""
+"""The contract of a tokenizer: it converts text to token ids and back, without tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TokenPieces(dict[int, str | bytes]):
     """The piece of text of each token: a str, or bytes if they are not whole characters.
 
     Entries are computed when they are first read.
-    first: returns the piece of a token at the start of a text, or None if it is the same.
+    first: returns the piece of a token at the start of a text; None if the piece is the same there.
     each_byte: whether every byte that is not UTF-8 becomes one U+FFFD; otherwise every invalid
-        sequence of bytes does.
+    sequence of bytes becomes one.
     """
 
     __slots__ = ("_find", "each_byte", "first")
@@ -39,7 +39,7 @@ class TokenPieces(dict[int, str | bytes]):
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
     Contract. `decode` never fails for ids below `vocab_size`. Bytes that are not UTF-8 become
     U+FFFD. Instances may be used by several threads.

@@ -16,7 +16,10 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ToolParserContext:
-    """Constructor arguments of a tool parser. tools: of the request, as OpenAI JSON schemas."""
+    """Constructor arguments of a tool parser.
+
+    tools: the tools of the request, as OpenAI JSON schemas.
+    """
 
     tokenizer: Tokenizer
     tools: Sequence[Mapping[str, Any]] = ()

@@ -77,8 +77,8 @@ class WorkerBase(ABC):
     """Executes plans on one device.
 
     A worker that provides "async_output" does not wait for its device: `execute_model` returns
-    early, `sample_tokens` returns a handle, and the next plan may come before the handle's result
-    was read. `result` of the handle may be called from any thread, in any order and repeatedly. It
+    early, `sample_tokens` returns a handle, and the next plan may arrive before the handle's result
+    is read. `result` of the handle may be called from any thread, in any order and repeatedly. It
     raises the errors of the device.
 
     Contract. The worker keeps state per row. `joins` give a row its tokens, the worker appends each
@@ -93,8 +93,8 @@ class WorkerBase(ABC):
     - A draft is accepted if it and all drafts before it equal the tokens sampled in their place.
       The row gains the accepted drafts and the next sampled token: `num_sampled` is 1 + accepted.
       Keys and values of rejected drafts are invalid; later runs overwrite them.
-    - If the results of the row's earlier runs are not known yet, the plan allows for the maximum
-      number of drafts, and its `starts` assumes that all earlier drafts are accepted. The worker
+    - If the results of the row's earlier runs are not known yet, the plan assumes the maximum
+    number of drafts, and its `starts` assumes that all earlier drafts are accepted. The worker
       starts at the row's first uncomputed token and verifies the drafts that it holds, at most
       `num_drafts`.
     - Drafts change the speed, never the tokens of a request.
@@ -103,7 +103,7 @@ class WorkerBase(ABC):
 
     Sampling. Every worker implements `temperature` and `seed`. `provides` names the other fields of
     `SamplingParams` that it implements, by the ids of `SAMPLING_CAPABILITIES`. The engine refuses a
-    request that needs another one. docs/plugins/worker.md defines each field.
+    request that needs another field. docs/plugins/worker.md defines each field.
 
     Encoders. A worker with the capability "encoder" encodes the content in
     `SchedulerOutput.encoder` before the runs of the same plan, after it has applied
@@ -125,7 +125,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def init_device(self) -> None:
-        """Initialize the device. Raise CapacityError or PluginError if it cannot be used."""
+        """Initialize the device; raise CapacityError or PluginError if it cannot be used."""
 
     @abstractmethod
     def load_model(self) -> None:
@@ -180,7 +180,7 @@ class Sleeps(Protocol):
     """Capability "sleep": releases device memory while the engine is idle."""
 
     def sleep(self, level: int) -> None:
-        """Release memory. Level 1 drops the cache and offloads the weights; level 2 drops both."""
+        """Release memory. Level 1 frees the cache and offloads the weights; level 2 frees both."""
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
         """Allocate the memory of `tags` again: "weights", "kv_cache"; empty for all."""

@@ -56,7 +56,7 @@ class BlockPool:
         return found
 
     def num_leading(self, hashes: Sequence[bytes], most: int) -> int:
-        """Return how many of the first `most` hashes are cached, assuming there is no gap."""
+        """Return how many of the first `most` hashes are cached, assuming that they have no gap."""
         index = self._index
         return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
 
@@ -74,7 +74,7 @@ class BlockPool:
         return sum(block in self._cached for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each of `blocks`, which `find` has returned or which are in use."""
+        """Add one reference to each of `blocks`, which are in use or were returned by `find`."""
         for block in blocks:
             if not self._ref_counts[block]:
                 del self._cached[block]
@@ -146,7 +146,7 @@ class BlockPool:
         return True
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Raise AssertionError unless `held`, one entry per reference, are the blocks in use."""
+        """Raise AssertionError unless `held` contains exactly the references to blocks in use."""
         known = len(self._ref_counts)
         counts = [0] * known
         for block in held:

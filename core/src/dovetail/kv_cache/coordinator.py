@@ -11,10 +11,10 @@ from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.kinds import CacheKind
 
 Find = Callable[[Sequence[bytes], bytes], list[int]]
-"""(hashes, suffix) to the block of each hash followed by the suffix, 0 for none."""
+"""Maps (hashes, suffix) to the block of each hash followed by the suffix, 0 for none."""
 
 Has = Callable[[Sequence[bytes]], Sequence[bool]]
-"""Keys to whether the KV connector can load the block of each."""
+"""Maps keys to whether the KV connector can load the block of each key."""
 
 _ELSEWHERE = -1
 
@@ -22,9 +22,9 @@ _ELSEWHERE = -1
 class Coordinator:
     """Searches the cached blocks of all groups of a model.
 
-    kinds: one per group. growing: the groups with positional tables. ratios: hashes per block of
-    each growing group. suffixes: of each growing group; a hash with the suffix is the key of a
-    block, so that groups have different keys.
+    kinds: the rules of each group. growing: the groups with positional tables. ratios: hashes per
+    block of each growing group. suffixes: one per growing group; a hash with the suffix is the key
+    of a block, so that groups have different keys.
     can_resume: whether prefixes can be resumed; False if a group keeps a state without snapshots.
     """
 
@@ -51,8 +51,8 @@ class Coordinator:
     def lookup(self, hashes: Sequence[bytes], find: Find, elsewhere: Has | None) -> Hit:
         """Return the longest prefix of the tokens of `hashes` that every group can resume.
 
-        Each group returns the longest prefix that it can resume, so the first length on which all
-        groups agree is the longest.
+        Each group returns the longest prefix that it can resume, up to a limit. The limit is
+        lowered until all groups return the same length.
         """
         if not self.can_resume:
             return self.nothing

@@ -2,7 +2,7 @@
 
 The capacity is a number of embeddings, one per placeholder token. The key of an output is the hash
 of its content, so requests with the same image share it. Unused outputs are evicted in LRU order
-when room is needed. It uses no tensors.
+when room is needed. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dovetail.request import EncoderInput, Request
 class EncoderCacheManager:
     """Encoder outputs in use, and unused ones that are kept while there is room.
 
-    capacity: embeddings. num_queries, num_hits, num_evictions: outputs looked up, found, evicted.
+    capacity: number of embeddings. num_queries, num_hits, num_evictions: numbers of outputs that
+    were looked up, found and evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,12 +35,12 @@ class EncoderCacheManager:
 
     @property
     def num_used(self) -> int:
-        """Embeddings of the outputs in use."""
+        """Number of embeddings of the outputs in use."""
         return self._num_used
 
     @property
     def num_cached(self) -> int:
-        """Embeddings of all cached outputs, used or not."""
+        """Number of embeddings of all cached outputs, used or not."""
         return self._num_used + self._num_kept
 
     def has(self, item: EncoderInput) -> bool:

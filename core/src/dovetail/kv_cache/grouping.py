@@ -25,13 +25,13 @@ from dovetail.interfaces.kv_cache import (
 from dovetail.kv_cache.kinds import kind_of
 
 _SLACK = 1.1
-"""Use up to this factor of memory to have fewer groups, which cost host time in every step."""
+"""Use up to this factor of memory to get fewer groups, because each takes host time per step."""
 
 _MAX_WASTE = 1.25
-"""Do not reduce the groups if that takes more than this factor of the needed bytes."""
+"""Do not reduce the number of groups if that takes more than this factor of the needed bytes."""
 
 _MULTIPLES = range(1, 13)
-"""Page sizes to try, as multiples of the smallest page that fits the largest spec."""
+"""Page sizes to try, as multiples of the smallest page in which the largest spec fits."""
 
 _INTERVALS = (1, 4, 16, 64, 256)
 """Block sizes to try for states with snapshots, as multiples of attention's largest block."""
@@ -95,8 +95,8 @@ def group_layers(
 ) -> Groups:
     """Put the layers into groups that share a block table.
 
-    block_size: for a model whose layers have no cache. max_model_len: maximum tokens of a sequence.
-    Groups are chosen by the memory for a sequence of this length and of an eighth of it.
+    block_size: used if no layer of the model has a cache. max_model_len: maximum tokens of a
+    sequence. Groups are chosen by the memory for a sequence of this length and of an eighth of it.
     max_step_tokens: maximum tokens of a sequence per step; 0 for one block. The block size of a
     group is a multiple of the one in its layers' specs.
     Layers with sliding windows get separate groups if that saves memory. Otherwise they share a
@@ -128,7 +128,7 @@ def group_layers(
 
 
 def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
-    """Return the choice with the fewest groups among those with nearly minimal memory."""
+    """Return the candidate with the fewest groups among candidates with nearly minimal memory."""
     for place in range(len(choices[0].num_bytes)):
         least = min(choice.num_bytes[place] for choice in choices)
         most = max(least, min(_SLACK * least, most_needed))
@@ -144,7 +144,7 @@ def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
 
 
 def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tokens: int) -> int:
-    """Return the maximum bytes that the layers need for one sequence, without any waste.
+    """Return the maximum bytes that the layers need for one sequence, without unused memory.
 
     The tokens of a step are kept in addition to the window of its first token.
     """
@@ -225,7 +225,7 @@ def _with_pages(
 
 
 def _cut(parts: Sequence[_Part], lengths: Sequence[int], max_step_tokens: int) -> Iterator[_Choice]:
-    """Yield the ways to divide the layers of each spec into groups of limited pages."""
+    """Yield the ways to divide the layers of each spec into groups of limited size."""
     page = _page_bytes(parts)
     kinds = [kind_of(part.spec) for part in parts]
     most = [[kind.max_blocks(length, max_step_tokens) for kind in kinds] for length in lengths]

@@ -19,7 +19,7 @@ _VERSION = b"dovetail.kv.2"
 
 
 def root_hash(block_size: int, salts: Iterable[str]) -> bytes:
-    """Return the parent hash of a first block. Requests of different salts never share blocks."""
+    """Return the parent hash of a first block. Requests with different salts never share blocks."""
     parts = b"".join(pack("<I", len(raw)) + raw for raw in map(_encode, salts))
     return sha256(_VERSION + pack("<I", block_size) + parts).digest()
 
@@ -59,7 +59,7 @@ def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
 
 
 class PrefixHasher:
-    """Computes block hashes of requests, and reuses those shared with the previous prompt.
+    """Computes block hashes of requests and reuses hashes shared with the previous prompt.
 
     Copies of a prompt, and prompts with the same prefix, often arrive one after the other.
     """
@@ -71,8 +71,8 @@ class PrefixHasher:
     def extend(self, request: Request, num_blocks: int, most: int = 0) -> int:
         """Extend `request.block_hashes` to at least `num_blocks`; return the number computed.
 
-        most: maximum number to compute, even if some are then missing; 0 for no limit. Copied
-        hashes count a fraction of a computed one, according to their time.
+        most: maximum number to compute, even if fewer than `num_blocks` exist afterwards; 0 for no
+        limit. A copied hash counts as a fraction of a computed one, because it takes less time.
         """
         hashes, last, num_common = request.block_hashes, self._last, 0
         if len(hashes) >= num_blocks:
@@ -106,11 +106,11 @@ class PrefixHasher:
 
 _COPIES_A_HASH = 64
 _MIN_COMMON = 4
-"""Minimum number of blocks for which a comparison is faster than hashing."""
+"""Minimum number of blocks for which comparing prompts is faster than hashing."""
 
 
 def _differ(one: Request, other: Request) -> bool:
-    """Return whether equal tokens of both requests may have different hashes."""
+    """Return whether the two requests may have different hashes for equal tokens."""
     if one.encoder_inputs or other.encoder_inputs:
         return True
     return (one.cache_salt, one.lora_id) != (other.cache_salt, other.lora_id)
@@ -121,5 +121,5 @@ def _root(request: Request, block_size: int) -> bytes:
 
 
 def _encode(salt: str) -> bytes:
-    # A user's string may have lone surrogates, which must not fail or become equal.
+    # Lone surrogates in a user's string must not raise errors or cause equal hashes.
     return salt.encode("utf-8", "surrogatepass")

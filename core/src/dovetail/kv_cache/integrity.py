@@ -13,7 +13,7 @@ def check_tables(
 ) -> None:
     """Raise AssertionError unless the request has exactly the blocks that it needs.
 
-    block_size: tokens per hash. num_hit: hashes of a hit that is being loaded.
+    block_size: tokens per hash. num_hit: number of hashes in a hit that is being loaded.
     """
     if not request.blocks:
         assert request.capacity == request.num_committed_blocks == 0
@@ -23,7 +23,7 @@ def check_tables(
     num_committed = request.num_committed_blocks
     assert num_committed <= len(request.block_hashes), "a block was committed without a hash"
     num_sure = min(request.num_computed_tokens, request.num_tokens)
-    num_sure = max(num_sure, max(num_committed, num_hit) * block_size)  # it may not have started
+    num_sure = max(num_sure, max(num_committed, num_hit) * block_size)
     tables = zip(request.blocks, request.num_dropped_blocks, kinds, strict=True)
     for table, dropped, kind in tables:
         assert len(table) >= kind.num_positions(request.capacity)

@@ -1,4 +1,4 @@
-"""Which past tokens a KV-cache group needs: all, a window, or the latest state.
+"""The rules of KV-cache groups: which past tokens a group needs (all, a window, or a state).
 
 The block table of a group has one block for each `block_size` tokens or, for a state without
 snapshots, a single block.
@@ -63,7 +63,9 @@ class CacheKind:
             return 0
         if not self.span:
             return next((place for place in range(num_blocks) if not cached[place]), num_blocks)
-        end = position = num_blocks  # the candidate prefix; cached[position:end] has no gap
+        end = position = (
+            num_blocks  # `end` is the candidate prefix; cached[position:end] has no gap
+        )
         while position > self.first_needed(end * self.block_size):
             position -= 1
             if not cached[position]:
@@ -84,7 +86,8 @@ def kind_of(spec: KVCacheSpec) -> CacheKind:
 def capacity(tables: Sequence[Sequence[int]], kinds: Sequence[CacheKind], num_tokens: int) -> int:
     """Return the number of tokens that block tables, one per group, can hold.
 
-    num_tokens: returned, in whole blocks, if no table is positional, because those hold any number.
+    num_tokens: the result, in whole blocks, if no table is positional, because such tables hold any
+    number of tokens.
     """
     pairs = zip(tables, kinds, strict=True)
     sizes = [len(table) * kind.block_size for table, kind in pairs if kind.positional]

@@ -1,9 +1,9 @@
 """The KV cache manager assigns blocks to requests.
 
-The scheduler accesses the block pool only through this class. Of a request it writes only `blocks`,
-`capacity`, `block_hashes`, `num_committed_blocks` and `num_dropped_blocks`. All KV-cache groups
-share the pool; a group may need all past tokens of a request or some of them (`kinds`).
-It uses no tensors.
+The scheduler accesses the block pool only through this class. It changes only these attributes of a
+request: `blocks`, `capacity`, `block_hashes`, `num_committed_blocks` and `num_dropped_blocks`. All
+KV-cache groups share the pool; a group may need all past tokens of a request or some of them
+(`kinds`). It uses no tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail.kv_cache.retiring_blocks import RetiringBlocks
 from dovetail.request import Request
 
 _FIRST_HASHES = 64
-"""Hashes to compute first in a search; their number doubles with each round."""
+"""Number of hashes to compute first in a search; it doubles with each round."""
 
 
 class KVCacheManager:
@@ -79,11 +79,12 @@ class KVCacheManager:
         return self._pool.usage
 
     def lookup(self, request: Request, elsewhere: Has | None = None) -> Hit:
-        """Return the request's longest cached prefix. Does not change the pool.
+        """Return the request's longest cached prefix.
 
-        At least one token is left to compute, because the step needs its logits. Nothing is found
-        for requests with prompt log-probabilities, which need every position computed.
-        elsewhere: returns for keys whether their blocks can be loaded; these count as cached.
+        Does not change the pool. At least one token remains to be computed, because the step needs
+        its logits. For requests with prompt log-probabilities the result is empty, because they
+        need the logits of every position. elsewhere: returns for each key whether its block can be
+        loaded; loadable blocks count as cached.
         """
         if not self.shares(request):
             return self._coordinator.nothing
@@ -98,7 +99,7 @@ class KVCacheManager:
     def prepare_lookup(self, request: Request, most: int) -> int:
         """Compute at most `most` of the hashes for a look-up; return the number computed.
 
-        If it is less than `most`, all hashes are available.
+        If the result is less than `most`, all hashes are available.
         """
         if not self.shares(request):
             return 0
@@ -107,10 +108,10 @@ class KVCacheManager:
     def find_cached(self, request: Request, most: int) -> tuple[int, int]:
         """Return the number of cached tokens of a request, and the number of hashes computed.
 
-        Policies call it for every waiting request in every step. So at most `most` hashes are
-        computed, only while the prefix is cached; tokens after them count as not cached. With one
-        group it uses binary search, which assumes that a block is cached only if all earlier ones
-        are. This is mostly true, because later blocks are evicted first.
+        Policies may call this method for every waiting request in every step. So it computes at
+        most `most` hashes, and only while the prefix is cached; later tokens count as not cached.
+        With one group it uses binary search, which assumes that a block is cached only if all
+        earlier ones are. This is mostly true, because later blocks are evicted first.
         """
         if not self.shares(request):
             return 0, 0
@@ -136,9 +137,9 @@ class KVCacheManager:
         )
 
     def block_key(self, request: Request, position: int) -> bytes:
-        """Return the hash of the block at a table position; b"" if a token of it is not known.
+        """Return the hash of the block at a table position; b"" if one of its tokens is not known.
 
-        Returns b"" for all positions if nothing is cached.
+        Returns b"" for all positions if prefix caching is off.
         """
         if not self._caching or (position + 1) * self.block_size > request.num_tokens:
             return b""
@@ -150,8 +151,8 @@ class KVCacheManager:
 
         hit: the result of `lookup` immediately before. reserve: tokens to allocate blocks for, if
         more than `num_tokens`; ignored for models that free blocks of running requests. Returns
-        False, changing nothing, if there are too few blocks. Missing blocks of the hit get new
-        blocks, and nothing is committed before `loaded` is called.
+        False, changing nothing, if too few blocks are free. New blocks replace the missing blocks
+        of the hit, and no block is committed before `loaded` is called.
         """
         held = [block for blocks in hit.blocks for block in blocks if block]
         wanted, num_new = self._demand(hit, num_tokens, reserve)
@@ -189,9 +190,9 @@ class KVCacheManager:
         leaving: Sequence[Request] = (),
         reserve: int = 0,
     ) -> bool:
-        """Return whether `admit` would succeed after the requests `leaving` free their blocks.
+        """Return whether `admit` would succeed after the requests in `leaving` free their blocks.
 
-        Blocks that other requests share, and those of `hit`, do not count. Changes nothing.
+        Blocks in `hit` or shared with other requests do not count as freed. Changes nothing.
         """
         _, num_new = self._demand(hit, num_tokens, reserve)
         held = [block for blocks in hit.blocks for block in blocks if block]
@@ -204,8 +205,9 @@ class KVCacheManager:
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         """Allocate blocks so that a request holds `num_tokens`; return them, one list per group.
 
-        Returns None, changing nothing, if there are too few. The tokens need not be known: drafts
-        and pending tokens are included. Blocks that have left a window are freed first.
+        Returns None, changing nothing, if too few blocks are free. The values of the tokens need
+        not be known, so drafts and pending tokens are included. Blocks that have left a window are
+        freed first.
         """
         if num_tokens <= request.capacity:
             return [[] for _ in self._kinds]
@@ -223,8 +225,8 @@ class KVCacheManager:
         """Allocate a block for each request whose last block is full; return requests and blocks.
 
         It does the same as `grow` and `commit`, but for many requests at once. Requests with spare
-        blocks get none. Returns None, changing nothing, if there are too few blocks or several
-        groups; then use `grow`.
+        blocks get no new block. Returns None, changing nothing, if too few blocks are free or the
+        model has several groups; call `grow` in this case.
         """
         if not self._plain:
             return None
@@ -241,7 +243,7 @@ class KVCacheManager:
         return growing, blocks
 
     def _commit_next(self, request: Request) -> None:
-        """Commit the full blocks that are not committed yet; usually there is exactly one."""
+        """Commit the full blocks that are not committed yet; usually this is one block."""
         place, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
         start, end = place * size, place * size + size
         num_sure = min(request.num_computed_tokens, len(request.token_ids))
@@ -314,8 +316,8 @@ class KVCacheManager:
     def advance(self, request: Request) -> None:
         """Free the blocks that no later token of the request needs; their table entries become 0.
 
-        They are free immediately: plans execute in order, so a new owner writes a block after its
-        last reader. Drafts, which may be rejected, do not move a window.
+        They are reused immediately: plans execute in order, so a new owner writes to a block after
+        its last reader. Drafts, which may be rejected, do not move a window.
         """
         if not self._shedding or not request.blocks:
             return

@@ -1,9 +1,9 @@
 """Manages loads and stores of a KV connector for the scheduler.
 
 It connects the KV cache manager with the connector's scheduler side. Blocks in transfer are pinned,
-so that they stay in use if their request ends. A transfer that times out is abandoned: first its
-request continues without it; later, when the worker side must no longer use them, its blocks are
-freed. The scheduler sends the instructions and receives the answers.
+so that they stay in use if their request ends. A transfer that times out is abandoned: its request
+continues without it at once. The blocks are freed later, when the worker side must no longer use
+them. The scheduler sends the instructions and receives the answers.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class RemoteCache:
     def __init__(
         self, side: KVSchedulerSide, kv_cache: KVCacheManager, *, clock: Clock, timeout_s: float
     ) -> None:
-        """timeout_s: time after which a load has failed; its blocks are freed after twice that."""
+        """timeout_s: a load fails after this time; its blocks are freed after twice this time."""
         self.num_loaded_blocks = 0
         self.num_stored_blocks = 0
         self.num_failed_loads = 0
         self.num_given_up = 0
         self._clock = clock
         self._timeout_ns = int(timeout_s * 1e9)
-        self._begun_ns: dict[int, int] = {}  # of each transfer in time, the oldest first
-        self._late_ns: dict[int, int] = {}  # likewise, of those whose time is up
+        self._begun_ns: dict[int, int] = {}  # of transfers within the timeout, oldest first
+        self._late_ns: dict[int, int] = {}  # of abandoned transfers, oldest first
         self._side = side
         self._kv_cache = kv_cache
         self._next_id = 0
-        self._blocks: dict[int, Sequence[int]] = {}  # of each transfer under way; pinned
-        self._loads: dict[int, Request | None] = {}  # those for whom a load is, if they still care
+        self._blocks: dict[int, Sequence[int]] = {}  # pinned blocks of each unfinished transfer
+        self._loads: dict[int, Request | None] = {}  # None if the request was released
         self._load_of: dict[str, int] = {}
         self._num_offered: dict[str, int] = {}
         self._let_down: set[str] = set()
@@ -66,7 +66,7 @@ class RemoteCache:
         """Load the missing blocks of `hit`, with which the request was admitted.
 
         Returns whether the request must wait for the load; otherwise it may run in the next plan.
-        In both cases `update` reports the end of the load, unless the request is released before.
+        In both cases `update` reports the end of the load, unless the request is released earlier.
         """
         if not hit.missing:
             return False
@@ -79,7 +79,7 @@ class RemoteCache:
         return self._side.load(transfer)
 
     def offer(self, request: Request) -> None:
-        """Offer the blocks to the connector that the request has committed since the last call."""
+        """Offer the connector the blocks that the request has committed since the last call."""
         start = self._num_offered.get(request.request_id, 0)
         end = request.num_committed_blocks
         if end <= start:
@@ -96,7 +96,7 @@ class RemoteCache:
             self._end(transfer.transfer_id)
 
     def release(self, request: Request, *, finished: bool) -> None:
-        """Offer the blocks of a request that is about to free them.
+        """Offer the connector the blocks of a request before it frees them.
 
         finished: whether the request has ended.
         """
@@ -116,8 +116,8 @@ class RemoteCache:
         """Process an answer of a worker; return requests whose loads have ended, and the success.
 
         Successful loads are committed. For failed loads the caller must drop the sampled tokens,
-        free the request and let it wait again. A request that has freed its blocks meanwhile is
-        only reported if its sampled tokens must be dropped.
+        free the request and let it wait again. A request that has already freed its blocks is only
+        reported if its sampled tokens must be dropped.
         """
         outcome = self._side.update(answer)
         ended = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
@@ -162,7 +162,7 @@ class RemoteCache:
 
     def _settle(self, transfer_id: int, failed: Sequence[int]) -> tuple[Request, bool] | None:
         if transfer_id not in self._blocks:
-            return None  # it was abandoned
+            return None  # the transfer was abandoned
         is_load = transfer_id in self._loads
         entry = self._settle_load(transfer_id, failed) if is_load else None
         num_good = len(self._end(transfer_id)) - len(failed)
@@ -181,7 +181,7 @@ class RemoteCache:
         if self._load_of.get(request.request_id) == transfer_id:
             del self._load_of[request.request_id]
             is_well = self._kv_cache.loaded(request, failed)
-        elif failed:  # the request has used the blocks and was preempted since
+        elif failed:  # the request used the blocks and was then preempted
             is_well = False
         else:
             return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dovetail.kv_cache.block_pool import BlockPool
 
 MAX_BLOCKS_FREED = 262_144
-"""Maximum references that are removed per step, about 10 ms."""
+"""Maximum references that are removed per step; this takes about 10 ms."""
 
 
 class RetiringBlocks:
@@ -36,7 +36,7 @@ class RetiringBlocks:
         return len(self._due)
 
     def add(self, blocks: list[int], last_step: int) -> None:
-        """Free `blocks` when step `last_step` has been executed, or now if it already was."""
+        """Free `blocks` when step `last_step` has been executed, or now if it has been executed."""
         if last_step > self._executed:
             self._by_step.setdefault(last_step, []).append(blocks)
         elif self._num_left > 0 and not self._due:

@@ -15,7 +15,7 @@ _MAX_BLOCKS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The maximum demand on the cache.
+    """The maximum load of the KV cache.
 
     max_num_seqs: running requests. max_model_len: tokens per request. max_step_tokens: tokens per
     step.
@@ -36,8 +36,8 @@ def size_cache(
     """Return the number of blocks that fit into memory, even more than `load` needs.
 
     If no group has a cache, it is the number that `load` can use.
-    available_bytes: for all groups together. num_blocks: the user's number, block 0 included, or
-    None. Raises CapacityError with the size of a block if two blocks do not fit.
+    available_bytes: memory for all groups together. num_blocks: the user's number, block 0
+    included, or None. Raises CapacityError with the size of a block if two blocks do not fit.
     """
     config = KVCacheConfig(num_blocks=2, groups=groups)
     block_size, bytes_per_block = config.block_size, config.bytes_per_block

@@ -1,4 +1,4 @@
-"""Plugins: discovered from entry points, described by manifests, loaded, checked, selected.
+"""Finds plugins in entry points, reads their manifests, loads, checks and selects them.
 
 Three stages: `PluginRegistry.candidates` (metadata only), `.resolve` and `.describe` (one plugin
 and its manifest, without an import), `.load` (import one plugin and check its contract). A plugin

@@ -1,7 +1,7 @@
 """Admission: all checks of a resolved plugin before its class is used.
 
 In order: its manifest, the contract version, its needs, the import, the contract, its capability
-claims, its options. The only caller of `loading`.
+claims, its options. Only this module calls `loading`.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ class Admission:
     def admit(
         self, resolution: Resolution, reference: str | type, about: Description, *, shared: bool
     ) -> Plugin:
-        """Import and check one plugin; raise as `PluginRegistry.load`.
+        """Import and check one plugin; raise the errors of `PluginRegistry.load`.
 
-        shared: plugins of other kinds have the same name and take options. Every exception of the
-        class or its options model during the checks, `SystemExit` too, becomes a PluginLoadError.
+        shared: whether plugins of other kinds have the same name and take options. Every exception
+        of the class or its options model during the checks, `SystemExit` too, becomes a
+        PluginLoadError.
         """
         try:
             return self._admit(resolution, reference, about, shared=shared)
@@ -157,7 +158,7 @@ def check_needed(
     """Raise PluginError for needs of `whose` that neither core nor platform provides."""
     missing = sorted(needs - provided)
     if missing:
-        # No hint for device names: a similar name means another device.
+        # Device names get no hint, because a similar name means another device.
         hinted = [one for one in missing if not one.startswith(DEVICE_PREFIX)]
         hints = "".join(nearest(one, provided) for one in hinted)
         offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"

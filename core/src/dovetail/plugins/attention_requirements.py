@@ -1,8 +1,8 @@
 """Computes what a model and a configuration require of an attention backend.
 
 `attention_requirements` computes requirements from facts about the model. `read_attention_facts`
-reads these facts from config.json, without weights and without a tensor library. A worker gets them
-from its layers instead.
+reads these facts from config.json, without weights and without a tensor library. A worker reads
+them from its layers instead.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def attention_requirements(
 
 
 def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
-    """Return the facts in config.json about a model's attention; None if it has no heads.
+    """Return the facts in config.json about a model's attention; None if no heads are stated.
 
-    Reads the usual names of fields. An architecture may have other defaults, so the worker, which
-    has the layers, makes the final decision.
+    Only the usual field names are read. An architecture may have other defaults, so the worker
+    decides from the layers of the loaded model.
     """
     config = _text_part(hf_config)
     num_heads = _count(config, "num_attention_heads")
@@ -62,7 +62,7 @@ def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
 
 
 def _text_part(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section of the language model if a config has sections, else the config."""
+    """Return the section of the language model if the config has sections, else the config."""
     part = hf_config.get("text_config")
     if isinstance(part, Mapping) and "num_attention_heads" not in hf_config:
         return part
@@ -75,7 +75,7 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 
 
 def _has_window(config: Mapping[str, Any]) -> bool:
-    """Return whether any layer has a sliding window. A switch in the config must be on."""
+    """Return whether any layer has a sliding window that the config does not disable."""
     switch = config.get("use_sliding_window")
     if not config.get("sliding_window") or switch is False:
         return False

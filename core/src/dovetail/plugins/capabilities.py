@@ -1,7 +1,7 @@
 """The capability ids that the core provides or checks.
 
-Platforms and plugins may define other ids and need them of each other. Only the ids in this module
-are checked.
+Platforms and plugins may define further ids and require them of each other. Only the ids in this
+module are checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("worker", "sleep"): "dovetail.interfaces.worker:Sleeps",
     }
 )
-"""(kind, capability id) to the optional contract that a class with this claim must meet."""
+"""Maps (kind, capability id) to the contract that a class with this capability must meet."""
 
 
 def declared_ids(cls: type[Any], attribute: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Constructs objects of plugin classes, and reports failures with the name of the plugin.
+"""Creates instances of plugin classes, and reports failures with the name of the plugin.
 
 Contexts contain the options of a plugin. Kinds without a context (platform, policy, ops,
 linear_method) get them as the keyword `options`, but only if the plugin has an options model.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
-    """Call a plugin during the start; convert exceptions to PluginLoadError.
+    """Call a method of a plugin during the start; convert its exceptions to PluginLoadError.
 
     whose, what: the plugin and the purpose of the call, for messages. A DovetailError is raised
     unchanged.
@@ -83,5 +83,5 @@ def make_instance(
 
 
 def plugin_name(plugins: PluginRegistry, kind: str, reference: str | type) -> str:
-    """Return the name of a plugin in options and messages."""
+    """Return the name of a plugin, as used in options and messages."""
     return plugins.resolve(kind, reference).name

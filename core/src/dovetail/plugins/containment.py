@@ -1,7 +1,7 @@
 """Limits the side effects of importing a plugin, and reports them.
 
-A failed import leaves no incomplete modules. Text that an import prints becomes a note, because the
-output may be data. This is not a sandbox: a plugin is code with all rights of the process.
+A failed import leaves no incomplete modules. Text that an import prints becomes a note, because
+stdout may be used for data. This is not a sandbox: a plugin is code with all rights of the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_SHOWN = 120
 
 @contextmanager
 def contained(package: str, clock: Clock) -> Iterator[list[str]]:
-    """Run the import of a plugin in the block; yield a list that has notes on it afterwards.
+    """Limit the side effects of an import in the `with` block; yield a list for notes about it.
 
     If the block raises, the modules of the top-level `package` that it added to `sys.modules` are
     removed. Other packages and the core's modules stay, because they may be in use. Only output of
@@ -51,7 +51,7 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
 
 
 class _Catcher(io.StringIO):
-    """Captures the output of the thread that created it; passes other output to `beyond`."""
+    """Captures the output of the thread that created it; other output goes to `beyond`."""
 
     def __init__(self, beyond: TextIO) -> None:
         super().__init__()

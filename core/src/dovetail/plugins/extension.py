@@ -1,7 +1,7 @@
-"""Combines a worker class and a worker extension to a new class.
+"""Combines a worker class and a worker extension into a new class.
 
-Neither class is changed, so two engines of one process may extend the same worker differently. A
-name that both define is an error when the class is created.
+Neither class is changed, so two engines of one process may extend the same worker differently. If
+both define the same name, creating the class raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_ADDED = frozenset({"CONTRACT", "CONTRACT_VERSION", "__annotate_func__", "_a
 def complete_worker_cls(context: ExecutorContext) -> type[Any]:
     """Return the worker class of an executor, with the requested extension.
 
-    Raises PluginError if the extension cannot be loaded, ContractError as `extend_worker`.
+    Raises PluginError if the extension cannot be loaded, and the errors of `extend_worker`.
     """
     reference = context.config.worker_extension_cls
     if reference is None:

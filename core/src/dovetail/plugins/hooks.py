@@ -38,7 +38,7 @@ class Subscriber:
 
 
 class _Manager(pluggy.PluginManager):
-    """Accepts every method with the name of a hook, with or without a marker."""
+    """Accepts every method with the name of a hook, with or without pluggy's marker."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         """Return the options of a method that is a hook; None for any other attribute."""
@@ -61,7 +61,7 @@ class HookPlugins:
         """Check plugins, given by name; raise ContractError for incompatible methods."""
         self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
-        # pluggy calls the latest first.
+        # pluggy calls the plugin that was registered last first.
         for name, plugin in reversed(list(plugins.items())):
             _check_names(name, plugin)
             try:
@@ -114,7 +114,7 @@ def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> Hoo
 
 
 def failure(subscriber: Subscriber, error: BaseException) -> str:
-    """Return a sentence, without the period, about the failure of a subscriber."""
+    """Return a sentence without a period about the failure of a subscriber."""
     cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"The hooks plugin {subscriber.plugin!r} failed in {subscriber.hook}: {cause}"
 

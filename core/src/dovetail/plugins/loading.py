@@ -52,7 +52,7 @@ def load_target(target: str, origin: Origin) -> object:
 def load_dotted(target: str, origin: Origin) -> tuple[object, str]:
     """Load a dotted target such as "module.Class"; return the object and its exact target.
 
-    A longer module name takes precedence over a nested class. Raises as `load_target`.
+    A longer module name takes precedence over a nested class. Raises the errors of `load_target`.
     """
     module_name, _, attribute = target.partition(":")
     try:
@@ -124,7 +124,7 @@ def _import_module(name: str, origin: Origin) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:
-        # The missing module is the requested one, or one that it imports.
+        # The missing module is the requested module, or a module that it imports.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _import_failure(name, origin, error) from error
         raise _missing_module(name, error.name, origin, str(error)) from None
@@ -157,7 +157,7 @@ def _missing_attribute(
             "Move the class to a module that can be imported."
         )
     members = getattr(owner, "__dict__", {})
-    # Without what it imports from other packages.
+    # Names imported from other packages are not listed.
     names = [name for name in members if not name.startswith("_") and _is_of(module, members[name])]
     classes = [name for name in names if isinstance(members[name], type)]
     where = f"module {module.__name__!r} was imported, but"

@@ -1,7 +1,7 @@
-"""Options of plugins: `plugin_options={"name": {…}}`, checked with the model of each plugin.
+"""Checks the options of plugins, `plugin_options={"name": {…}}`, with each plugin's model.
 
 A plugin names a pydantic model in its manifest (`options`) or on its class (`options_model`).
-Unknown keys are always refused, independent of the settings of the model.
+Unknown keys are always refused, even if the model allows them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NONE: Mapping[str, Any] = FrozenDict()
 class PluginOptions:
     """The user's options of plugins.
 
-    given: by plugin name, "kind:name" if several kinds have that name, or class path.
+    given: options by plugin name, by "kind:name" if several kinds have that name, or by class path.
     """
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
@@ -36,7 +36,8 @@ class PluginOptions:
     def check_names(self, known: Iterable[str], kinds_of: Mapping[str, list[str]]) -> None:
         """Raise ConfigError for options of a plugin that is neither installed nor chosen.
 
-        known: valid names of plugins. kinds_of: name to the kinds in which it takes options.
+        known: valid names of plugins. kinds_of: maps a name to the kinds whose plugin takes
+        options.
         """
         names = set(known)
         for key, value in self._given.items():
@@ -62,8 +63,8 @@ class PluginOptions:
     ) -> Mapping[str, Any]:
         """Return the frozen options of a plugin, including the defaults of its model.
 
-        model: None for a plugin without a model. It takes no options, unless it has a context and
-        no manifest: then it gets them unchecked.
+        model: None for a plugin without a model. Such a plugin takes no options, unless it has a
+        context and no manifest: then it gets them unchecked.
         shared: whether the name may also mean a plugin of another kind. Raises ConfigError with
         plugin, option and remedy, and ContractError for an invalid model.
         """

@@ -1,7 +1,7 @@
-"""Checks the answers of platforms, because a plugin's method may raise or return anything.
+"""Checks the return values of platforms, because a plugin may raise or return anything.
 
-Every call for a platform's names, capabilities or preferences goes through this module, so that an
-invalid answer raises a ContractError with the name of the platform.
+All calls for a platform's names, capabilities or preferences are in this module, so that an invalid
+value raises a ContractError with the name of the platform.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_info(platform_cls: type[Platform]) -> PlatformInfo:
 def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
     """Return the plugins of `kind` that a platform prefers, best first.
 
-    Raises ContractError for an answer that is not a list or tuple of references.
+    Raises ContractError for anything but a list or tuple of references.
     """
     answer: object = _ask(platform, f"preferred {kind} plugins", lambda: platform.prefer(kind))
     if type(answer) not in (list, tuple) or len(answer) > MAX_PREFERRED:  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
 
 
 def provided_capabilities(platform: Platform) -> frozenset[str]:
-    """Return the capability ids of a platform; raise ContractError for anything but a set."""
+    """Return the capability ids of a platform; raise ContractError if they are not a set of str."""
     answer: object = _ask(platform, "capabilities", platform.capabilities)
     if not isinstance(answer, (set, frozenset)) or not all(isinstance(one, str) for one in answer):
         raise _wrong(platform, "capabilities()", answer, "a frozenset of capability ids")
@@ -75,7 +75,7 @@ def provided_capabilities(platform: Platform) -> frozenset[str]:
 
 
 def check_problems(platform: Platform, answer: object) -> Sequence[str]:
-    """Return the answer of `problems`; raise ContractError if it is not a list of sentences."""
+    """Return the result of `problems`; raise ContractError if it is not a list of sentences."""
     is_list = isinstance(answer, (list, tuple))
     if not is_list or not all(isinstance(one, str) for one in answer):  # type: ignore[attr-defined]
         raise _wrong(platform, "problems(config)", answer, "a tuple of sentences")

@@ -1,6 +1,6 @@
-"""Collects everything that is known about one plugin, without importing it or with its class.
+"""Collects all details of one plugin, without importing it or from its loaded class.
 
-Source files are read as text. If a file cannot be read, only its name is given.
+Source files are read as text. If a file cannot be read, the details contain only its name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PluginDetails:
     contract: "module:Class". core_version: the contract version of this core. fits: whether the
     range in the manifest includes it. denied: the rule that denies the plugin; "" for none. source:
     the file of its module. options: the fields of its options model. source and options are None if
-    they cannot be found without an import.
+    they cannot be determined without an import.
     """
 
     description: Description
@@ -110,7 +110,7 @@ def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) 
 
 
 def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedClass:
-    """Import a plugin, check its contract and return its details; raise as `load`."""
+    """Import a plugin, check it and return its details; raise as `PluginRegistry.load`."""
     cls = registry.load(kind, reference)
     resolution = next(
         one for one in reversed(registry.resolutions) if one.kind == kind and _is(one.target, cls)
@@ -129,7 +129,7 @@ def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedCla
 
 
 def find_source(module: str) -> Path | None:
-    """Return the Python file of a module, importing nothing; None if it is not found."""
+    """Return the Python file of a module without importing anything; None if it is not found."""
     top, *rest = module.split(".")
     try:
         # Only for the top-level package, because finding the spec of a submodule imports parents.
@@ -151,7 +151,7 @@ def find_source(module: str) -> Path | None:
 
 
 def read_options(target: str) -> tuple[OptionField, ...] | None:
-    """Return the fields of the model "module:Model" from its source; None if it is not there."""
+    """Return the fields of "module:Model" from its source; None if the model is not found."""
     module, _, name = target.partition(":")
     path = find_source(module)
     if path is None:

@@ -1,4 +1,4 @@
-"""The plugin registry: loads the class that a user's reference means.
+"""The plugin registry finds and loads the plugins that users' references mean.
 
 There is no global registry; each engine has its own. Resolving and describing import nothing;
 loading imports only the requested plugin.
@@ -93,7 +93,7 @@ class PluginRegistry:
 
     @property
     def chosen(self) -> tuple[Resolution, ...]:
-        """The plugins in use, in the order of loading, without rejected candidates."""
+        """The loaded plugins except rejected candidates, in the order of loading."""
         passed_over = {kind for kind, _ in self._chosen}
         return tuple(
             one
@@ -102,7 +102,7 @@ class PluginRegistry:
         )
 
     def note_choice(self, kind: str, cls: type[Any] | None) -> None:
-        """Record that this plugin is used, of all plugins of `kind` that were loaded."""
+        """Record which of the loaded plugins of `kind` is used."""
         found = self.resolution_of(kind, cls)
         if found is not None:
             self._chosen = {one for one in self._chosen if one[0] != kind} | {(kind, found.target)}
@@ -127,7 +127,7 @@ class PluginRegistry:
         return (*self._discovery.warnings, *namesakes)
 
     def warn_of_installations(self) -> None:
-        """Log once the distributions that cannot be read or have the name of another."""
+        """Log once the distributions that are unreadable or have another distribution's name."""
         self._warn((*self._discovery.set_aside, *self._discovery.warnings))
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
@@ -172,7 +172,7 @@ class PluginRegistry:
         return self._resolver.exclusion(candidate)
 
     def unmet_needs(self, kind: str, reference: str | type) -> str:
-        """Return a phrase about a plugin's needs that the bound platform lacks; "" for none.
+        """Return a phrase about needs that the bound platform does not meet; "" for none.
 
         Imports nothing. Raises as `describe`.
         """
@@ -200,7 +200,7 @@ class PluginRegistry:
         if key not in self._loaded:
             resolution = self.resolve(kind, reference)
             about = self._describer.describe(resolution)
-            self._check_needed(about, about.entry.needs)  # before anything of it is imported
+            self._check_needed(about, about.entry.needs)  # before its code is imported
             shared = len(self._kinds_with_options(about.name)) > 0
             plugin = self._admission.admit(resolution, reference, about, shared=shared)
             self._check_needed(about, plugin.needs)
@@ -253,7 +253,7 @@ class PluginRegistry:
     def check_options_used(self, chosen: Mapping[str, Sequence[str | type]]) -> None:
         """Raise ConfigError for options of an installed plugin that is not in `chosen`.
 
-        chosen: kind to references, for the kinds whose plugins are known by now.
+        chosen: maps each kind whose plugins are selected to their references.
         """
         for key in self._options.keys:
             owners = [one for name in KINDS for one in self.candidates(name) if key in one.keys]
@@ -283,7 +283,7 @@ class PluginRegistry:
     def _namesakes(self, kind: str, names: Set[str | type] | None = None) -> Iterator[str]:
         """Yield a sentence for each outside plugin that has the name of a first-party plugin.
 
-        names: check only these. Denied plugins are skipped.
+        names: limits the check to these names. Denied plugins are skipped.
         """
         kept = {one.name: one for one in self.candidates(kind) if one.first_party}
         for one in self.candidates(kind):
@@ -303,12 +303,12 @@ class PluginRegistry:
                 logger.warning("%s", sentence)
 
     def _check_needed(self, about: Description, needs: frozenset[str]) -> None:
-        """Refuse a plugin whose needs the bound platform does not meet, if one is bound."""
+        """Raise PluginError if a platform is bound and does not meet the needs of the plugin."""
         if self._provided is not None:
             check_needed(str(about), needs, self._provided, self._platform)
 
     def _kinds_with_options(self, name: str) -> list[str]:
-        """Return the kinds in which a plugin of that name declares an options model."""
+        """Return the kinds with a plugin of that name that declares an options model."""
         return [
             kind
             for kind in KINDS

@@ -1,15 +1,15 @@
-"""Child processes: how they start, report, send heartbeats, and end.
+"""Child processes: their start, reports, heartbeats and exit.
 
-The engine's process, the workers of an executor and the children with limits all use this package,
-and an executor or a plugin of another distribution may use it, too.
+The engine's process, the workers of an executor and child processes with limits use this package.
+Plugins of other distributions may use it too.
 
-    child_process  the parent's side of one child: start, wait until it is ready, kill
-    child_group    several children that start together, are watched together and end together
-    child_main     the child's side: `python -m dovetail.processes ENTRY BOOT`
-    boot           the settings with which a child starts
-    start_report   what a child reports about its start: phases, ready, failed
-    liveness       the time that a child writes into shared memory, and its parent reads
-    parent_death   how a child ends when its parent does
-    ownership      objects that belong to the process that made them; forks do not use them
-    startup_phases the phases of an engine's start, each with a deadline
+    child_process   the parent's view of one child: start, wait until it is ready, kill
+    child_group     several children that are started, watched and ended together
+    child_main      the child's side: `python -m dovetail.processes ENTRY BOOT`
+    boot            the settings of a child
+    start_report    reports of a child about its start: phases, ready, failed
+    liveness        heartbeats in shared memory, which the parent reads
+    parent_death    ends a child when its parent ends
+    ownership       objects that belong to the process that created them; forks do not use them
+    startup_phases  phases of an engine's start, each with a deadline
 """

@@ -1,7 +1,7 @@
 """`python -m dovetail.processes ENTRY BOOT`: a child process.
 
-ENTRY is the entry point, for readers of process lists. BOOT is the descriptor of the memory with
-the boot record.
+ENTRY is the name of the entry point, shown in process lists. BOOT is the descriptor of the memory
+with the boot record.
 """
 
 import sys

@@ -1,7 +1,8 @@
-"""The settings with which a child process starts: one record, in unnamed shared memory.
+"""The settings of a child process: one record in unnamed shared memory.
 
-The first line is JSON. The settings of the entry point follow, as bytes that only it reads. Uses
-the standard library only, so that children with few packages on their path can read it.
+The first line is JSON. The settings of the entry point follow, as bytes that only the entry point
+reads. This module uses only the standard library, because some children have few packages on their
+path.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _TYPES = {"str": str, "int": int, "list[str]": list, "list[int]": list}
 
 @dataclass(frozen=True, kw_only=True)
 class Boot:
-    """What every child needs to know.
+    """The settings that every child needs.
 
     entry: "module:function", which is called with a `ChildContext` and returns the exit status.
-    control: the descriptor of the child's end of the control socket. liveness: of the memory for
-    its heartbeats, or -1. folder: removed when the parent dies, or "". sys_path: the import
-    path; empty for a child that has its own. descriptors: further descriptors that were
-    passed. settings: of the entry point.
+    control: the descriptor of the child's end of the control socket. liveness: the descriptor of
+    the memory for its heartbeats, or -1. folder: a folder to remove when the parent dies, or "".
+    sys_path: the import path; empty for a child with its own path. descriptors: further descriptors
+    passed to the child. settings: bytes for the entry point.
     """
 
     entry: str
@@ -47,7 +48,7 @@ class Boot:
 
 
 def read_boot(descriptor: int) -> Boot:
-    """Return the record in the memory, and close it; raise MessageError if it is not one."""
+    """Read the record from the memory and close the memory; raise MessageError if it is invalid."""
     with os.fdopen(descriptor, "rb") as file:
         head, _, settings = file.read().partition(b"\n")
     try:

@@ -1,8 +1,8 @@
-"""Children that start together, are watched by one thread, and end together.
+"""Children that are started together, watched by one thread, and ended together.
 
-The first child that fails or dies is the cause that every caller gets. The others are killed at
-once, since they may be waiting for it. `close` leaves no process and no descriptor behind. Does not
-depend on what the children do.
+The first child that fails or dies is the cause that every caller gets. The other children are
+killed at once, because they may wait for it. After `close` no process or descriptor remains. The
+class does not depend on the work of the children.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dovetail.processes.start_report import StartReport
 logger = logging.getLogger(__name__)
 
 _CAUSE_S = 2.0
-"""How long a caller that sees a closed connection waits for the cause."""
+"""Time that a caller waits for the cause of a closed connection."""
 _PEER_S = 1.0
-"""How soon after a PeerLostError another child must end to be taken as the cause."""
+"""Maximum time after a PeerLostError in which the end of another child counts as its cause."""
 _JOIN_S = 5.0
 
 
 class ChildGroup:
-    """Children by rank. failure: why they cannot continue; None while they can."""
+    """Children by rank. failure: the first error of a child, or None."""
 
     def __init__(self, phases: Sequence[str], clock: Clock) -> None:
-        """phases: of each child's start, in order; the first needs no report."""
+        """phases: the phases of each child's start, in order; the first one is not reported."""
         self.children: list[ChildProcess] = []
         self.failure: DovetailError | None = None
         self._phases = phases
@@ -41,11 +41,11 @@ class ChildGroup:
         self._watch = threading.Thread(target=self._run, name="child-watch", daemon=True)
 
     def wait_until_ready(self, timeout_s: float, enter: Callable[[str], bool]) -> list[bytes]:
-        """Return what each child returned when it was ready, by rank.
+        """Wait until all children are ready; return the content of their "ready" reports, by rank.
 
-        enter: called with each phase when the last child is in it; returns whether the time, of
-        `timeout_s` seconds, begins again. Raises the error of the first child that failed, or
-        EngineDeadError naming each that is late.
+        enter: called with each phase when the last child has entered it; returns whether the
+        timeout of `timeout_s` seconds starts again. Raises the error of the first child that
+        failed, or EngineDeadError with the names of the children that are late.
         """
         self._watch.start()
         deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
@@ -65,7 +65,7 @@ class ChildGroup:
         return self._closing or self.failure is not None
 
     def cause(self) -> DovetailError:
-        """Return why the children cannot continue; for a caller that sees a closed connection."""
+        """Return the cause of a closed connection to a child."""
         with self._changed:
             known = self._changed.wait_for(self.is_over, _CAUSE_S)
         if not known:
@@ -73,11 +73,11 @@ class ChildGroup:
         return self.failure or EngineDeadError("The executor was shut down.")
 
     def silence_s(self) -> float:
-        """Return how many seconds ago the least recent heartbeat was."""
+        """Return the age in seconds of the least recent heartbeat of a child."""
         return max((child.liveness.read().silence_s for child in self.children), default=0.0)
 
     def fail(self, error: DovetailError) -> None:
-        """Make `error` the cause, unless one exists, and kill all children."""
+        """Record `error` as the cause, unless a cause exists, and kill all children."""
         if self._take_as_cause(error):
             for child in self.children:
                 child.kill()
@@ -85,7 +85,7 @@ class ChildGroup:
     def close(self, timeout_s: float) -> None:
         """Wait for the children to exit, then kill them. May be called twice.
 
-        The caller has closed their connections, or sent them an order to exit.
+        The caller must first close their connections or tell them to exit.
         """
         with self._changed:
             self._closing = True
@@ -105,7 +105,7 @@ class ChildGroup:
             child.close()
 
     def _take_as_cause(self, error: DovetailError) -> bool:
-        """Keep the first cause; return whether the children have to be killed for it."""
+        """Record the first cause; return whether the caller must kill the children."""
         with self._changed:
             if self.failure is None and not self._closing:
                 self.failure = error
@@ -113,7 +113,7 @@ class ChildGroup:
             return not self._closing
 
     def _slowest_phase(self) -> int:
-        """Return the index of the phase of the child that is behind all others."""
+        """Return the index of the earliest phase that a child is in."""
         places = [self._phases.index(one.phase) for one in self.children if one.content is None]
         return min(places, default=len(self._phases))
 
@@ -130,7 +130,7 @@ class ChildGroup:
         )
 
     def _run(self) -> None:
-        """In the thread: read the reports of all children until all have ended."""
+        """Run in the thread: read the reports of all children until all have ended."""
         poll = select.poll()
         children = list(self.children)
         by_control = {child.control.fileno(): child for child in children}
@@ -156,14 +156,14 @@ class ChildGroup:
                 self._changed.notify_all()
             if report is not None and report.kind == "failed":
                 self._blame(child, report)
-        except Exception as error:  # after any error this thread continues to watch the children
+        except Exception as error:  # the thread must continue to watch the children
             what = describe_failure(error)
             self.fail(EngineDeadError(f"{child} sent a report that cannot be read: {what}"))
             return False
         return report is not None
 
     def _blame(self, child: ChildProcess, report: StartReport) -> None:
-        """Take a child's error as the cause; that child exits, the others are killed."""
+        """Record a child's error as the cause; let this child exit and kill the other children."""
         child.dismiss()
         error = error_of(report, f"{child}{_during(child)}")
         if isinstance(error, PeerLostError) and (lost := self._ended_beside(child)):
@@ -175,13 +175,13 @@ class ChildGroup:
                     other.kill()
 
     def _ended_beside(self, child: ChildProcess) -> ChildProcess | None:
-        """Return another child that has ended, or does so soon."""
+        """Return another child that has ended or ends soon, or None."""
         others = {one.ending: one for one in self.children if one is not child}
         ended = wait_readable(list(others), _PEER_S) if others else []
         return others[ended[0]] if ended else None
 
     def _lose(self, child: ChildProcess) -> None:
-        """Read the last reports of a child that has ended, report its end, and kill the others."""
+        """Read the last reports of an ended child, record the cause, and kill the others."""
         while self._read(child):
             pass
         error = f"{child} ended{_during(child)} {child.describe_end()}; its work is lost."

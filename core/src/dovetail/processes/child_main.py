@@ -1,6 +1,7 @@
-"""The child's side: from the boot record to the entry point, and to the exit with the parent.
+"""The main function of a child: reads the boot record and calls the entry point.
 
-Its imports need only the standard library: some children have few packages on their path.
+This module imports only the standard library, because some children have few packages on their
+path.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ChildContext:
     """The argument of an entry point. settings: what the parent passed to `start_child`."""
 
     def __init__(self, boot: Boot, control: socket.socket) -> None:
-        """Begin to watch the parent, and to write heartbeats."""
+        """Start to watch the parent and to write heartbeats."""
         self.settings = boot.settings
         self._control = control
         self._dismissed = threading.Event()
@@ -38,11 +39,14 @@ class ChildContext:
         send_report(self._control, StartReport("phase", name))
 
     def ready(self, content: bytes = b"") -> None:
-        """Report that the start is over. content: what the parent's wait returns."""
+        """Report that the start is complete.
+
+        content: returned by `wait_until_ready` of the parent.
+        """
         send_report(self._control, StartReport("ready", content=content))
 
     def failed(self, error: BaseException) -> None:
-        """Report that this process cannot continue, and exits."""
+        """Report to the parent that this process has failed and exits."""
         remote = RemoteError.of(error)
         send_report(self._control, StartReport("failed", remote.kind, remote.text, remote.detail))
 
@@ -58,7 +62,7 @@ class ChildContext:
 def main(memory: int) -> int:
     """Run the entry point of the boot record in `memory`; return the exit status.
 
-    Whatever the entry point raises is reported to the parent.
+    Errors of the entry point are reported to the parent.
     """
     boot = read_boot(memory)
     sys.path[:] = boot.sys_path or sys.path

@@ -1,7 +1,7 @@
-"""One child process, as its parent sees it: start, reports, heartbeats, end.
+"""The parent's view of one child process: start, reports, heartbeats, end.
 
-A child is started with exec, in its own session, which is killed as a whole. It belongs to the
-process that started it: a forked copy of the parent can neither use nor end it. Its resources are
+A child is started with exec in its own session, and the whole session is killed. It belongs to the
+process that started it: a forked copy of the parent cannot use or end it. Its resources are
 released by `close`, when the object is collected, or when the interpreter exits.
 """
 
@@ -32,9 +32,9 @@ from dovetail.transport.ring_memory import memory_of
 from dovetail.transport.wakeup_socket import hang_up
 
 END_TIMEOUT_S = 5.0
-"""How long a process that was killed may take to end."""
+"""Maximum time for the end of a process that was killed."""
 FIRST_PHASE = "start"
-"""The phase of a child that has not reported one yet."""
+"""The phase of a child before its first report."""
 
 _ISOLATED_PROGRAM = (
     "import sys, json\n"
@@ -46,9 +46,10 @@ _ISOLATED_PROGRAM = (
 
 @dataclass(frozen=True, kw_only=True)
 class Isolation:
-    """For a child that works on untrusted data: replaces the parent's environment.
+    """The environment of a child that processes untrusted data.
 
-    It runs in "/" without the standard output, and without site-packages beside `sys_path`.
+    It replaces the parent's environment. The child runs in "/" without stdout, and `sys_path` is
+    its only import path besides the standard library.
     """
 
     sys_path: list[str]
@@ -67,10 +68,11 @@ def start_child(
 ) -> ChildProcess:
     """Start a process that calls `entry`, "module:function", with a `ChildContext`.
 
-    settings: for the entry point. name: for messages. descriptors: passed on under their numbers;
-    the caller closes its own. folder: the child removes it if its parent dies.
-    The child has this process's import path and working directory; where that was deleted, "/".
-    Raises OSError or CapacityError if the system has no process, memory or descriptor left.
+    settings: bytes for the entry point. name: its name in messages. descriptors: inherited with the
+    same numbers; the caller closes its own copies. folder: a folder that the child removes if its
+    parent dies. The child gets this process's import path and working directory, or "/" if the
+    directory was deleted. Raises OSError or CapacityError if the system cannot create the process,
+    memory or a descriptor.
     """
     with ExitStack() as undo, ExitStack() as passed:
         liveness = LivenessReader(clock or MonotonicClock())
@@ -97,10 +99,10 @@ def start_child(
 
 
 class ChildProcess:
-    """A child. Made by `start_child`.
+    """A child process, created by `start_child`.
 
-    phase: the phase of its start that it reported last; "" when it is ready. content: what it
-    returned when it was ready; None before.
+    phase: the last reported phase of its start; "" when it is ready. content: the content of its
+    "ready" report; None before.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class ChildProcess:
         on_fork_in_child(self._disown)
 
     def __str__(self) -> str:
-        """Return the child as messages name it."""
+        """Return the child's name and process id, for messages."""
         return f"{self.name} (process {self.pid})"
 
     @property
@@ -134,13 +136,13 @@ class ChildProcess:
     def ending(self) -> int:
         """A descriptor that can be read when the process has ended.
 
-        If the system offers none, it is the descriptor of the control socket.
+        On systems without pidfd it is the descriptor of the control socket.
         """
         return self.control.fileno() if self._pidfd is None else self._pidfd
 
     @property
     def is_closed(self) -> bool:
-        """Whether the child was closed, by `close` or by the end of its owner."""
+        """Whether `close` was called or the owner has ended."""
         return not self._end.alive
 
     def receive(self) -> StartReport | None:
@@ -156,10 +158,11 @@ class ChildProcess:
         return report
 
     def wait_until_ready(self, phase_timeout_s: float, clock: Clock | None = None) -> bytes:
-        """Return what the child returned when it was ready.
+        """Wait until the child is ready; return the content of its "ready" report.
 
-        phase_timeout_s: for each phase of its start. Raises the error that the child reported, or
-        EngineDeadError if it ended without one or a phase took too long. Their `phase` is set.
+        phase_timeout_s: time limit of each phase of its start. Raises the error that the child
+        reported, or EngineDeadError if the child ended without a report or a phase took too long.
+        The error's `phase` is set.
         """
         clock = clock or MonotonicClock()
         phase, begun_ns = self.phase, clock.now_ns()
@@ -183,7 +186,7 @@ class ChildProcess:
         return self.content
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Return whether the process has ended; wait for it, `timeout_s` seconds at most."""
+        """Wait at most `timeout_s` seconds; return whether the process has ended."""
         if self.is_closed:
             return True
         if self._pidfd is not None:
@@ -195,7 +198,7 @@ class ChildProcess:
     def describe_end(self) -> str:
         """Return how the process ended, such as "by SIGKILL" or "with status 1".
 
-        Waits for its end, but does not reap it, so that no other process gets its id meanwhile.
+        Waits for its end, but does not reap it, so that no other process can get its id.
         """
         status = self._process.returncode
         if status is None:
@@ -206,12 +209,12 @@ class ChildProcess:
         return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
     def dismiss(self) -> None:
-        """Let the process end when its work is done; the parent kills what it has started."""
+        """Permit the process to exit; the parent will kill the processes of its session."""
         with suppress(OSError):
             self.control.send(b"!")
 
     def kill(self) -> None:
-        """Kill all processes of the child's session. From any thread."""
+        """Kill all processes of the child's session. May be called from any thread."""
         kill_session(self._process)
 
     def kill_tree(self) -> None:
@@ -236,7 +239,7 @@ class ChildProcess:
         return error
 
     def _disown(self) -> None:
-        """In a forked copy of the parent: keep no end of the socket, and never wait for it."""
+        """Close the socket in a forked copy of the parent, which must not wait for the child."""
         self.control.close()
         self._process.returncode = 0
 
@@ -249,14 +252,14 @@ def error_of(report: StartReport, whose: str = "") -> DovetailError:
 def import_path() -> list[str]:
     """Return `sys.path` with absolute entries, for another process.
 
-    Relative entries of a deleted working directory are left out: nothing can be imported there.
+    Relative entries are left out if the working directory was deleted.
     """
     here = _working_directory()
     return [os.path.abspath(entry) for entry in sys.path if here or os.path.isabs(entry)]
 
 
 def wait_readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
-    """Return the descriptors that can be read, after `timeout_s` seconds at most."""
+    """Wait at most `timeout_s` seconds; return the descriptors that can be read."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -303,7 +306,7 @@ def _end(
     pidfd: int | None,
 ) -> None:
     kill_session(process)
-    with suppress(subprocess.TimeoutExpired):  # otherwise it hangs in the kernel
+    with suppress(subprocess.TimeoutExpired):  # otherwise the process hangs in the kernel
         process.wait(END_TIMEOUT_S)
     hang_up(control)
     liveness.close()
@@ -312,7 +315,7 @@ def _end(
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the children of a process; none if the system does not report them."""
+    """Return the ids of the children of a process; empty if the system does not report them."""
     lines = [read_system_file(str(path)) for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for line in lines for child in line.split()]
 

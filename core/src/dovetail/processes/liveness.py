@@ -1,10 +1,10 @@
-"""Heartbeats of a child process, which its parent reads without a request.
+"""Heartbeats of a child process in shared memory, which its parent reads.
 
-They are in shared memory, so they can be read even if the process does not answer or has died. A
-thread of the child writes the time, so a long step does not look like a stall; a process that is
-stopped, or whose threads cannot run, stops reporting. A child with child processes also writes the
-age of their least recent heartbeat, when its current step began, and how many steps it has
-executed. Parent and child read the same monotonic clock.
+They can be read even if the process does not respond or has died. A thread of the child writes the
+time, so a long step does not look like a stall; a process that is stopped, or whose threads cannot
+run, stops reporting. A child with child processes also writes the age of their least recent
+heartbeat, when its current step began, and how many steps it has executed. Parent and child read
+the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.clock import Clock
 from dovetail.transport.ring_memory import anonymous_file
 
 INTERVAL_S = 0.25
-"""How often a child writes the time."""
+"""Interval in seconds at which a child writes the time."""
 _PROCESS, _CHILDREN, _STEP, _NUM_STEPS = range(4)
 _NUM_BYTES = 64
 
@@ -45,10 +45,10 @@ class Liveness:
 
 
 class LivenessReader:
-    """The parent's side. Several threads may use it."""
+    """The parent's view of the heartbeats. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
-        """Make the memory. descriptor: of the memory; the caller closes it."""
+        """Create the memory. descriptor: its descriptor, which the caller closes."""
         self.descriptor = anonymous_file(_NUM_BYTES)
         self._words = _map(self.descriptor)
         self._clock = clock
@@ -72,10 +72,10 @@ class LivenessReader:
 
 
 class LivenessWriter:
-    """The child's side: a thread that writes the time, until `stop`."""
+    """The child's side: a thread that writes the time until `stop` is called."""
 
     def __init__(self, descriptor: int, clock: Clock) -> None:
-        """Map the memory, close its descriptor, and begin."""
+        """Map the memory, close its descriptor, and start the thread."""
         self._words = _map(descriptor)
         os.close(descriptor)
         self._clock = clock
@@ -85,20 +85,20 @@ class LivenessWriter:
         self._thread.start()
 
     def watch_children(self, silence_s: Callable[[], float]) -> None:
-        """Call `silence_s` from now on, and write the age of the children's last heartbeat."""
+        """Also write the age of the children's last heartbeat, which `silence_s` returns."""
         self._silence_s = silence_s
 
     def begin_step(self) -> None:
-        """Write that a step begins."""
+        """Record that a step begins."""
         self._words[_STEP] = self._clock.now_ns()
 
     def end_step(self) -> None:
-        """Write that the step has ended, and count it."""
+        """Record that the step has ended, and count it."""
         self._words[_STEP] = 0
         self._words[_NUM_STEPS] += 1
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
         self._thread.join()
 

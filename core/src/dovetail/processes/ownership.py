@@ -1,4 +1,4 @@
-"""Objects that belong to the process that created them: a forked child never uses or ends them.
+"""Objects that belong to the process that created them. A forked child never uses or closes them.
 
 A fork copies every object, finalizer and exit hook, but no thread. So code that ends a child
 process, removes a folder or writes to shared memory must run in the owner only.
@@ -29,9 +29,9 @@ def finalize_in_owner(
 
 
 def on_fork_in_child(method: Callable[[], None]) -> None:
-    """Call a bound method in every forked child, before anything else, while its object lives.
+    """Register a bound method to be called first in every forked child, while its object exists.
 
-    It must not take a lock: another thread of the parent may have held it.
+    The method must not take a lock, because another thread of the parent may have held the lock.
     """
     global _is_registered
     if not _is_registered:

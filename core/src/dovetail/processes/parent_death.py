@@ -1,8 +1,8 @@
 """Ends a child process with its parent, however the parent ends.
 
-The child detects the parent's end by the parent's pidfd, which no fork of the parent keeps open,
-and by the closed control socket, whose other end the parent holds. It then kills all processes
-that it started in its session, and itself.
+The child detects the parent's end in two ways: by the parent's pidfd, and by the closed control
+socket, because the parent holds its other end. It then kills all processes that it started in its
+session, and itself.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 def watch_parent(
     control: socket.socket, parent_pid: int, folder: str, on_message: Callable[[], object]
 ) -> None:
-    """Wait in a thread for the parent's end; then end this process and what it started.
+    """Start a thread that waits for the parent's end and then kills this process and its children.
 
-    control: this process's end of the socket. parent_pid: the process that started this one.
-    folder: removed then, unless it is "". on_message: called in the thread for each packet.
+    control: this process's end of the socket. parent_pid: the process id of the parent. folder: the
+    folder to remove at that time, or "". on_message: called in the thread for each packet.
     """
-    # A process that is stopped would not notice: the system continues it when its parent dies.
+    # A stopped process gets SIGCONT when its parent dies, so it can notice.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     parent = open_pidfd(parent_pid)
 
     def wait() -> None:
-        if os.getppid() == parent_pid:  # otherwise it has ended, and its id may be reused
+        if os.getppid() == parent_pid:  # otherwise the parent has ended and its id may be reused
             _wait_for_end(control, parent, on_message)
         if folder:
             _remove(folder)
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # the processes that this one started, and itself
+            os.killpg(0, signal.SIGKILL)  # all processes of this session, including this one
         os._exit(1)
 
     before = threading.stack_size(_STACK_BYTES)
@@ -52,8 +52,8 @@ def watch_parent(
 def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that can be read when the process has ended.
 
-    None for a process that has exited, and if the system offers none (a kernel before 5.3, or a
-    system-call filter): then only the closed control socket shows it. Raises OSError if no
+    Returns None for a process that has exited and on systems without pidfd (a kernel before 5.3, or
+    a system-call filter). Then only the closed control socket shows the end. Raises OSError if no
     descriptor or memory is left.
     """
     try:
@@ -67,7 +67,7 @@ def open_pidfd(pid: int) -> int | None:
 def _wait_for_end(
     control: socket.socket, parent: int | None, on_message: Callable[[], object]
 ) -> None:
-    """Return when the parent has ended or has closed the socket."""
+    """Wait until the parent has ended or has closed the socket."""
     poll = select.poll()
     for descriptor in (control.fileno(), parent):
         if descriptor is not None:
@@ -84,9 +84,9 @@ def _receives(control: socket.socket) -> bool:
 
 
 def _remove(folder: str) -> None:
-    import shutil  # takes several milliseconds, which sandboxed children save
+    import shutil  # importing it takes several milliseconds
 
-    for _ in range(_REMOVALS):  # the main thread may be creating its sockets there now
+    for _ in range(_REMOVALS):  # the main thread may just be creating sockets in it
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             return

@@ -1,8 +1,8 @@
-"""What a child process reports to its parent about its start, over the control socket.
+"""Reports of a child process to its parent about its start, over the control socket.
 
-Each report is one packet: a JSON list of four strings. What a child returns when it is ready may be
-long, so it is sent in shared memory, whose descriptor comes with the packet. The child's side uses
-the standard library only.
+Each report is one packet: a JSON list of four strings. The content of a "ready" report may be long,
+so it is sent in shared memory, and the packet carries its descriptor. The child's side uses only
+the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.transport.ring_memory import memory_of, read_memory
 
 MAX_READY_BYTES = 64 << 20
 _MAX_PACKET_BYTES = 1 << 20
-_MAX_TEXT_CHARS = 1 << 14  # six bytes each at most, so that a packet fits the socket's buffer
+_MAX_TEXT_CHARS = 1 << 14  # at most six bytes each, so that a packet fits into the socket's buffer
 _KINDS = ("phase", "ready", "failed")
 
 
@@ -26,7 +26,7 @@ _KINDS = ("phase", "ready", "failed")
 class StartReport:
     """One report.
 
-    "phase": `name` begins. "ready": `content` is what the child returned. "failed": the child ends;
+    "phase": `name` begins. "ready": `content` is the result of the start. "failed": the child ends;
     `name`, `text` and `detail` are those of a `RemoteError`.
     """
 
@@ -52,7 +52,7 @@ def send_report(control: socket.socket, report: StartReport) -> None:
 
 
 def receive_report(control: socket.socket) -> StartReport | None:
-    """Return the next report; None if there is none, or the child has closed its end.
+    """Return the next report; None if no report has arrived or the child has closed its end.
 
     Does not wait. Raises MessageError for anything that is not a report.
     """
@@ -81,7 +81,7 @@ def _parse(packet: bytes, descriptors: list[int]) -> StartReport:
 
 
 def _content(descriptors: list[int]) -> bytes:
-    """Return the content of the memory that comes with a report."""
+    """Return the content of the shared memory of a report."""
     if not descriptors:
         return b""
     size = os.fstat(descriptors[0]).st_size

@@ -1,8 +1,8 @@
 """The phases of an engine's start, with deadlines, durations and memory use.
 
-A start enters one phase after the other. An error names the phase in which it was raised, and
-everything created so far is undone in reverse order. A thread logs the stack of a phase that takes
-long, and interrupts the phase at its deadline. Depends on no part of an engine.
+A start runs its phases in order. An error names the phase in which it was raised, and everything
+created so far is undone in reverse order. A thread logs the stack of a phase that takes long, and
+interrupts the phase at its deadline. This module does not depend on other parts of the engine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PHASES = (
 """The phases of a start with a core executor, in order; `start.…` are fault points."""
 
 REPORT_S = 10.0
-"""A running phase is logged each time that this many seconds have passed."""
+"""Interval in seconds at which a running phase is logged."""
 
 _STACK_FRAMES = 3
 # This signal is ignored by default, so a late one has no effect.
@@ -51,7 +51,7 @@ _SIGNAL = signal.SIGURG
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRecord:
-    """A phase that has ended. Memory: resident set of this process, before and after."""
+    """A phase that has ended. before_bytes, after_bytes: resident set size of this process."""
 
     name: str
     took_s: float
@@ -59,13 +59,13 @@ class PhaseRecord:
     after_bytes: int
 
     def __str__(self) -> str:
-        """Return the record as the log shows it."""
+        """Return the record as text for the log."""
         grown = (self.after_bytes - self.before_bytes) / 2**20
         return f"{self.name} {self.took_s:.2f} s {grown:+.0f} MiB"
 
 
 class _Overdue(BaseException):
-    """Raised in the thread that starts the engine when a phase is past its deadline."""
+    """Raised in the thread that starts the engine when a phase exceeds its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +80,11 @@ class _Running:
 class StartUp:
     """One start: `with StartUp(clock, deadline_s=600) as start: start.enter("plugins"); …`.
 
-    If the block raises, the calls given to `undo` are made in reverse order. A DovetailError gets
-    its `phase` set; any other Exception becomes a StartError that names the phase. A phase can be
-    interrupted at its deadline if the start runs in the main thread and SIGURG has no other
-    handler; otherwise, and in native code that does not return, it is only logged.
-    records: the phases that have ended.
+    If the block raises an error, the functions registered with `undo` are called in reverse order.
+    A DovetailError gets its `phase` set; any other Exception becomes a StartError that names the
+    phase. A phase can be interrupted at its deadline if the start runs in the main thread and
+    SIGURG has no other handler; otherwise, and in native code that does not return, the delay is
+    only logged. records: the phases that have ended.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class StartUp:
         report_s: float = REPORT_S,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """deadline_s: for each phase. notify: called with the name of each phase that begins."""
+        """deadline_s: time limit of each phase. notify: called with the name of each new phase."""
         self.records: list[PhaseRecord] = []
         self._clock = clock
         self._deadline_s = deadline_s
@@ -126,7 +126,7 @@ class StartUp:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the last phase; if the block raised, undo everything and name the phase."""
+        """End the last phase; after an error, undo everything and add the phase to the error."""
         phase = self._running.name if self._running is not None else ""
         self._end_phase()
         self._stop_watch()
@@ -174,7 +174,7 @@ class StartUp:
             fault(f"start.{name}")
 
     def undo(self, call: Callable[[], object]) -> None:
-        """Register a call that is made if the start fails."""
+        """Register a function that is called if the start fails."""
         self._undo.callback(call)
 
     def _end_phase(self) -> None:
@@ -200,7 +200,7 @@ class StartUp:
             signal.signal(_SIGNAL, signal.SIG_DFL)
 
     def _run_watch(self) -> None:
-        """In the thread: log a phase that takes long; interrupt it at its deadline."""
+        """Run in the thread: log a phase that takes long, and interrupt it at its deadline."""
         seen: _Running | None = None
         next_s = 0.0
         with self._changed:
@@ -241,9 +241,9 @@ _current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None
 
 
 def enter_phase(name: str) -> None:
-    """Begin another phase of this thread's start; do nothing outside of a start.
+    """Enter another phase of this thread's start; do nothing outside of a start.
 
-    For executors, which take most of the time of a start.
+    For executors, because they take most of the time of a start.
     """
     start = _current.get()
     if start is not None:

@@ -1,1 +1,1 @@
-"""Child processes with limits on time and memory, for work on files and programs of strangers."""
+"""Child processes with limits on time and memory, for untrusted files and programs."""

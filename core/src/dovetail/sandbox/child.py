@@ -1,9 +1,9 @@
-"""A child process with limits: one request at a time, killed when it takes too long.
+"""A child process with limits. It serves one request at a time and is killed after a timeout.
 
 For untrusted data, such as a chat template or a tokenizer file. The child has a limit on its
 memory, an empty environment, "/" as its directory, none of the parent's other descriptors, and only
-the packages that it needs on its path. It ends with the parent. A forked copy of the parent drops
-its children without harming them.
+the packages that it needs on its path. It exits with the parent. A forked copy of the parent does
+not use or kill the child.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "LC_ALL": "C.UTF-8",
-    "MALLOC_ARENA_MAX": "1",  # a thread's own arena would count against the address space
+    "MALLOC_ARENA_MAX": "1",  # an arena for each thread would take too much address space
 }
 _INHERITED = ("LD_LIBRARY_PATH",)
 """Variables without which an interpreter may not start."""
@@ -36,7 +36,7 @@ _INHERITED = ("LD_LIBRARY_PATH",)
 
 @dataclass(frozen=True, kw_only=True)
 class ChildLimits:
-    """Limits of a child. timeout_s: wall time of a request. memory_bytes: of address space."""
+    """Limits of a child. timeout_s: wall time per request. memory_bytes: size of address space."""
 
     timeout_s: float
     memory_bytes: int
@@ -45,10 +45,11 @@ class ChildLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildTask:
-    """What a child runs.
+    """The task of a child.
 
-    handler: "module:function". packages: top-level names that it imports. ends_when_large: whether
-    it ends after a request that took much memory, for children that serve many requests.
+    handler: "module:function". packages: names of the top-level packages that it imports.
+    ends_when_large: whether the child exits after a request that needed much memory; for children
+    that serve many requests.
     """
 
     handler: str
@@ -61,7 +62,7 @@ class ChildFailure(Exception):  # noqa: N818  # a phrase that callers put in an 
 
 
 class HandlerError(Exception):
-    """The handler raised. kind: the class's name. parameter: of a RequestError."""
+    """An error of the handler. kind: its class name. parameter: that of a RequestError."""
 
     def __init__(self, kind: str, message: str, parameter: str) -> None:
         super().__init__(message)
@@ -70,7 +71,7 @@ class HandlerError(Exception):
 
 
 class BoundedChild:
-    """One child process. Not thread-safe; `close` it."""
+    """One child process. Not thread-safe. The owner must call `close`."""
 
     def __init__(self, task: ChildTask, limits: ChildLimits, clock: Clock | None = None) -> None:
         """Start the process and wait until it is ready; raise StartError if it does not start."""
@@ -101,9 +102,9 @@ class BoundedChild:
     def call(self, text: bytes, blob: bytes = b"", *, timeout_s: float | None = None) -> Any:
         """Return the handler's value for a request; `text` is JSON, as `frames.encode` makes it.
 
-        timeout_s: None for the limit of the child. Raises HandlerError for what the handler raised,
-        ChildFailure if it took too long, used too much memory or crashed. After a ChildFailure or
-        any other error the child is gone.
+        timeout_s: None for the limit of the child. Raises HandlerError for an error of the handler,
+        ChildFailure if the child took too long, used too much memory or crashed. A ChildFailure and
+        every other error except HandlerError kill the child.
         """
         wait = self._deadline(self._limits.timeout_s if timeout_s is None else timeout_s)
         try:
@@ -124,7 +125,7 @@ class BoundedChild:
         self._end()
 
     def _disown(self) -> None:
-        """In a forked copy of the parent, which does not own the child."""
+        """Close the connection in a forked copy of the parent, which does not own the child."""
         self.is_usable = False
         self._connection.close()
 
@@ -139,7 +140,7 @@ class BoundedChild:
         return answer
 
     def _guard(self, action: Callable[[], Any]) -> Any:
-        """Do something on the connection; raise ChildFailure, with the reason, if that fails."""
+        """Call `action`, which uses the connection; convert its errors to ChildFailure."""
         try:
             return action()
         except TimeoutError:
@@ -159,7 +160,7 @@ class BoundedChild:
         return f"its process ended {how}, perhaps because it needs more memory"
 
     def _deadline(self, seconds: float) -> Callable[[], None]:
-        """Return what gives the socket the time that is left, and raises TimeoutError at last."""
+        """Return a function that sets the socket's timeout to the time left until the deadline."""
         self._allowed_s = seconds
         end_ns = self._clock.now_ns() + int(seconds * 1e9)
 

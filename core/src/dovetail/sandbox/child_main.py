@@ -1,7 +1,7 @@
-"""What runs in a child with limits: it limits itself, then answers one request after the other.
+"""The main function of a child with limits: sets the limits, then answers requests in order.
 
 Started by `dovetail.sandbox.child`. The answers are {"value": …} or {"error": [class name, message,
-parameter]}; "last" is set in the last one of a child that has used much memory, which then ends.
+parameter]}; "last" is set in the last answer of a child that exits because it has used much memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.sandbox.frames import FrameError, encode, receive_frame, send_fram
 
 MAX_REQUEST_BYTES = (1 << 32) - 1
 _RETIRE_KIB = 96 << 10
-"""A child ends after a request for which it needed this much more memory than before."""
+"""A child exits after a request that raised its memory use by more than this."""
 _NUM_FILES = 32
 
 Handler = Callable[[Any, bytes], Any]
@@ -34,7 +34,7 @@ def serve(context: ChildContext) -> int:
     `ends_when_large`.
     """
     given = json.loads(context.settings)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     connection = socket.socket(fileno=given["descriptor"])
     module, _, name = given["handler"].partition(":")
     handler: Handler = getattr(importlib.import_module(module), name)
@@ -88,7 +88,7 @@ def _at_most(hard: int, value: int) -> int:
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """End this process some time after the parent would, for a parent that was killed."""
+    """Limit the CPU time of a request, in case the parent was killed and cannot end the child."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     seconds = int(used.ru_utime + used.ru_stime + timeout_s) + 5

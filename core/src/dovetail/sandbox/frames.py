@@ -1,7 +1,7 @@
-"""Frames between a process and its bounded child: a JSON object, and bytes beside it.
+"""Frames between a process and its bounded child: a JSON value followed by bytes.
 
 length of the JSON, length of the bytes           two little-endian uint32
-JSON                                              UTF-8; lone surrogates pass
+JSON                                              UTF-8; lone surrogates are allowed
 bytes
 """
 
@@ -50,8 +50,8 @@ def receive_frame(
 ) -> tuple[Any, bytes]:
     """Return the JSON value and the bytes of the next frame.
 
-    max_bytes: of the whole frame. Raises FrameError at the end of the stream and for a frame that
-    is larger, ValueError for what is not JSON.
+    max_bytes: maximum size of the frame. Raises FrameError for a closed connection or a larger
+    frame, ValueError for invalid JSON.
     """
 
     def receive(num_bytes: int) -> bytes:

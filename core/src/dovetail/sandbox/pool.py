@@ -1,7 +1,7 @@
 """Warm children for one task: started when needed, shared by threads, replaced after a failure.
 
-There are several, so a request that runs until its deadline does not delay the others. A pool
-belongs to the process that made it; a forked copy starts its own children.
+A pool has several children, so a slow request does not delay other requests. It belongs to the
+process that created it; a forked copy of that process starts its own children.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_CHILDREN = 4
 
 
 class ChildPool:
-    """Up to `size` children for `task`; thread-safe. They end with the process or with `close`."""
+    """Up to `size` children for `task`; thread-safe. They exit with this process or at `close`."""
 
     def __init__(self, task: ChildTask, limits: ChildLimits, *, size: int = MAX_CHILDREN) -> None:
-        """Start nothing yet."""
+        """Create the pool without children."""
         self._task = task
         self._limits = limits
         self._size = size
@@ -29,7 +29,7 @@ class ChildPool:
     def call(self, text: bytes, blob: bytes = b"") -> Any:
         """Return the handler's value for a request; raise as `BoundedChild.call`, and StartError.
 
-        Waits while all children are busy: at most for the deadline of the requests before.
+        While all children are busy, it waits for the earlier requests, which have deadlines.
         """
         with self._slots:
             child = self._take()
@@ -39,13 +39,13 @@ class ChildPool:
                 self._give_back(child)
 
     def close(self) -> None:
-        """End all children; a request that is under way fails. The pool can be used again."""
+        """Kill all children; running requests fail. The pool can be used again."""
         self._idle.clear()
         while self._children:
             self._children.pop().close()
 
     def _reset(self) -> None:
-        """Start again, as a forked copy of the process does: the children are its parent's."""
+        """Start without children, also in a forked copy, because children belong to the parent."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._idle: list[BoundedChild] = []
         self._children: set[BoundedChild] = set()
@@ -54,7 +54,7 @@ class ChildPool:
         while self._idle:
             try:
                 child = self._idle.pop()
-            except IndexError:  # another thread took it
+            except IndexError:  # another thread has taken the child
                 break
             if child.is_alive():
                 return child

@@ -1,4 +1,4 @@
-"""Scheduling: the mechanism, step planning, the waiting queue and step results."""
+"""The scheduling mechanism, step planning, the waiting queue and step results."""
 
 from dovetail.scheduling.scheduler import Scheduler
 

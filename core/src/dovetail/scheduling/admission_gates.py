@@ -1,7 +1,7 @@
-"""New requests that admission gates hold until every gate admits them.
+"""Tracks new requests that admission gates hold, until every gate admits them.
 
-Only this module calls `AdmissionGate`s. It depends on neither policy nor queue: it reports the
-requests that passed or failed, and the scheduler acts on that.
+Only this module calls `AdmissionGate`s. It does not use the policy or the queue: it reports
+requests that passed or failed, and the scheduler queues or ends them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dovetail.scheduling.life_cycle import change_status
 
 
 class AdmissionGates:
-    """Holds requests, by id, with the gates that have not admitted them yet."""
+    """The held requests, by id, with the gates that have not admitted them yet."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
-        """timeout_s: a request that is held for longer has failed."""
+        """timeout_s: a request that is held for longer fails."""
         self._gates = tuple(gates)
         self._timeout_s = timeout_s
         self._held: dict[str, tuple[Request, list[AdmissionGate]]] = {}
@@ -34,9 +34,9 @@ class AdmissionGates:
         return self._held.get(request.request_id, (None,))[0] is request
 
     def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
-        """Return the gates that hold `new`, in their order. A RequestError of a gate is passed on.
+        """Return the gates that hold `new`, in order.
 
-        If a gate raises, no gate holds the request.
+        Raises the RequestError of a gate that refuses the request; then no gate holds it.
         """
         holding: list[AdmissionGate] = []
         try:
@@ -50,7 +50,7 @@ class AdmissionGates:
         return holding
 
     def hold(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> None:
-        """Hold `request`, which is WAITING, for `gates`. Its status is that of the first gate."""
+        """Hold `request`, which is WAITING, for `gates`. It gets the status of the first gate."""
         self._held[request.request_id] = (request, gates)
         self._since_ns[request.request_id] = now_ns
         change_status(request, gates[0].status)
@@ -63,7 +63,7 @@ class AdmissionGates:
             gate.forget(request.request_id)
 
     def take_ready(self) -> list[Request]:
-        """Remove and return the requests that all of their gates admitted, in order of arrival."""
+        """Remove and return the requests that all gates have admitted, in order of arrival."""
         ready = []
         for gate in self._gates:
             for request_id in gate.take_ready():
@@ -76,10 +76,7 @@ class AdmissionGates:
         return sorted(ready, key=lambda request: request.sequence)
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Remove and return the requests that a gate failed or held for too long.
-
-        Each comes with a message for the user.
-        """
+        """Remove and return requests that failed or were held for too long, with user messages."""
         failed = []
         for gate in self._gates:
             for request_id, message in gate.take_failed():

@@ -1,11 +1,10 @@
-"""The requests that hold a row; those that decode are batched.
+"""The requests that hold a row. Decoding requests are members of a batch.
 
 A decoding request does the same in every step, except for events: a block is full, or the last
 token is sampled. Decoding requests are therefore members of one decode batch, which keeps the
 columns of their next step. A step advances all members by adding one to a counter and to a column;
-a member is accessed only at an event. Other requests that hold a row are outside of the batch.
-
-Depends on neither policy nor blocks: the mechanism handles full blocks.
+a member is accessed only at an event. Other requests that hold a row are outside of the batch. This
+module does not use the policy or the blocks; the mechanism handles full blocks.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ ADMISSION = attrgetter("admission")
 
 
 MAX_STOP_IDS = 32
-"""Stop tokens per member: every change of the membership computes their union again."""
+"""Maximum stop tokens per member, because each change of the members computes their union again."""
 
 
 def decodes(request: Request) -> bool:
-    """Return whether `request` may be a member: one output token remains to be computed."""
+    """Return whether `request` may be a member: exactly one output token is not computed yet."""
     return (
         request.num_uncomputed_tokens == 1
         and request.num_computed_tokens >= request.num_prompt_tokens
@@ -38,10 +37,11 @@ def decodes(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStepRecord:
-    """Members that took one step together: columns in order of admission, never changed.
+    """The members in one step: columns in order of admission, never changed.
 
-    order: their admission numbers. token_ids: the requests' own lists, to append to. stop_ids:
-    every token that may end a member. capped: members that reach their length limit in this step.
+    order: their admission numbers. token_ids: the token lists of the requests, to append to.
+    stop_ids: every token that may end a member. capped: members that reach their length limit in
+    this step.
     gone: by index, members that ended or lost their row before the result arrived.
     """
 
@@ -65,8 +65,8 @@ class DecodeStepRecord:
 class DecodeBatch:
     """All requests that hold a row.
 
-    running: in order of admission. outside: those that are not members, in the same order. Both are
-    read-only for other classes.
+    running: in order of admission. outside: the requests that are not members, in the same order.
+    Other classes only read both lists.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -112,7 +112,7 @@ class DecodeBatch:
         self.outside.append(request)
 
     def release(self, request: Request) -> None:
-        """Remove a request that gives up its row."""
+        """Remove a request that loses its row."""
         del self.running[bisect_left(self.running, request.admission, key=ADMISSION)]
         if request in self:
             self._remove(request)
@@ -158,8 +158,8 @@ class DecodeBatch:
         for request in self._by_last_step.pop(step, ()):
             if (
                 request.event_step == step and request in self
-            ):  # otherwise it has left the batch since it was registered
-                request.event_step = -1  # it may be registered twice
+            ):  # otherwise the request has left the batch
+                request.event_step = -1  # a request may be in the list twice
                 self._capped.append(request)
         return sorted(self._by_phase.get(step % self._block_size, ()), key=ADMISSION)
 
@@ -205,7 +205,7 @@ class DecodeBatch:
         assert sum(map(len, self._by_phase.values())) == len(members)
 
     def _insert(self, request: Request) -> None:
-        """Insert a member. The lists must not be shared with a step record."""
+        """Insert a member. The lists must not be shared with the record of a step."""
         place = bisect_left(self._order, request.admission)
         self._members.insert(place, request)
         self._order.insert(place, request.admission)
@@ -235,7 +235,7 @@ class DecodeBatch:
         request.use_counter(STATIC_COUNTER)
 
     def _copy_shared_columns(self) -> None:
-        """Copy lists that a step record shares, before a change."""
+        """Before a change, copy the lists that the record of a step shares."""
         if self._lent:
             self._members, self._order = self._members[:], self._order[:]
             self._ids, self._tokens = self._ids[:], self._tokens[:]
@@ -253,7 +253,7 @@ class DecodeBatch:
 
 
 def _advanced(starts: array[int]) -> array[int]:
-    """Return the column plus one at every index; positions are below 2**31 - 1."""
+    """Return the column with every element increased by one; positions are below 2**31 - 1."""
     moved = starts[:]
     increment(memoryview(moved), len(moved))
     return moved

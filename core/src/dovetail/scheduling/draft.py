@@ -1,7 +1,7 @@
-"""The plan of a step while it is made: its grants, and the one way to revoke a grant.
+"""The plan of a step while it is being made: the grants, which can be revoked.
 
-Planning changes nothing of a request except its blocks; requests advance when the draft is
-emitted. Evicting a request that has a grant is therefore one deletion.
+Planning changes only the blocks of a request; requests advance when the plan is emitted. So
+revoking the grant of an evicted request is one deletion.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.scheduling.life_cycle import change_status
 
 
 def _ended_request() -> Request:
-    """Return a placeholder that has ended: its results are dropped."""
+    """Return an ended placeholder request, whose results are dropped."""
     dropped = EngineCoreRequest(
         request_id="", prompt_token_ids=(), sampling_params=SamplingParams(), max_tokens=1
     )
@@ -31,10 +31,10 @@ def _ended_request() -> Request:
 
 @dataclass(slots=True)
 class StepRecord:
-    """The requests of a plan that was emitted.
+    """The requests of an emitted plan.
 
-    together: members of the decode batch, which come first in the plan. counts: the other requests
-    and their numbers of tokens, in plan order. schedule_ns: the time that planning took.
+    together: members of the decode batch, which come first in the plan. counts: other requests and
+    their numbers of tokens, in plan order. schedule_ns: the time that planning took.
     """
 
     decode_record: DecodeStepRecord | None
@@ -75,12 +75,13 @@ class StepRecord:
 class StepDraft:
     """Grants of one step, in plan order.
 
-    decode_batch: its members run one token each, before all others; None if the batch does not run.
-    counts: the other requests that run and their numbers of tokens. held: requests that the policy
-    pauses. computing: keys of the first blocks of runs over known tokens, with their requests.
+    decode_batch: the batch whose members run one token each, before other requests; None if it does
+    not run. counts: other requests that run and their numbers of tokens. held: requests that the
+    policy pauses in this step. computing: keys of the first blocks of runs over known tokens, with
+    their requests.
     num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
     joined: requests that get a row. evicted: requests that lost their row in this step.
-    tokens_left: of the step's budget.
+    tokens_left: remaining token budget of the step.
     """
 
     def __init__(self, max_num_batched_tokens: int, encoder: EncoderBudget) -> None:
@@ -105,7 +106,7 @@ class StepDraft:
             self._encoder.want(request, start, start + num_tokens)
 
     def continue_decode_batch(self, decode_batch: DecodeBatch) -> None:
-        """Let each member of `decode_batch` run one token, before all other runs."""
+        """Let each member of `decode_batch` run one token, before other runs."""
         self.decode_batch = decode_batch
         self.tokens_left -= len(decode_batch)
 
@@ -132,15 +133,15 @@ class StepDraft:
 
     def grow(self, request: Request, blocks: list[list[int]]) -> None:
         """Record new `blocks` of a running request, one list per group."""
-        if request not in self.joined:  # a joining request brings all its blocks
+        if request not in self.joined:  # the join of a request contains all its blocks
             self._grown.setdefault(request, []).append(blocks)
 
     def grow_each(self, requests: Iterable[Request], blocks: Iterable[int]) -> None:
-        """Record one new block for each request. There is only one group."""
+        """Record one new block for each request of a model with one KV-cache group."""
         self._next_blocks.update(zip(requests, blocks, strict=True))
 
     def revoke(self, request: Request) -> bool:
-        """Revoke everything granted to `request` in this step; return whether it joined in it."""
+        """Revoke the grants of `request` in this step; return whether it joined in this step."""
         if self.decode_batch is not None and request in self.decode_batch:
             self.tokens_left += 1
         self.tokens_left += self.counts.pop(request, 0)

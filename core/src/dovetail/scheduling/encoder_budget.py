@@ -1,9 +1,9 @@
-"""Content that must be encoded before a run can read it: the limits of a step, and its inputs.
+"""The encoder inputs of a step and their limits.
 
 A run may cover placeholder tokens only if the encoder output of their content is cached, or is
-computed in the same step. Both are limited, in placeholder tokens. Planning records the needs; the
-encoder cache is changed only when the step is emitted, so revoking a grant is one deletion.
-Depends on no policy, row or KV block.
+computed in the same step. The cached and the computed outputs are limited, in placeholder tokens.
+Planning records the needs; the encoder cache is changed only when the step is emitted, so revoking
+a grant is one deletion. This module does not use policies, rows or KV blocks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class EncoderBudget:
             )
 
     def reach(self, request: Request, start: int, end: int) -> int:
-        """Return how far a run over [start, end) can extend in this step. Changes nothing.
+        """Return the largest possible end of a run over [start, end) in this step. Changes nothing.
 
-        It ends before the first placeholder whose encoder output cannot be available.
+        The run ends before the first placeholder whose encoder output cannot be available.
         """
         items = [_item(need) for need in self._needs()]
         for index in _overlapping(request, start, end):
@@ -55,13 +55,13 @@ class EncoderBudget:
         return end
 
     def want(self, request: Request, start: int, end: int) -> None:
-        """Record that `request` was granted a run over [start, end), which `reach` allows."""
+        """Record the grant of a run over [start, end), which `reach` allows."""
         indices = list(_overlapping(request, start, end))
         if indices:
             self._wanted[request] = (indices, end)
 
     def revoke(self, request: Request) -> None:
-        """Remove what this step has recorded for `request`."""
+        """Remove the records of this step for `request`."""
         self._wanted.pop(request, None)
 
     def emit(self, builder: StepBuilder) -> None:
@@ -83,11 +83,11 @@ class EncoderBudget:
         self._wanted.clear()
 
     def free(self, request: Request) -> None:
-        """Release all encoder outputs of `request`, which leaves its row."""
+        """Release all encoder outputs of `request`, which loses its row."""
         self._cache.free(request)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raise AssertionError unless only `running` requests refer to content."""
+        """Raise AssertionError if requests other than `running` use encoder outputs."""
         self._cache.check_integrity(running)
 
     def _needs(self) -> Iterator[Need]:

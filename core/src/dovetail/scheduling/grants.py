@@ -1,4 +1,4 @@
-"""Answers to a policy's actions. The objects are shared where possible."""
+"""Grants: the results of a policy's actions. Equal grants share one object if possible."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def granted(num_tokens: int) -> Grant:
 
 
 def admitted(request: Request, hit: Hit, num_tokens: int) -> Grant:
-    """Return the grant of an admission; 0 tokens if blocks have to be loaded first."""
+    """Return the grant of an admission; 0 tokens if blocks must be loaded first."""
     return Grant(num_tokens=num_tokens if request.row >= 0 else 0, num_cached=hit.num_tokens)

@@ -1,7 +1,7 @@
-"""Requests that cannot be admitted yet, whatever their rank: held by gates or by a pause.
+"""Requests that gates or a pause hold, so that they cannot be admitted yet.
 
-They are not in the policy's queue and do not delay other requests. Depends on no policy, row or
-block.
+They are not in the policy's queue and do not delay other requests. This module does not use
+policies, rows or blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dovetail.scheduling.admission_gates import AdmissionGates
 
 
 class HeldRequests:
-    """Holds requests until they may be queued. closed: whether a pause holds new requests."""
+    """The requests that may not be queued yet. closed: whether a pause holds new requests."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
         """timeout_s: how long a gate may hold a request."""
@@ -29,7 +29,7 @@ class HeldRequests:
         return request in self._aside or request in self._admission_gates
 
     def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
-        """Return the gates that hold a new request; a RequestError of a gate is passed on."""
+        """Return the gates that hold a new request; raise RequestError if a gate refuses it."""
         return self._admission_gates.find_holding_gates(new)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
@@ -59,7 +59,7 @@ class HeldRequests:
         return sorted(let_go, key=lambda request: request.sequence)
 
     def take_ready(self) -> list[Request]:
-        """Remove and return the requests that their gates admitted."""
+        """Remove and return the requests that their gates have admitted."""
         if not len(self._admission_gates):
             return []
         ready = self._admission_gates.take_ready()

@@ -1,4 +1,4 @@
-"""The life cycle of a request: the allowed transitions, and the one way to change a status.
+"""The life cycle of a request: the allowed transitions between statuses.
 
                       all gates admit it                    blocks are being loaded
     WAITING_FOR_FSM ────────────────────► WAITING ───────────────────► WAITING_FOR_REMOTE_KVS
@@ -14,7 +14,7 @@ request never passes a gate again. An abort or an error may end a request in eve
 a stop token or the length limit ends a running request, or a preempted one whose last token was
 in flight. A FINISHED request does not change.
 
-This module knows statuses only: the caller moves rows, blocks and queue entries.
+This module only sets the status: the caller moves rows, blocks and queue entries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRANSITIONS: Mapping[RequestStatus, frozenset[RequestStatus]] = {
     _S.PREEMPTED: frozenset({_S.WAITING_FOR_REMOTE_KVS, _S.RUNNING, *_FINISHED}),
     **{status: frozenset() for status in _FINISHED},
 }
-"""Maps every status to those that may follow it."""
+"""Maps every status to the statuses that may follow it."""
 
 _MASKS = tuple(sum(1 << after for after in TRANSITIONS[status]) for status in _S)
 

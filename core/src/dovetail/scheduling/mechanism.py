@@ -1,10 +1,10 @@
-"""Grants the actions of a step: continue, admit, preempt, evict. Nothing else grants.
+"""Grants the actions of a step: continue, admit, preempt, evict. Only this module grants.
 
-The mechanism enforces the limits of rows, blocks, budget and chunk size, whatever a policy yields.
-If a running request needs a block and none is free, the policy chooses a victim, which loses its
-row and blocks and waits again. Such a step is under pressure and admits no request. Rows and
-blocks that a plan in flight still uses become free when that plan has been executed; until then
-requests that need them wait, and no further request is preempted for them.
+The mechanism enforces the limits of rows, blocks, budget and chunk size for every policy. If a
+running request needs a block and none is free, the policy chooses a victim, which loses its row and
+blocks and waits again. Such a step is under pressure and admits no request. Rows and blocks that a
+plan in flight still uses become free when that plan has been executed; until then requests that
+need them wait, and no further request is preempted for them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dovetail.scheduling.scheduler_state import SchedulerState
 class Mechanism:
     """Grants and revokes, one step at a time.
 
-    max_piece: the most prompt tokens of one request in a step. in_decode_batch: whether decoding
+    max_piece: maximum prompt tokens of one request in a step. in_decode_batch: whether decoding
     requests may be batched; the plans are the same, but cheaper. under_pressure: whether this step
-    has preempted for lack of blocks.
+    has preempted a request for lack of blocks.
     """
 
     def __init__(self, state: SchedulerState, host: PolicyHost) -> None:
@@ -48,7 +48,7 @@ class Mechanism:
         self.num_preemptions = self.num_recomputed_tokens = 0
 
     def begin_step(self) -> None:
-        """Begin a new draft."""
+        """Begin the plan of a new step."""
         self._state.draft = StepDraft(self._budget, self._encoder)
         self.under_pressure = self._is_short = False
         self._sharing.begin_step()
@@ -57,7 +57,7 @@ class Mechanism:
     # --- running requests -----------------------------------------------------------------------
 
     def continue_running(self) -> Grant:
-        """Continue all running requests that have neither grant nor hold; decodes come first."""
+        """Continue all running requests without a grant or hold; decoding requests come first."""
         draft = self._state.draft
         before = draft.tokens_left
         if draft.decode_batch is None and not self._continue_decode_batch():
@@ -85,7 +85,7 @@ class Mechanism:
         return True
 
     def _continue_full(self, requests: Sequence[Request]) -> None:
-        """Give one more block to each member of the decode batch whose last block is full."""
+        """Allocate one more block for each member of the decode batch whose last block is full."""
         given = self._state.kv_cache.next_blocks(requests)
         if given is not None:
             self._state.draft.grow_each(*given)
@@ -106,7 +106,7 @@ class Mechanism:
             self._continue_each(decoding)
             self._state.draft.move_back(earlier)
         if len(decoding) < len(apart):
-            self._continue_each(apart)  # decoding requests have their grants, or were denied
+            self._continue_each(apart)  # decoding requests were granted or denied before
 
     def _continue_each(self, requests: Sequence[Request]) -> None:
         draft = self._state.draft
@@ -162,7 +162,7 @@ class Mechanism:
         self._sharing.note_run(request)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Give a running request blocks for `num_tokens`; preempt victims if blocks are short."""
+        """Allocate a running request's blocks for `num_tokens`; preempt victims if necessary."""
         state = self._state
         num_tokens = self._with_lookahead(request, num_tokens)
         if num_tokens <= request.capacity:
@@ -197,7 +197,7 @@ class Mechanism:
     def admit(
         self, request: Request, max_tokens: int = 0, reserve: int = 0, whole: bool = False
     ) -> Grant:
-        """Give a waiting request a row and blocks, if available, and let it compute."""
+        """Give a waiting request a row and blocks, if available, and grant it tokens."""
         if denied := self._admission_denial(request):
             return DENIALS[denied]
         if not self._state.rows.num_free:
@@ -255,7 +255,7 @@ class Mechanism:
         return num_tokens > 0 and state.kv_cache.fits(first, hit, span)
 
     def _admission_denial(self, request: Request) -> Denied | None:
-        """Return why `request` cannot be admitted in this step whatever is free; else None."""
+        """Return why `request` cannot be admitted in this step even with free blocks; or None."""
         draft = self._state.draft
         if self.under_pressure:
             return Denied.PRESSURE
@@ -268,7 +268,7 @@ class Mechanism:
     def _first_piece(self, request: Request, hit: Hit, max_tokens: int, whole: bool) -> int:
         """Return the number of tokens that an admission would compute at once."""
         wanted = request.num_tokens - hit.num_tokens
-        # A preempted request may be longer than one step: it is computed in pieces, or never.
+        # A preempted request with more tokens than a step must be split.
         keep_whole = not self._chunks and wanted <= self.max_piece
         if keep_whole and 0 < max_tokens < wanted:
             self._denial = Denied.BUDGET
@@ -276,7 +276,7 @@ class Mechanism:
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
 
     def _piece(self, request: Request, start: int, max_tokens: int, whole: bool) -> int:
-        """Return the tokens from `start` that this step takes; for 0 `_denial` is the reason.
+        """Return the number of tokens from `start` to compute in this step; if 0, see `_denial`.
 
         whole: all of `max_tokens` or nothing.
         """
@@ -287,7 +287,7 @@ class Mechanism:
         self._denial = Denied.BUDGET
         in_pieces = self._chunks or request.num_tokens > self.max_piece
         if not in_pieces and start + num_tokens < request.num_tokens:
-            return 0  # the rest of a prompt that was partly loaded
+            return 0  # part of a prompt, although prompts must not be split
         if not num_tokens or start >= request.encoder_end:
             return num_tokens
         self._denial = Denied.ENCODER
@@ -299,7 +299,7 @@ class Mechanism:
         fits = self._state.kv_cache.fits
         num_tokens = self._with_lookahead(request, num_tokens)
         candidates = self._host.worse_than(request, self._state.running)
-        # Test all candidates first: a request that cannot fit retries at every step.
+        # Test all candidates first, because a request that cannot fit is tried in every step.
         if not candidates or not fits(request, hit, num_tokens, leaving=candidates):
             return []
         leaving: list[Request] = []
@@ -310,9 +310,9 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` a row and blocks and let it run; False, changing nothing, if it cannot.
+        """Give `request` a row and blocks and let it run; return False if they are short.
 
-        If keys and values have to be loaded asynchronously first, it gets only blocks.
+        If keys and values must be loaded asynchronously first, it gets only blocks.
         """
         state = self._state
         start = hit.num_tokens
@@ -328,7 +328,7 @@ class Mechanism:
         return True
 
     def seat_loaded(self) -> None:
-        """Give rows to requests whose keys and values were loaded; the longest waiting first."""
+        """Give rows to requests whose loads have succeeded, in the order of waiting."""
         state = self._state
         while state.rows.num_free and (arrived := state.loads.take_loaded()):
             self._seat(*arrived)
@@ -345,7 +345,7 @@ class Mechanism:
         state.draft.join(request)
 
     def count_recomputed_tokens(self) -> None:
-        """Count the tokens that resumed requests of this step have to compute again."""
+        """Count the tokens that requests admitted again in this step must compute again."""
         for request in self._state.draft.joined:
             lost, request.num_lost_tokens = request.num_lost_tokens, 0
             self.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
@@ -353,7 +353,7 @@ class Mechanism:
     # --- requests that lose their row -----------------------------------------------------------
 
     def evict(self, request: Request) -> None:
-        """Preempt a running request: take its row, blocks and grant; it waits again."""
+        """Preempt a running request: remove its row, blocks and grant, and queue it again."""
         joined = self._state.draft.revoke(request)
         lost = 0 if joined else request.num_computed_tokens
         self.release(request, known_to_worker=not joined)
@@ -361,9 +361,9 @@ class Mechanism:
         self._send_back(request, lost)
 
     def withdraw(self, request: Request) -> None:
-        """Preempt, between steps, a request that used blocks which could not be loaded.
+        """Preempt a request between steps because the load of its blocks has failed.
 
-        Results of plans in flight are dropped for it, even if it was evicted before.
+        Its results in plans in flight are dropped, even if it was evicted before.
         """
         lost, request.num_computed_tokens = request.num_computed_tokens, 0
         runs = request.row >= 0
@@ -386,7 +386,7 @@ class Mechanism:
     def release(
         self, request: Request, *, known_to_worker: bool = True, finished: bool = False
     ) -> None:
-        """Take row and blocks from a running request; finished: whether it has ended."""
+        """Remove the row and blocks of a running request. finished: whether it has ended."""
         state = self._state
         last_step = state.last_step if known_to_worker else -1
         state.kv_cache.commit(request)

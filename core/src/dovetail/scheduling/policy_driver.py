@@ -17,7 +17,7 @@ from dovetail.scheduling.scheduler_state import SchedulerState
 
 _RUN, _PREEMPT_AND_ADMIT, _EVICT, _HOLD, _CONTINUE = ActionKind
 _ACTIONS_PER_REQUEST = 8
-"""A policy that yields more actions than this, plus some per request, never ends its plan."""
+"""Maximum actions of a policy per step, in addition to a number per request."""
 
 
 class PolicyDriver:
@@ -29,7 +29,7 @@ class PolicyDriver:
         self._host = host
 
     def plan_step(self) -> None:
-        """Let the policy plan the step that has begun."""
+        """Let the policy plan the current step."""
         host, mechanism = self._host, self._mechanism
         policy = host.policy
         self._follow()

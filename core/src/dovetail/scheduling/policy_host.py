@@ -1,8 +1,8 @@
-"""The active policy: the only place that calls it, checks it, and replaces it when it fails.
+"""Calls the active policy, checks its results, and replaces it if it fails.
 
 In strict mode every fault of a policy raises. Otherwise an exception of the policy is logged once,
 and `Policy` itself (first come, first served) replaces it for the rest of the scheduler's
-lifetime; no request is lost. Depends on neither rows nor blocks.
+lifetime; no request is lost. This module does not use rows or blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyHost:
-    """Calls a policy, and keeps the queue that it orders.
+    """Calls a policy and owns the queue that the policy orders.
 
     policy, view: the active policy, and its view of the scheduler. waiting: the queue. plans,
     wants_granted, wants_output: whether the policy overrides the method.
@@ -65,7 +65,7 @@ class PolicyHost:
             self.fail("a request lost its row", error)
 
     def begin_step(self) -> None:
-        """Update the queue."""
+        """Update the queue for a new step."""
         try:
             self.waiting.begin_step()
         except Exception as error:
@@ -82,7 +82,7 @@ class PolicyHost:
     def victim(self, candidates: Sequence[Request]) -> Request:
         """Return the policy's choice among `candidates`, which are in order of admission.
 
-        A policy that returns another request has failed.
+        A policy that returns a different request is treated as failed.
         """
         try:
             chosen = self.policy.victim(candidates, self.view)
@@ -118,7 +118,7 @@ class PolicyHost:
             self.fail("it was notified of a grant", error)
 
     def notify_output(self, news: Iterable[tuple[Request, int]]) -> None:
-        """Notify the policy of the tokens that each request got."""
+        """Notify the policy of the new tokens of each request."""
         hear, view = self.policy.on_output, self.view
         try:
             for request, num_tokens in news:
@@ -140,7 +140,7 @@ class PolicyHost:
             raise PolicyError(f"the policy {self.name}, at step {self.view.step_id}: {mistake}")
 
     def warn_idle(self) -> None:
-        """Count a step without grants although a request could run; warn of the first one."""
+        """Count a step without grants in which a request could run; warn about the first one."""
         self.num_idle_steps += 1
         if self.num_idle_steps == 1:
             logger.warning(
@@ -151,7 +151,7 @@ class PolicyHost:
             )
 
     def fail(self, when: str, error: Exception) -> None:
-        """Let FCFS take charge of every request that waits; strict: raise `error` instead."""
+        """Replace the policy with FCFS for all waiting requests; strict: raise `error`."""
         if self.strict:
             raise error
         self.num_failures += 1

@@ -1,4 +1,4 @@
-"""Shared prefixes: each block is computed once, also for equal prompts that arrive together.
+"""Computes each block of a shared prefix once, even for equal prompts that arrive together.
 
 A waiting request whose next block is computed by another request in this step is skipped: it keeps
 its place in the queue and is tried again in the next step, when the block is cached. Copies of a
@@ -13,17 +13,17 @@ from dovetail.scheduling.policy_host import PolicyHost
 from dovetail.scheduling.scheduler_state import MAX_BLOCKS_HASHED, SchedulerState
 
 MAX_BLOCKS_FOUND = 32_768
-"""Cached blocks that one step gives to admitted requests: each takes time as well."""
+"""Maximum cached blocks that one step assigns to admitted requests, because each takes time."""
 
 MIN_BLOCKS_HASHED = 256
-"""Hashed for each prompt even beyond `MAX_BLOCKS_HASHED`, so that a long prompt does not delay a
-short one. At twice that limit the step admits no more requests."""
+"""Blocks of each prompt that may be hashed beyond `MAX_BLOCKS_HASHED`, so that a long prompt does
+not delay a short one. At twice that limit the step admits no more requests."""
 
 MAX_SKIPPED = 4_096
-"""Requests that one step skips; after that it admits no more requests."""
+"""Maximum requests that one step skips; then it admits no more requests."""
 
 BLOCKS_A_LOOKUP = 64
-"""A look-up of this many blocks takes as long as allocating one."""
+"""Looking up this many blocks takes as long as allocating one block."""
 
 
 class PrefixSharing:
@@ -38,7 +38,7 @@ class PrefixSharing:
         self._num_skipped = 0
 
     def begin_step(self) -> None:
-        """Reset the state of the step, but keep the skipped requests and their leaders."""
+        """Reset the state for a new step, but keep the skipped requests and their leaders."""
         self._leaders_before, self._leaders = self._leaders, {}
         self._num_blocks_found = 0
         self._num_skipped = 0
@@ -86,7 +86,7 @@ class PrefixSharing:
         """Record the first block of a granted run, if the run computes known tokens."""
         start = request.num_computed_tokens
         if start >= request.num_prompt_tokens and start + 1 >= len(request.token_ids):
-            return  # a decode
+            return  # a decoding request
         kv_cache = self._state.kv_cache
         key = kv_cache.block_key(request, start // kv_cache.block_size)
         if key:
@@ -111,7 +111,7 @@ class PrefixSharing:
         return True
 
     def _keeps_leader(self, request: Request) -> bool:
-        """Return whether the leader of `request` in the last step is its leader again.
+        """Return whether the leader of `request` in the last step still computes its next block.
 
         This takes one comparison, whatever the length and number of the prompts.
         """

@@ -1,8 +1,8 @@
-"""Requests whose keys and values are loaded by a KV connector, and the connector's notifications.
+"""Tracks requests whose keys and values a KV connector loads, and notifies the connector.
 
 An admitted request whose load is asynchronous has blocks, but no row: rows are for requests that
 can run. After its load it gets the next free row, before any admission. Without a connector this
-module does nothing, and look-ups only use the KV cache. Depends on no policy and no row.
+module does nothing, and look-ups only use the KV cache. It does not use policies or rows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dovetail.request import Request
 
 
 class RemoteLoads:
-    """Requests with blocks and no row: their loads are in progress or have succeeded."""
+    """The requests with blocks and without a row, whose loads are in progress or have succeeded."""
 
     def __init__(self, context: SchedulerContext, kv_cache: KVCacheManager) -> None:
-        """At most as many requests as there are rows may wait for loads; the others compute."""
+        """At most as many requests as rows may wait for loads; others compute their tokens."""
         self._kv_cache = kv_cache
         self._remote: RemoteCache | None = None
         if context.kv_connector is not None:
@@ -46,7 +46,7 @@ class RemoteLoads:
 
     @property
     def num_transfers(self) -> int:
-        """Loads and stores that have not ended; plans must be sent until then."""
+        """Number of unfinished loads and stores; plans must be sent until it is 0."""
         return 0 if self._remote is None else self._remote.num_transfers
 
     def lookup(self, request: Request) -> Hit:
@@ -58,7 +58,7 @@ class RemoteLoads:
     def begin(self, request: Request, hit: Hit) -> bool:
         """Load the blocks of `request` that `hit` lacks. The request has just got its blocks.
 
-        Returns whether the request has to wait for the load; it is then one of those held here.
+        Returns whether the request must wait for the load; it is then held by this object.
         """
         waits = self._remote is not None and self._remote.load(request, hit)
         if waits:
@@ -94,12 +94,12 @@ class RemoteLoads:
         return held
 
     def offer(self, request: Request) -> None:
-        """Offer the blocks that `request` has committed since its last offer for storing."""
+        """Offer the connector the blocks that `request` has committed since the last offer."""
         if self._remote is not None:
             self._remote.offer(request)
 
     def release(self, request: Request, *, finished: bool) -> None:
-        """Record that `request` is about to give up its blocks; finished: whether it has ended."""
+        """Record that `request` will free its blocks. finished: whether it has ended."""
         if self._remote is not None:
             self._remote.release(request, finished=finished)
 

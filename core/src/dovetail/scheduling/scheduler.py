@@ -1,9 +1,9 @@
-"""Continuous batching over rows and KV blocks, ordered by a policy: the core's scheduler.
+"""The core's scheduler: continuous batching over rows and KV blocks, ordered by a policy.
 
-There are no phases: a request has tokens, some of them computed, and a step computes more. By
-default running requests are served first, decodes before the others; then waiting requests in the
-policy's order, while budget, rows and blocks last. A policy may also plan by yielding one action
-per request (`policy_driver`); the same mechanism grants both.
+Prefill and decode are not separate phases: a step computes more of a request's tokens. By default
+running requests are served first, decoding requests before prefills; then waiting requests in the
+policy's order, while budget, rows and blocks are available. A policy may also plan by yielding one
+action per request (`policy_driver`); the same mechanism grants both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dovetail.scheduling.view import View
 
 
 class Scheduler(SchedulerInterface):
-    """The core's scheduler. A subclass names its policy; an instance may be given another one."""
+    """The core's scheduler. A subclass states its policy; an instance may get another policy."""
 
     policy_cls: ClassVar[type[Policy]] = Policy
     provides: ClassVar[frozenset[str]] = frozenset({"encoder", "gates", "kv_connector"})
@@ -65,7 +65,7 @@ class Scheduler(SchedulerInterface):
 
     @property
     def view(self) -> View:
-        """The scheduler as its policy sees it."""
+        """The policy's view of this scheduler."""
         return self._host.view
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -103,7 +103,7 @@ class Scheduler(SchedulerInterface):
         self._host.notify_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once, in any state; return the ids that existed. Ignore unknown ids."""
+        """End requests at once, in any state; return the known ids and ignore unknown ids."""
         self._state.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:
@@ -175,7 +175,7 @@ class Scheduler(SchedulerInterface):
         return step_result.outputs(self._stats(plan, record.schedule_ns), failed)
 
     def depth(self) -> Depth:
-        """Return how many requests wait and run. None active: nothing to do now."""
+        """Return the numbers of requests. If `num_active` is 0, no step is needed."""
         held_requests, num_running = self._state.held_requests, len(self._state.running)
         num_waiting = self.view.num_waiting
         paused = {
@@ -211,7 +211,7 @@ class Scheduler(SchedulerInterface):
             held_requests.close(new)
 
     def resume(self) -> None:
-        """End a pause; do nothing if there is none."""
+        """End a pause; do nothing if the scheduler is not paused."""
         self._pause = None
         for request in self._state.held_requests.reopen():
             self._host.push(request)
@@ -221,7 +221,7 @@ class Scheduler(SchedulerInterface):
         return self._state.kv_cache.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Release all resources. The last call; may be called twice."""
+        """Release all resources. Only `shutdown` may be called afterwards."""
         self.abort_requests(list(self._state.requests))
         self._state.held_requests.shutdown()
         self._state.loads.shutdown()
@@ -246,7 +246,7 @@ class Scheduler(SchedulerInterface):
         assert rows.num_free + rows.num_retiring + len(taken) == rows.num_rows, "a row is lost"
 
     def _end_failed(self) -> list[Finished]:
-        """End the requests that failed at a gate; return the messages for their owners."""
+        """End the requests that failed at a gate; return the messages for the users."""
         news, ended = [], RequestStatus.FINISHED_ERROR
         for request, message in self._state.held_requests.take_failed(self._state.now_ns):
             self._end(request, ended)
@@ -255,7 +255,10 @@ class Scheduler(SchedulerInterface):
         return news
 
     def _end_failed_runs(self, errors: Mapping[int, str]) -> list[Finished]:
-        """End the requests whose runs in the oldest plan have failed. errors: by run."""
+        """End the requests whose runs in the oldest plan have failed.
+
+        errors: message by run index.
+        """
         requests, status = self._in_flight[0].requests, RequestStatus.FINISHED_ERROR
         news = []
         for run, message in errors.items():
@@ -267,7 +270,7 @@ class Scheduler(SchedulerInterface):
         return news
 
     def _process_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
-        """Queue requests whose loads succeeded for a row; the others compute their tokens."""
+        """Let requests whose loads succeeded wait for a row; requests with failed loads compute."""
         loads = self._state.loads
         for request, is_well in ended:
             if request in loads:
@@ -283,7 +286,7 @@ class Scheduler(SchedulerInterface):
                 self._mechanism.withdraw(request)
 
     def _drop_load(self, request: Request, *, finished: bool) -> None:
-        """Take the blocks from a request without a row."""
+        """Free the blocks of a request without a row."""
         state = self._state
         state.loads.discard(request)
         state.loads.release(request, finished=finished)

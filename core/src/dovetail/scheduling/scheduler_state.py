@@ -1,6 +1,6 @@
 """The state of a scheduler: rows, blocks, a step's budget, and the requests that hold them.
 
-State only. `mechanism` grants from it, and `view` shows it to the policy.
+`mechanism` changes the state when it grants actions, and `view` shows it to the policy.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dovetail.scheduling.held_requests import HeldRequests
 from dovetail.scheduling.remote_loads import RemoteLoads
 
 MAX_BLOCKS_HASHED = 8_192
-"""Blocks of waiting prompts that one step hashes; this takes about 10 ms."""
+"""Maximum blocks of waiting prompts that one step hashes; this takes about 10 ms."""
 
 
 class SchedulerState:
     """Rows, blocks, requests and the step being planned.
 
-    requests: all that have not ended, by id. held_requests: those that cannot be admitted yet.
+    requests: all unfinished requests, by id. held_requests: requests that cannot be admitted yet.
     running: requests with a row, in order of admission. loads: requests with blocks but no row yet.
     encoder: the encoder budget. num_groups: KV-cache groups, each with its own blocks. draft: the
     step that is being planned, or the last one. last_step: the last plan that was emitted. now_ns:
-    when the scheduler was last called.
+    time of the last call of the scheduler.
     """
 
     def __init__(self, context: SchedulerContext) -> None:
@@ -53,11 +53,11 @@ class SchedulerState:
 
     @property
     def has_pending_releases(self) -> bool:
-        """Whether rows or blocks become free with the next steps; no request is preempted then."""
+        """Whether the next steps free rows or blocks; then no request is preempted."""
         return bool(self.rows.num_retiring or self.kv_cache.num_due)
 
     def num_cached_tokens(self, request: Request) -> int:
-        """Return how many of its tokens the prefix cache holds, as far as hashes are known.
+        """Return how many tokens of the request are cached, as far as hashes are known.
 
         Each step computes at most `MAX_BLOCKS_HASHED` hashes for such calls; nothing else changes.
         """

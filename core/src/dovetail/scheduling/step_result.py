@@ -1,7 +1,7 @@
 """Processes a step's result for the requests that ran: tokens, ends, log-probabilities.
 
-Appends tokens to requests and finds the requests that have ended. The scheduler then frees their
-rows and blocks.
+It appends tokens to requests and finds ended requests. The scheduler then frees their rows and
+blocks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dovetail.scheduling.decode_batch import ADMISSION, DecodeStepRecord
 from dovetail.scheduling.draft import StepRecord
 
 _FINISHED = RequestStatus.FINISHED_STOPPED
-"""The first of the final statuses."""
+"""The first final status; all later statuses are final too."""
 
 
 @dataclass(slots=True)
 class StepResult:
     """The result of one step.
 
-    advanced, request_ids, counts, token_ids: requests that got tokens, how many each, and all
-    tokens concatenated. ended: requests that have ended and why, in plan order. num_kept: maps a
-    run to the number of its tokens that are kept, if not all are. num_drafts, num_accepted: drafts
-    that were verified and accepted.
+    advanced, request_ids, counts, token_ids: the requests that got tokens, their ids, the numbers
+    of tokens, and all tokens concatenated. ended: requests that have ended and why, in plan order.
+    num_kept: maps a run to the number of kept tokens, if some are dropped. num_drafts,
+    num_accepted: numbers of verified and accepted drafts.
     """
 
     advanced: list[Request] = field(default_factory=list)
@@ -45,7 +45,7 @@ class StepResult:
     num_accepted: int = 0
 
     def outputs(self, stats: SchedulerStats, failed: Iterable[Finished] = ()) -> EngineCoreOutputs:
-        """Return the result in the form that the front ends receive.
+        """Return the result in the form for front ends.
 
         failed: requests that ended without a token in this step.
         """
@@ -76,7 +76,7 @@ def process_result(
 
     record: the requests of the plan. Results of requests that ended since the plan was made are
     dropped, as are tokens sampled past an end. The decode batch is processed as columns, other
-    requests run by run; both end by the same rules.
+    requests run by run; the same rules decide when they end.
     """
     step_result = StepResult()
     num_members = 0
@@ -212,7 +212,9 @@ def _sort_prompt_logprobs(
     requests = record.requests
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]
-        known = request.num_prompt_logprobs - plan.starts[run]  # computed again after a preemption
+        known = (
+            request.num_prompt_logprobs - plan.starts[run]
+        )  # tokens computed again after a preemption
         fresh = columns.after(known) if known > 0 else columns
         if request.status < _FINISHED and fresh.counts:
             request.num_prompt_logprobs += len(fresh.counts)

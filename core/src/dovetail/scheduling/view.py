@@ -14,7 +14,7 @@ from dovetail.scheduling.waiting_queue import WaitingQueue
 
 
 class WaitingView(Sequence[RequestView]):
-    """The requests that could be admitted now: a view of the queue, sorted only as far as read."""
+    """The requests that may be admitted now: a view of the queue that is sorted as it is read."""
 
     __slots__ = ("_queue",)
 
@@ -45,7 +45,7 @@ class View:
     """Implements `dovetail.interfaces.policy.SchedulerView`. A scheduler has one view."""
 
     def __init__(self, state: SchedulerState, queue: Callable[[], WaitingQueue], seed: int) -> None:
-        """queue: returns the waiting queue, which changes when a policy has failed."""
+        """queue: returns the waiting queue, which is replaced when a policy fails."""
         self._state = state
         self._queue = queue
         self._rng = Random(f"policy {seed}")
@@ -62,7 +62,7 @@ class View:
 
     @property
     def rng(self) -> Random:
-        """Random numbers for the policy only."""
+        """A random number generator for this policy, seeded by the engine."""
         return self._rng
 
     @property
@@ -72,39 +72,39 @@ class View:
 
     @property
     def waiting(self) -> Sequence[RequestView]:
-        """Requests without a row that could be admitted now, in the order of `rank`."""
+        """Requests without a row that may be admitted now, in the order of `rank`."""
         return WaitingView(self._queue())
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a row, whether ready or not."""
+        """Number of requests without a row, ready or not."""
         state = self._state
         return len(self._queue()) + len(state.held_requests) + len(state.loads)
 
     @property
     def tokens_left(self) -> int:
-        """Tokens of this step's budget that are not granted yet."""
+        """Number of tokens of this step's budget that are not granted yet."""
         return self._state.draft.tokens_left
 
     @property
     def seats_left(self) -> int:
-        """Rows that could be granted now."""
+        """Number of free rows."""
         return self._state.rows.num_free
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that could be granted now."""
+        """Number of KV blocks that can be allocated now."""
         return self._state.kv_cache.num_free_blocks
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
+        """Number of tokens per block."""
         return self._state.kv_cache.block_size
 
     def num_cached_tokens(self, request: RequestView) -> int:
-        """Return how many of its tokens the prefix cache holds; changes nothing."""
+        """Return how many tokens of the request the prefix cache holds. Changes nothing."""
         return self._state.num_cached_tokens(cast("Request", request))
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
-        """Return the number of known or pending tokens that are still to be computed."""
+        """Return the number of known or pending tokens that are not computed yet."""
         return cast("Request", request).num_uncomputed_tokens

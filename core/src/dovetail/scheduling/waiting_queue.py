@@ -17,10 +17,10 @@ Rank = Callable[[Request], Any]
 
 
 class WaitingQueue(Protocol):
-    """Waiting requests, the next to be served first.
+    """Waiting requests in the order of service.
 
-    Iteration yields those that are ready in this step, in order, without requests removed
-    meanwhile. `len` counts all.
+    Iteration yields the requests that are ready in this step and skips removed ones. `len` counts
+    all requests.
     """
 
     def __len__(self) -> int: ...
@@ -29,7 +29,7 @@ class WaitingQueue(Protocol):
 
     @property
     def num_ready(self) -> int:
-        """How many are ready in this step."""
+        """Number of requests that are ready in this step."""
 
     def push(self, request: Request) -> None:
         """Add a new request."""
@@ -48,7 +48,7 @@ class WaitingQueue(Protocol):
 
 
 class HeapQueue:
-    """For ranks that never change: a heap that keeps removed entries for a while."""
+    """A queue for ranks that never change: a heap, from which removed entries are deleted later."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -61,7 +61,10 @@ class HeapQueue:
         return len(self._tickets) + len(self._late)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over the heap, best first: the first k take O(k log k); nothing is moved."""
+        """Iterate over the heap, best first; k entries take O(k log k).
+
+        The heap does not change.
+        """
         heap, tickets = self._heap, self._tickets
         edge = [(heap[0][:3], 0)] if heap else []
         while edge:
@@ -74,7 +77,7 @@ class HeapQueue:
 
     @property
     def num_ready(self) -> int:
-        """How many are ready in this step."""
+        """Number of requests that are ready in this step."""
         return len(self._tickets)
 
     def push(self, request: Request) -> None:
@@ -94,7 +97,7 @@ class HeapQueue:
             del self._tickets[request.sequence]
 
     def begin_step(self) -> None:
-        """Drop removed entries where that is cheap; add the deferred requests."""
+        """Delete removed entries if there are many; add the deferred requests."""
         heap = self._heap
         if len(heap) > 2 * len(self._tickets) + 16:
             heap[:] = [entry for entry in heap if self._tickets.get(entry[1]) == entry[2]]
@@ -112,7 +115,7 @@ class HeapQueue:
 
 
 class SortedQueue:
-    """For ranks that may change: sorted once per step, when the order is first read."""
+    """A queue for ranks that may change: sorted once per step, when the order is first read."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -130,7 +133,7 @@ class SortedQueue:
 
     @property
     def num_ready(self) -> int:
-        """How many are ready in this step."""
+        """Number of requests that are ready in this step."""
         return len(self._requests)
 
     def push(self, request: Request) -> None:
@@ -148,13 +151,13 @@ class SortedQueue:
             del self._requests[request.sequence]
 
     def begin_step(self) -> None:
-        """Add the deferred requests, and discard the order: every rank is computed again."""
+        """Add the deferred requests and discard the order, so that every rank is computed again."""
         self._requests |= self._late
         self._late.clear()
         self._order = None
 
     def peek(self) -> Request | None:
-        """Return the request of the lowest rank, or None if none of this step's order is left."""
+        """Return the request of the lowest rank; None if this step's order is exhausted."""
         order = self._sorted()
         while self._next < len(order) and order[self._next].sequence not in self._requests:
             self._next += 1

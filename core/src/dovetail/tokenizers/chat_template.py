@@ -1,10 +1,10 @@
-"""Chat templates: conversations to prompt text, in a sandbox with limits.
+"""Chat templates: convert conversations to prompt texts, in a sandbox with limits.
 
-A template comes with a model or with a request, so it is a program by a stranger. It sees only the
-values it is given, cannot change them, and is stopped by counts (steps of loops and macros, lengths
-of texts, sizes of numbers). Counts do not bound memory and time, so a template runs in a bounded
-child process: use `dovetail.tokenizers.template_renderer`, which runs this module there.
-Depends on no tokens: `dovetail.tokenizers.huggingface` brings their texts as variables.
+A template comes with a model or a request, so it is an untrusted program. It can only read its
+variables. Limits on the steps of loops and macros, the lengths of texts and the sizes of numbers
+stop it. These limits do not bound memory and time, so a template runs in a bounded child process:
+use `dovetail.tokenizers.template_renderer`, which runs this module there. This module uses no token
+ids: `dovetail.tokenizers.huggingface` passes the texts of special tokens as variables.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dovetail.errors import RequestError
 from dovetail.tokenizers.template_input import MAX_TEMPLATE_CHARS, check_messages
 
 MAX_TEXT_CHARS = 1 << 20
-"""Longest text that a template may make, in between or in the end."""
+"""Maximum characters of the prompt and of every intermediate text."""
 MAX_STEPS = 200_000
-"""Passes through loops and calls of macros in one rendering."""
+"""Maximum loop iterations and macro calls in one rendering."""
 MAX_NUMBER = 1_000_000
-"""Largest integer that may be an argument: widths and counts, not values of the user's."""
+"""Largest integer argument of a function, such as a width or a count."""
 MAX_PRODUCT = 1 << 26
-"""Bound on the product of the arguments' sizes where a function multiplies them."""
+"""Maximum product of the arguments' sizes, for functions that multiply them."""
 MAX_CACHED = 32
 STEPS_LEFT = "steps left"
-"""Name of the budget among the variables; no template can spell it."""
+"""The variable with the steps left. No template can use this name: it has a space."""
 MULTIPLIERS = frozenset({"replace", "join", "translate"})
 WIDE_FIELD = re.compile(r"\d{5,}")
 
@@ -44,11 +44,11 @@ WIDE_FIELD = re.compile(r"\d{5,}")
 def render_chat_template(
     template: Template, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
 ) -> str:
-    """Render `messages` with `template`, which came from `ChatTemplateEnvironment`.
+    """Render `messages` with a `template` from `ChatTemplateEnvironment`.
 
-    variables: what else the template may see (add_generation_prompt, tools, bos_token, …).
-    Nothing is mutated. Raises RequestError, parameter "messages", if `messages` is no conversation
-    or the template refuses it, fails or exceeds a limit.
+    variables: further variables of the template (add_generation_prompt, tools, bos_token, …). The
+    arguments are not changed. Raises RequestError, parameter "messages", if `messages` is not a
+    conversation or the template rejects it, fails or exceeds a limit.
     """
     check_messages(messages)
     given = {"tools": None, "documents": None, **variables}
@@ -60,7 +60,7 @@ def render_chat_template(
             if length > MAX_TEXT_CHARS:
                 _refuse(f"the prompt is longer than {MAX_TEXT_CHARS} characters")
             pieces.append(piece)
-    except Exception as error:  # whatever a stranger's program raises is about this request
+    except Exception as error:  # an untrusted program may raise any exception
         raise RequestError(
             f"the chat template could not render the conversation: {_describe(error)}. "
             "Change the messages, or give another chat_template.",
@@ -82,7 +82,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 class _Generation(Extension):
-    """Take `{% generation %}` for what it marks: training tools look at the tag, we do not."""
+    """Ignore the tag `{% generation %}` and render its body; only training tools use the tag."""
 
     tags = {"generation"}  # noqa: RUF012  # the base class's own declaration
 
@@ -93,7 +93,7 @@ class _Generation(Extension):
 
 
 class _Metering(NodeTransformer):
-    """Put a step at the head of every loop and macro, and a measure around every `~`."""
+    """Add code that counts the steps of loops and macros and checks the results of `~`."""
 
     def _with_step(self, node: nodes.For | nodes.Macro) -> nodes.Node:
         self.generic_visit(node)
@@ -103,7 +103,7 @@ class _Metering(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(step).set_lineno(node.lineno))
         return node
 
-    # jinja2 finds these by their names.
+    # jinja2 calls these methods by name.
     visit_For = _with_step
     visit_Macro = _with_step
 
@@ -115,7 +115,7 @@ class _Metering(NodeTransformer):
 class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
     """Compiles chat templates; may be used from several threads.
 
-    now: tells the local time to templates that print the date.
+    now: returns the local time, for templates that print the date.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -124,7 +124,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        del self.filters["format"]  # its widths hide in a text
+        del self.filters["format"]  # its widths are in a text, which is not checked
         del self.globals["lipsum"]
         self.filters = {name: _bounded(name, f) for name, f in self.filters.items()}
         self.filters["tojson"] = _to_json
@@ -133,7 +133,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         self._compiled: dict[str, Template] = {}
 
     def compile_template(self, source: str) -> Template:
-        """Return the compiled template; the last few are kept. Raise RequestError if it is none."""
+        """Compile a template, or return a cached one. Raise RequestError if it is not valid."""
         if template := self._compiled.get(source):
             return template
         try:
@@ -154,26 +154,26 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def take_step(self, context: Context) -> None:
-        """Count a step; called by the code that `_Metering` puts in."""
+        """Count a step; called by the code that `_Metering` adds."""
         budget = context.parent[STEPS_LEFT]
         budget[0] -= 1
         if budget[0] < 0:
             _refuse(f"the template takes more than {MAX_STEPS} steps")
 
     def measured(self, value: Any) -> Any:
-        """Return `value`, if it is not too long a text or list."""
+        """Return `value`; raise TemplateError if it is a text or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
             _refuse(f"the template makes a value longer than {MAX_TEXT_CHARS}")
         return value
 
     def call(
-        __self,  # noqa: N805  # as the base class has it: keywords of the template stay free
+        __self,  # noqa: N805  # as in the base class, so that templates can use any keyword
         __context: Context,
         __obj: Any,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Call an object with bounded numbers, for a bounded result."""
+        """Call an object with limits on numeric arguments and on the result."""
         name = getattr(__obj, "__name__", "")
         inner = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
         receiver = getattr(inner, "__self__", None)
@@ -186,7 +186,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Do `left operator right` if the result cannot be huge."""
+        """Evaluate `left operator right`; raise TemplateError if the result could be too large."""
         if operator == "*":
             _check_product((left, right))
         elif operator == "**" and not _is_small_power(left, right):
@@ -201,7 +201,7 @@ def _is_small_power(base: Any, exponent: Any) -> bool:
 
 
 def _check_product(factors: Iterable[Any]) -> None:
-    """Refuse to multiply if a text, list or number in `factors` makes the result too large."""
+    """Raise TemplateError if the product of the sizes of `factors` is too large."""
     product = 1
     for factor in factors:
         if isinstance(factor, int):
@@ -219,12 +219,12 @@ def _check_numbers(name: str, values: Iterable[Any]) -> None:
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `filter_` with its arguments bounded; it keeps the marks that jinja2 puts on it."""
+    """Return `filter_` with checks of its arguments, keeping its jinja2 attributes."""
     first = 1 if hasattr(filter_, "jinja_pass_arg") else 0
 
     @wraps(filter_)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        # The piped value may be any number: only what tells how much to make is bounded.
+        # The filtered value itself may be any number; the other arguments are sizes and counts.
         _check_numbers(name, (*args[first + 1 :], *kwargs.values()))
         if name in MULTIPLIERS:
             _check_product((*args[first:], *kwargs.values()))
@@ -240,7 +240,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return `value` as JSON; unlike jinja2's own filter it leaves <, > and & alone."""
+    """Return `value` as JSON. Unlike jinja2's filter, it does not escape <, > and &."""
     if indent is not None and not 0 <= indent <= 16:
         _refuse("tojson takes an indent from 0 to 16")
     return json.dumps(

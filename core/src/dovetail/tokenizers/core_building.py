@@ -1,6 +1,6 @@
-"""Makes the `tokenizers` object of a model directory from the contents of its files.
+"""Creates the `tokenizers` object of a model directory from the contents of its files.
 
-The same code runs in the bounded child that tries a tokenizer and in the process that uses it.
+The same code runs in the bounded child that tests a tokenizer and in the engine's process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def build_core(
     content: bytes, added_tokens: Sequence[Mapping[str, Any]], special_texts: Iterable[str]
 ) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json, prepared as `prepare_core` does.
+    """Load a tokenizer.json and prepare the tokenizer with `prepare_core`.
 
-    Raises whatever the library raises: any exception, or a PanicException, which is not an
-    Exception.
+    Raises the library's errors: any Exception, or a PanicException, which is not an Exception.
     """
     import tokenizers
 
@@ -35,7 +34,7 @@ def prepare_core(
     added_tokens: Sequence[Mapping[str, Any]],
     special_texts: Iterable[str],
 ) -> None:
-    """Switch padding and truncation off, add tokens and mark special ones.
+    """Disable padding and truncation, add tokens, and mark special tokens.
 
     added_tokens: entries of `added_tokens_decoder`; those that tokenizer.json lacks are added.
     special_texts: tokens to be marked special.
@@ -45,7 +44,7 @@ def prepare_core(
     core.no_padding()
     core.no_truncation()
     known = {token.content for token in core.get_added_tokens_decoder().values()}
-    # In one call: the library rebuilds its search for added tokens in each.
+    # One call for all tokens, because each call rebuilds the search for added tokens.
     core.add_tokens(
         [
             tokenizers.AddedToken(entry["content"], **_flags(entry))
@@ -60,7 +59,7 @@ def prepare_core(
 
 
 class PanicGuard:
-    """A tokenizer whose `decode` gives U+FFFD for a sequence at which the library panics."""
+    """A tokenizer whose `decode` returns U+FFFD for a sequence that makes the library panic."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self._core = core
@@ -69,7 +68,7 @@ class PanicGuard:
         return getattr(self._core, name)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `token_ids`; raise what the library raises, unless it panics."""
+        """Return the text of `token_ids`; raise the library's errors, except panics."""
         try:
             text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
@@ -80,7 +79,7 @@ class PanicGuard:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether the library's Rust code panicked; such an error is no Exception."""
+    """Return whether the library's Rust code panicked; such an error is not an Exception."""
     return type(error).__name__ == "PanicException"
 
 

@@ -1,9 +1,9 @@
-"""Tokenizers of the Hugging Face format: tokenizer.json, and the small files beside it.
+"""Tokenizers in the Hugging Face format: tokenizer.json and related small files.
 
 Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
-`additional_chat_templates/`, and `generation_config.json` and `config.json` for the id of EOS.
-Runs no code from the directory, knows no vocabulary files of other formats, and does not rewrite
-decoded text (`clean_up_tokenization_spaces` is not looked at).
+`additional_chat_templates/`, and `generation_config.json` and `config.json` for the EOS token id.
+Code in the directory is never run, vocabulary files in other formats are not supported, and decoded
+text is not changed (`clean_up_tokenization_spaces` is ignored).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TOKEN_SUFFIX = "_token"
 MAX_ADDITIONAL_TEMPLATES = 64
 LONG_TEXT_CHARS = 4096
-"""Texts longer than this are tokenized without holding the interpreter."""
+"""Texts longer than this are tokenized without holding the interpreter lock."""
 MAX_ADDED_TOKENS = 100_000
 MAX_SPECIAL_TOKENS = 1024
 _REMEDY = (
@@ -50,9 +50,9 @@ _REMEDY = (
 class HuggingFaceOptions(BaseModel):
     """Options of the tokenizer plugin `huggingface`.
 
-    template_timeout_s: wall time in which a chat template has to render a conversation.
-    template_memory_mib: address space of the process that renders it.
-    tokenizer_timeout_s, tokenizer_memory_mib: of the process that tries tokenizer.json.
+    template_timeout_s: wall time limit for rendering a conversation. template_memory_mib: address
+    space of the process that renders it. tokenizer_timeout_s, tokenizer_memory_mib: limits of the
+    process that tests tokenizer.json.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,12 +68,12 @@ DEFAULT_OPTIONS = HuggingFaceOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFacts:
-    """What a model directory says about its tokenizer, beside tokenizer.json.
+    """Settings of a tokenizer from the files of a model directory other than tokenizer.json.
 
-    special_tokens: name to text, such as "eos_token" to "</s>"; chat templates see them.
-    eos_token_id: as found in generation_config.json or config.json, or None.
-    add_bos_token, add_eos_token: whether `encode` adds them; None leaves it to tokenizer.json.
-    chat_templates: name to source; "default" is the ordinary one.
+    special_tokens: name to text, such as "eos_token" to "</s>"; variables of chat templates.
+    eos_token_id: from generation_config.json or config.json, or None.
+    add_bos_token, add_eos_token: whether `encode` adds them; None: as tokenizer.json states.
+    chat_templates: name to source, such as "default".
     added_tokens: entries of `added_tokens_decoder`, in the order of their ids.
     """
 
@@ -86,7 +86,7 @@ class TokenizerFacts:
 
     @classmethod
     def read(cls, path: Path) -> TokenizerFacts:
-        """Read the files in the directory `path`; each may be absent. Raise ModelError if bad."""
+        """Read the existing files in the directory `path`; raise ModelError if one is invalid."""
         config = _read_json(path / "tokenizer_config.json")
         tokens = {**_token_texts(_read_json(path / "special_tokens_map.json"))}
         tokens |= _token_texts(config)
@@ -117,7 +117,7 @@ class TokenizerFacts:
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer.json, run by the `tokenizers` library."""
+    """A tokenizer.json in the `tokenizers` library."""
 
     options_model: ClassVar[type[BaseModel]] = HuggingFaceOptions
 
@@ -127,7 +127,7 @@ class HuggingFaceTokenizer(Tokenizer):
         facts: TokenizerFacts,
         options: HuggingFaceOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """Take over `core`: padding and truncation are switched off, special tokens completed."""
+        """Own `core`: disable padding and truncation, and add missing special tokens."""
         prepare_core(core, facts.added_tokens, facts.special_tokens.values())
         self._core = core
         self._guarded = PanicGuard(core)
@@ -150,7 +150,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def from_directory(
         cls, path: Path, options: Mapping[str, Any] | None = None
     ) -> HuggingFaceTokenizer:
-        """Load from a model directory; raise ModelError naming the file if it cannot.
+        """Load from a model directory; raise ModelError, naming the file, on failure.
 
         options: the fields of `HuggingFaceOptions`.
         """
@@ -172,17 +172,17 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id, added tokens included."""
+        """The largest id plus 1, added tokens included."""
         return self._vocab_size
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if there is one."""
+        """The end-of-sequence token, or None."""
         return self._eos_token_id
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that `decode` leaves out when told to skip special tokens."""
+        """Ids that `decode` leaves out with `skip_special_tokens`."""
         return self._special_token_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -191,7 +191,7 @@ class HuggingFaceTokenizer(Tokenizer):
         with_own = add_special_tokens and around is None
         try:
             if len(text) > LONG_TEXT_CHARS:
-                # Unlike `encode`, this lets other threads run while it works.
+                # Unlike `encode`, this call lets other threads run.
                 (found,) = self._core.encode_batch_fast([text], add_special_tokens=with_own)
             else:
                 found = self._core.encode(text, add_special_tokens=with_own)
@@ -201,7 +201,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 "the text cannot be encoded: it must be a str without lone surrogates.",
                 parameter="prompt",
             ) from error
-        except BaseException as error:  # the library raises bare Exception, and panics
+        except BaseException as error:  # the library raises Exception or panics
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             raise RequestError(
@@ -211,14 +211,14 @@ class HuggingFaceTokenizer(Tokenizer):
         return ids if around is None else [*around[0], *ids, *around[1]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `token_ids`; ids that stand for nothing add nothing.
+        """Return the text of `token_ids`; unknown ids are ignored.
 
-        A sequence at which the library panics becomes U+FFFD, like bytes that are no UTF-8.
+        A sequence that makes the library panic becomes U+FFFD, like bytes that are not UTF-8.
         """
         return self._guarded.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
-        """Return what each token adds to a text, if the decoder joins tokens one by one."""
+        """Return the piece of text of each token, or None if it depends on neighboring tokens."""
         from dovetail.tokenizers.token_pieces import make_token_pieces
 
         if skip_special_tokens not in self._pieces:
@@ -234,12 +234,12 @@ class HuggingFaceTokenizer(Tokenizer):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Render a conversation to the prompt text, in a child process that can be killed.
+        """Render a conversation to the prompt text in a child process with limits.
 
-        messages: mappings with "role" and "content". chat_template: a template, or the name of one
-        of the model's, instead of the model's default ("tool_use" if tools are given and there is
-        one of that name). variables: further variables of the template, as JSON values.
-        Blocks until the answer or `template_timeout_s`. Raises RequestError if it fails.
+        messages: mappings with "role" and "content". chat_template: a template, or the name of a
+        template of the model. Default: the model's template "tool_use" if it exists and tools are
+        given, otherwise "default". variables: further variables of the template, as JSON values.
+        Blocks for at most `template_timeout_s`. Raises RequestError on failure.
         """
         source = self._choose_template(chat_template, bool(variables.get("tools")))
         known = {**self._facts.special_tokens, "add_generation_prompt": add_generation_prompt}
@@ -270,7 +270,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return found
 
     def _forced_surroundings(self) -> tuple[list[int], list[int]] | None:
-        """What to put around the ids where the config overrules tokenizer.json; else None."""
+        """Return the ids to add before and after a text if the config overrides tokenizer.json."""
         bos, eos = self._id_of("bos_token"), self._id_of("eos_token")
         own: list[int] = self._core.encode("").ids
         wants_bos, wants_eos = self._facts.add_bos_token, self._facts.add_eos_token
@@ -285,12 +285,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the object in `file`, or an empty one if there is no such file."""
+    """Return the object in `file`; empty if the file does not exist."""
     return read_json_object(file) if file_exists(file) else {}
 
 
 def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return name to text of each "…_token", whether written as a text or as an object."""
+    """Return the name and text of each "…_token" entry, which is a text or an object."""
     texts = {}
     for name, value in config.items():
         if isinstance(value, dict):
@@ -324,7 +324,7 @@ def _eos_token_id(path: Path) -> int | None:
 
 
 def _chat_templates(path: Path, configured: object) -> dict[str, str]:
-    """Return name to source; files of their own win over the entry in tokenizer_config.json."""
+    """Return the name and source of each template; template files override the config's entry."""
     found = _configured_templates(path / "tokenizer_config.json", configured)
     files = {"default": path / "chat_template.jinja"}
     folder = path / "additional_chat_templates"
@@ -337,7 +337,7 @@ def _chat_templates(path: Path, configured: object) -> dict[str, str]:
 
 
 def _configured_templates(file: Path, configured: object) -> dict[str, str]:
-    """Return name to source of `chat_template` in `file`: a text, a list of entries or a table."""
+    """Return the name and source of each template in `file`: a text, a list or a mapping."""
     if configured is None:
         return {}
     if isinstance(configured, str):

@@ -1,4 +1,4 @@
-"""Renders chat templates in a bounded child; `dovetail.tokenizers.template_renderer` asks it to."""
+"""Renders chat templates in the bounded child of `dovetail.tokenizers.template_renderer`."""
 
 from __future__ import annotations
 

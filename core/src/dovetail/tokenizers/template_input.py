@@ -1,6 +1,6 @@
-"""What a chat template is given: a conversation and JSON values, checked and of bounded size.
+"""The input of a chat template: a conversation and JSON values, checked and of limited size.
 
-A conversation can be of any mappings and sequences; the template sees dicts and lists.
+A conversation may consist of any mappings and sequences; the template gets dicts and lists.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dovetail.errors import RequestError
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_VALUES = 100_000
-"""Values in a conversation with its variables: texts, numbers, lists, mappings."""
+"""Maximum values in a conversation or variable: texts, numbers, lists, mappings."""
 MAX_CHARS = 1 << 22
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1024
 
 
 def check_messages(messages: object) -> None:
-    """Raise RequestError, parameter "messages", for what is not a conversation."""
+    """Raise RequestError, parameter "messages", if `messages` is not a conversation."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages must be a list of messages, not {type(messages).__name__}.",
@@ -37,10 +37,10 @@ def check_messages(messages: object) -> None:
 
 
 def plain_value(value: object, parameter: str) -> Any:
-    """Return `value` made of dicts, lists, texts and numbers only; those it has are kept.
+    """Return `value` as dicts, lists, texts and numbers.
 
-    Raises RequestError naming `parameter` for other types, lists that contain themselves, and
-    more than the limits of this module.
+    Raises RequestError, naming `parameter`, for other types, for lists that contain themselves, and
+    for values above the limits of this module.
     """
     return _Reader(parameter).read(value, 0)
 

@@ -1,9 +1,9 @@
-"""Chat templates, rendered in a warm child process that is killed at a deadline.
+"""Renders chat templates in a child process that is kept running and killed at a deadline.
 
-The child bounds time, memory and the bytes produced, whatever a template does. It starts with the
-first conversation; after that a rendering costs well below a millisecond more. Renderers with the
-same limits share their children. `render` may be called from any thread and blocks until the
-answer or the deadline: an event loop calls it with `asyncio.to_thread`.
+The child limits the time, memory and output of every template. It starts with the first
+conversation; afterwards it adds much less than a millisecond to a rendering. Renderers with the
+same limits share their children. `render` may be called from any thread and blocks until the answer
+or the deadline, so an event loop must call it with `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TASK = ChildTask(
 class TemplateRenderer:
     """Renders chat templates within limits. Thread-safe.
 
-    now: gives the local time to templates that print the date.
+    now: returns the local time, for templates that print the date.
     """
 
     def __init__(
@@ -36,18 +36,19 @@ class TemplateRenderer:
         limits: ChildLimits = DEFAULT_LIMITS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Start nothing yet."""
+        """Create the renderer; the child starts with the first call."""
         self._pool = _pool(limits)
         self._now = now
 
     def render(
         self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> str:
-        """Return the prompt for `messages`; variables: what else the template may see.
+        """Return the prompt for `messages`. variables: further variables of the template.
 
-        Raises RequestError, parameter "messages", if `messages` is no conversation or the template
-        refuses it, fails or exceeds a limit; parameter "chat_template" for what is not a template;
-        the variable's name for one that is not a JSON value; StartError if no child can be started.
+        Raises RequestError, parameter "messages", if `messages` is not a conversation or the
+        template rejects it, fails or exceeds a limit; parameter "chat_template" if the template is
+        not valid; the name of a variable that is not a JSON value. Raises StartError if no child
+        can be started.
         """
         _check_template(template)
         check_messages(messages)

@@ -1,7 +1,8 @@
-"""What each token of a tokenizer.json adds to a text, for decoders that join tokens one by one.
+"""Finds the piece of text of each token of a tokenizer.json, if pieces are independent.
 
-Decides by the decoder's type, takes the pieces from the decoder itself, and compares a sample of
-random sequences with what the tokenizer decodes; a tokenizer that fails has no pieces.
+The decoder's type shows whether the text of a token depends on its neighbors. The pieces come from
+the decoder. Joined pieces are compared with the tokenizer's `decode` for random sequences; after
+any difference the tokenizer has no pieces.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _BEFORE_FUSE = ("Replace", "Metaspace", "ByteFallback")
 
 
 def make_token_pieces(core: PanicGuard, skipped: frozenset[int]) -> TokenPieces | None:
-    """Return the pieces, or None if a token's text depends on its neighbours.
+    """Return the pieces, or None if the text of a token depends on its neighbors.
 
-    skipped: ids that add nothing.
+    skipped: ids without text.
     """
     steps = _decoder_steps(core)
     if steps is None:
@@ -44,18 +45,18 @@ def make_token_pieces(core: PanicGuard, skipped: frozenset[int]) -> TokenPieces 
 
 
 def _decoder_steps(core: PanicGuard) -> list[Mapping[str, Any]] | None:
-    """Return the decoder's steps in order; None for one that cannot be described."""
+    """Return the decoder's steps in order; None for a decoder without a description."""
     if core.decoder is None:
         return []
     try:
         state = json.loads(core.decoder.__getstate__())
-    except Exception:  # a decoder written in Python: the library raises bare Exception
+    except Exception:  # the library raises Exception for a decoder written in Python
         return None
     return state["decoders"] if state["type"] == "Sequence" else [state]
 
 
 def _joins_tokens(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each token's text is made without its neighbours, but for the first one's."""
+    """Return whether no token's text depends on its neighbors, except at the start of a text."""
     kinds = [step["type"] for step in steps]
     if kinds in ([], ["WordPiece"]):
         return True
@@ -71,7 +72,7 @@ def _has_byte_tokens(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _find_anchor(core: PanicGuard, skipped: frozenset[int]) -> int | None:
-    """Return a token of plain letters, after which others show what they add."""
+    """Return a token of plain letters, to decode other tokens after it."""
     special = core.get_added_tokens_decoder()
     for token in range(min(core.get_vocab_size(), _ANCHORS)):
         name = core.id_to_token(token) or ""
@@ -101,7 +102,7 @@ def _byte_level_pieces(core: PanicGuard, skipped: frozenset[int]) -> TokenPieces
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for."""
+    """Return the byte that each character of a byte-level vocabulary represents."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -114,7 +115,7 @@ def _text_pieces(
     num_before = len(core.decode([anchor]))
 
     def raw_byte(token: int) -> bytes | None:
-        """Return the byte of a byte token, if it is not a character by itself."""
+        """Return the byte of a byte token, or None if the byte is an ASCII character."""
         found = _BYTE_TOKEN.fullmatch(core.id_to_token(token) or "") if byte_tokens else None
         value = int(found[1], 16) if found else 0
         return bytes((value,)) if value >= 0x80 else None
@@ -141,8 +142,8 @@ def _agrees(
     anchor: int | None,
     before: str,
 ) -> bool:
-    """Whether random sequences have the text that the tokenizer decodes."""
-    size, random = core.get_vocab_size(), Random(0)  # the vocabulary itself takes long to list
+    """Return whether joined pieces equal the decoded text for random sequences."""
+    size, random = core.get_vocab_size(), Random(0)  # listing the vocabulary takes long
     for _ in range(NUM_SAMPLES):
         sample = [random.randrange(size) for _ in range(SAMPLE_TOKENS)]
         shown = [token for token in sample if token not in skipped]
@@ -150,7 +151,7 @@ def _agrees(
             shown if anchor is None else [anchor, *shown], skip_special_tokens=False
         )
         if pieces.each_byte and REPLACEMENT in whole:
-            continue  # the decoder replaces whole characters beside broken ones, too
+            continue  # next to invalid bytes the decoder also replaces valid characters
         parts = (pieces[token] for token in sample)
         joined = b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)
         if before + joined.decode("utf-8", "replace") != whole:

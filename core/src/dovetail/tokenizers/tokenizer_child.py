@@ -1,8 +1,8 @@
-"""Tries a tokenizer in a bounded child: loads it, bounds what it can make of a text, uses it.
+"""Tests a tokenizer in a bounded child: loads it, checks its growth of texts, and uses it.
 
-Refuses a tokenizer whose text can grow without proportion, by its components (replacements and
-templates), and one that fails, or makes far too many tokens of a text, in a number of probes.
-Crashes, excessive memory and time end the child, which `tokenizer_trial` reports.
+A tokenizer is refused if its components (replacements and templates) could make a text much longer,
+or if it fails or creates far too many tokens for a probe text. A crash, too much memory or too much
+time ends the child, which `tokenizer_trial` reports.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 MAX_TOKEN_ID = 2**31 - 2
 MAX_TOKEN_CHARS = 1 << 14
 MAX_COMPONENTS = 100
-"""Normalizers, pre-tokenizers, post-processors and decoders together."""
+"""Maximum number of normalizers, pre-tokenizers, post-processors and decoders together."""
 MAX_GROWTH = 32
-"""How many times longer the components together may make a text."""
+"""Maximum factor by which all components together may lengthen a text."""
 _FIXED_GROWTH = {
     ("normalizer", "ByteLevel"): 2,
     ("pre_tokenizer", "ByteLevel"): 2,
     ("normalizer", "BertNormalizer"): 3,
 }
 MAX_ADDED_CHARS = 4096
-"""Characters that components may put around a text or in place of a character."""
+"""Maximum characters that components may add to a text or insert for one character."""
 MAX_AFFIX_CHARS = 64
-"""Of `continuing_subword_prefix` and `end_of_word_suffix`, which each piece of a word is given."""
+"""Maximum length of `continuing_subword_prefix` and `end_of_word_suffix`."""
 MAX_WORD_CHARS = 256
-"""Of `max_input_chars_per_word`: WordPiece takes the cube of a word's length."""
+"""Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length."""
 MAX_PREFIX_BYTES = 1 << 15
-"""Of the pieces of a Unigram model that start at one place: each place of a text costs as much."""
+"""Maximum bytes of Unigram pieces that start at one position of a text, for limited time."""
 MAX_TEMPLATE_PIECES = 64
 MAX_TEXT_COPIES = 4
-"""How often the templates together may repeat the text's tokens."""
+"""Maximum number of times that the templates together may repeat the tokens of a text."""
 _PLACES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _TEXTS = (
     "",
@@ -62,10 +62,10 @@ _loaded: list[tokenizers.Tokenizer] = []
 
 
 def check(request: Mapping[str, Any] | None, blob: bytes) -> None:
-    """Load the tokenizer in `blob`, or try the one that was loaded before if `request` is None.
+    """Load the tokenizer in `blob`; if `request` is None, run probes on the loaded tokenizer.
 
     request: `added_tokens` and `special_texts` for `build_core`. Raises ModelError with a phrase
-    that says what is wrong.
+    about the problem.
     """
     try:
         if request is None:
@@ -97,7 +97,7 @@ def _probe(core: tokenizers.Tokenizer) -> None:
 
 
 def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
-    """Return every component, sequences resolved, as tokenizer.json writes them."""
+    """Return all components in the form of tokenizer.json, with sequences flattened."""
     found: list[Mapping[str, Any]] = []
     for place in _PLACES:
         part = getattr(core, place)
@@ -135,7 +135,7 @@ def _check_growth(components: list[Mapping[str, Any]]) -> None:
 
 
 def _growth(component: Mapping[str, Any]) -> float:
-    """Return an upper bound on how much longer a component makes a text."""
+    """Return an upper bound for the factor by which a component lengthens a text."""
     if component["type"] == "Replace":
         return _replacement_growth(component)
     return _FIXED_GROWTH.get((component["place"], component["type"]), 1)
@@ -144,7 +144,7 @@ def _growth(component: Mapping[str, Any]) -> float:
 def _replacement_growth(replace: Mapping[str, Any]) -> float:
     shortest = len(replace["pattern"].get("String", ""))
     content = len(replace["content"])
-    # A regex, or an empty pattern, may match nothing and be found between any two characters.
+    # A regex or an empty pattern may match the empty string between any two characters.
     return max(1.0, content / shortest if shortest else 1.0 if content <= 1 else 1 + content)
 
 
@@ -177,7 +177,7 @@ def _check_ids(core: tokenizers.Tokenizer) -> None:
 
 
 def _check_model(core: tokenizers.Tokenizer) -> None:
-    """Refuse models that are slow for some text, which probes may not find."""
+    """Raise ModelError for models that could be slow for a text that the probes do not contain."""
     model = core.model
     for field in ("continuing_subword_prefix", "end_of_word_suffix"):
         affix = getattr(model, field, None) or ""
@@ -195,7 +195,7 @@ def _check_model(core: tokenizers.Tokenizer) -> None:
 
 
 def _check_prefixes(vocabulary: Iterable[str]) -> None:
-    """Refuse pieces of which long chains are prefixes of one another."""
+    """Raise ModelError if long pieces form a long chain of prefixes."""
     chain: list[bytes] = []
     num_bytes = 0
     for piece in sorted(name.encode() for name in vocabulary):
@@ -221,13 +221,13 @@ def _probe_encoding(core: tokenizers.Tokenizer, components: list[Mapping[str, An
 def _encode(core: tokenizers.Tokenizer, text: str) -> list[int]:
     try:
         ids: list[int] = core.encode(text).ids
-    except Exception:  # a text that the vocabulary cannot express is one request's fault
+    except Exception:  # a text that cannot be encoded only affects its own request
         return []
     return ids
 
 
 def _probes(components: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield texts: ordinary ones, long runs, and runs of what the patterns look for."""
+    """Yield probes: ordinary texts, long repetitions, and repetitions of pattern characters."""
     yield from _TEXTS
     for unit in _UNITS:
         yield unit * _UNIT_REPEATS + "!"
@@ -236,13 +236,13 @@ def _probes(components: list[Mapping[str, Any]]) -> Iterator[str]:
     for source in sources:
         yield source[:_UNIT_REPEATS] * 3
     chars = sorted(set("".join(map(_pattern_chars, sources))))[:_MAX_PROBED_CHARS]
-    # The library looks for what every match must contain first, so a text contains it all.
+    # A pattern may require several characters, so each probe contains all of them.
     for char in chars:
         yield char * _CHAR_REPEATS + "\x01" + "".join(chars)
 
 
 def _pattern_chars(source: str) -> str:
-    """Return the characters that a pattern names, by themselves, escaped, or inside of a range."""
+    """Return the characters in a pattern: literal, escaped, or from the middle of a range."""
     codes = (int(a or b, 16) if a or b else int(c, 8) for a, b, c in _ESCAPE.findall(source))
     escaped = "".join(chr(code) for code in codes if code < 0xD800 or 0xDFFF < code < 0x110000)
     middles = "".join(

@@ -1,8 +1,8 @@
-"""Tries a tokenizer in a bounded child before this process loads it.
+"""Tests a tokenizer in a bounded child before this process loads it.
 
 A tokenizer.json can crash the library, which runs in this process, or make it take all memory.
-What has passed is remembered by its contents: in this process, and for large files, which take
-long to try, in a private folder ($XDG_CACHE_HOME/dovetail/tokenizers).
+The hash of a tested tokenizer is kept in this process. For large files, whose test takes long, it
+is also kept in a private folder ($XDG_CACHE_HOME/dovetail/tokenizers).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dovetail.sandbox.child import (
 from dovetail.sandbox.frames import encode
 
 REMEMBERED_BYTES = 1 << 20
-"""Smaller files are tried in each process: it takes less than 0.1 s."""
+"""Smaller files are tested again in each process, which takes less than 0.1 s."""
 MAX_REMEMBERED = 256
 PROBE_TIMEOUT_S = 5.0
-"""Wall time to tokenize some 30,000 characters: below 0.1 s for published tokenizers."""
+"""Time limit for tokenizing about 30,000 characters. Published tokenizers need less than 0.1 s."""
 _CHECKS = 2
-"""Version of the checks in `tokenizer_child`: what passed others is tried again."""
+"""Version of the checks in `tokenizer_child`. A change repeats all tests."""
 _TASK = ChildTask(
     handler="dovetail.tokenizers.tokenizer_child:check",
     packages=("tokenizers", "huggingface_hub"),
@@ -49,7 +49,7 @@ def try_tokenizer(
     special_texts: Sequence[str],
     limits: ChildLimits,
 ) -> None:
-    """Raise ModelError, naming `file`, unless the tokenizer loads and works within `limits`.
+    """Raise ModelError, naming `file`, if the tokenizer does not work within `limits`.
 
     The other arguments are those of `core_building.build_core`. Raises StartError if the child
     cannot be started.
@@ -95,14 +95,14 @@ def _is_private(folder: Path) -> bool:
 
 
 def _is_remembered(digest: str) -> bool:
-    with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home directory
+    with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
         folder = _folder()
         return _is_private(folder) and stat.S_ISREG(os.lstat(folder / digest).st_mode)
     return False
 
 
 def _remember(digest: str) -> None:
-    with suppress(OSError, RuntimeError):  # without the note, it is tried again the next time
+    with suppress(OSError, RuntimeError):  # without the file, the next process tests it again
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_private(folder):

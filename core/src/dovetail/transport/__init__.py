@@ -1,4 +1,4 @@
 """Communication between processes: frames, a shared-memory ring, typed messages.
 
-Received bytes are data: they are checked, refused with a typed error if invalid, never executed.
+Received bytes are checked and never executed; invalid bytes raise a MessageError.
 """

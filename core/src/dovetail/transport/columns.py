@@ -4,9 +4,8 @@
     lengths     bytes of each column
     columns     concatenated, in the machine's byte order
 
-Every length is checked before anything is read; an invalid frame is refused with MessageError and
-creates nothing. A machine of another byte order reads another magic. Depends on no plan and no
-result.
+Every length is checked before data is read; an invalid frame raises MessageError. A machine with
+another byte order reads a different magic. This module does not depend on plans and results.
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ _TOP_BYTE = 3 if sys.byteorder == "little" else 0
 
 @dataclass(frozen=True, slots=True)
 class ColumnFrame:
-    """A decoded frame. columns: views of it; numbers: the two numbers of the kind."""
+    """A decoded frame.
+
+    columns: views of the frame. numbers: the two numbers that the kind defines.
+    """
 
     columns: list[memoryview]
     numbers: tuple[int, int]
@@ -48,7 +50,7 @@ def pack_columns(
 
 
 def frame_kind(frame: bytes) -> int:
-    """Return the kind that a frame names; raise MessageError if it is too short for a head."""
+    """Return the kind of a frame; raise MessageError if the frame is too short for a head."""
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     kind: int = _HEAD.unpack_from(frame)[2]
@@ -56,7 +58,7 @@ def frame_kind(frame: bytes) -> int:
 
 
 def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
-    """Decode a frame of `kind` with at least `least` columns; raise MessageError for any other."""
+    """Decode a frame of `kind` with `least` or more columns; raise MessageError for others."""
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     magic, version, found, count, reserved, *numbers = _HEAD.unpack_from(frame)
@@ -90,7 +92,7 @@ def int32(column: memoryview | bytes, name: str) -> array[int]:
 
 
 def counts32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a column of int32 without negative values; raise MessageError for any other."""
+    """Return a column of int32; raise MessageError for negative values."""
     values = array("i")
     if not column:
         return values
@@ -108,7 +110,7 @@ def uint8(column: memoryview) -> array[int]:
 
 
 def flags8(column: memoryview, name: str) -> array[int]:
-    """Return a column of uint8 with values 0 and 1; raise MessageError for any other."""
+    """Return a column of uint8; raise MessageError for values other than 0 and 1."""
     content = bytes(column)
     if content.translate(None, b"\0\1"):
         raise MessageError(f"{name} contains {max(content)}; allowed are 0 and 1.")

@@ -1,9 +1,9 @@
 """The messages between a front end and an engine core in another process.
 
 Every message is a msgpack struct, after two marker bytes and a version byte. A reader accepts only
-the message types of its direction, limits their length, and counts the messages that it refuses.
-Operations are sent as names, values as plain data; received data is never executed. Depends on no
-socket and no engine.
+the message types of its direction, limits the length of messages, and counts refused messages.
+Operations are sent as names, values as plain data; received data is never executed. This module
+does not depend on sockets or the engine.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """Sent by a new front end until the engine answers with `Ready`."""
+    """A new front end sends this message until the engine answers with `Ready`."""
 
 
 class Call(Message, frozen=True, tag="call"):
     """Call an operation of the engine port.
 
-    number: repeated in the answer; 0 for a call without an answer. arguments: msgpack, by the
-    operation's declaration; they are decoded and checked separately.
+    number: repeated in the answer; 0 for a call without an answer. arguments: msgpack, as the
+    operation declares them; they are decoded and checked separately.
     """
 
     number: int
@@ -54,17 +54,17 @@ class Call(Message, frozen=True, tag="call"):
 
 
 class Taken(Message, frozen=True, tag="taken"):
-    """The front end has received so many more `Outputs` messages since its last `Taken`."""
+    """The number of `Outputs` messages that the front end has received since its last `Taken`."""
 
     num_messages: int
 
 
 class Detach(Message, frozen=True, tag="detach"):
-    """The front end disconnects: its requests are aborted, all others continue."""
+    """The front end disconnects: its requests are aborted. Other front ends continue."""
 
 
 class Stop(Message, frozen=True, tag="stop"):
-    """Shut the engine down; unfinished requests end. Only the owner may send this."""
+    """Shut the engine down; unfinished requests end. Only the owner may send this message."""
 
 
 class Ready(Message, frozen=True, tag="ready"):
@@ -81,7 +81,10 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """The answer to a call. result: msgpack, by the operation's declaration; or an error."""
+    """The answer to a call.
+
+    result: msgpack, as the operation declares it. error: the error, or None.
+    """
 
     number: int
     result: bytes = b""
@@ -144,8 +147,9 @@ class Died(Message, frozen=True, tag="died"):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The engine's loop is running. Sent every second, and when a pause begins or ends.
+    """The engine's loop is running.
 
+    This message is sent every second and when a pause begins or ends.
     num_steps, num_refused: executed steps and refused messages so far. paused: the scope, or None.
     """
 
@@ -159,7 +163,7 @@ FromEngine = Ready | Outputs | Answer | Died | Heartbeat
 
 
 def pack(message: Message) -> bytes:
-    """Encode a message; raise MessageError if it is too long or contains other than plain data."""
+    """Encode a message; raise MessageError if it is too long or not plain data."""
     content = _MARK + encode(message)
     if len(content) > MAX_MESSAGE_BYTES:
         raise MessageError(
@@ -169,7 +173,7 @@ def pack(message: Message) -> bytes:
 
 
 class MessageReader(Generic[M]):
-    """Reads the messages of one direction. num_refused: how many it has refused."""
+    """Reads the messages of one direction. num_refused: number of refused messages."""
 
     def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """kinds: the union of the messages, `ToEngine` or `FromEngine`."""
@@ -178,7 +182,7 @@ class MessageReader(Generic[M]):
         self._max_bytes = max_bytes
 
     def read(self, content: bytes) -> M:
-        """Return the decoded message; raise MessageError, and count it, for anything else."""
+        """Decode a message; count an invalid message and raise MessageError."""
         try:
             return self._read(content)
         except MessageError:
@@ -186,7 +190,7 @@ class MessageReader(Generic[M]):
             raise
 
     def refuse(self, reason: str) -> MessageError:
-        """Count a decoded message that is not valid now; return the error for it."""
+        """Count a decoded message that is not valid in the current state; return the error."""
         self.num_refused += 1
         return MessageError(reason)
 

@@ -1,4 +1,4 @@
-"""Arrays as element type, shape and bytes, for any tensor library.
+"""Arrays as element type, shape and bytes, independent of tensor libraries.
 
 An object that exposes its memory (a numpy array, an `array.array`) can be sent directly. The sender
 converts any other tensor to an `NDArray`, and the receiver converts it back. This module imports no
@@ -45,7 +45,7 @@ _DTYPES = {form: name for name, form in _FORMATS.items()} | {"e": "float16", "l"
 class NDArray:
     """An array. dtype: a key of ELEMENT_BYTES. data: in row-major order and native byte order.
 
-    Raises MessageError if the three are inconsistent.
+    Raises MessageError if dtype, shape and data are inconsistent.
     """
 
     dtype: str

@@ -1,7 +1,7 @@
 """Frames between an executor and a worker process, other than plans and results.
 
-To the worker: requests to sample, and calls of operations; from it: answers. The sender numbers its
-calls. Depends on no worker and calls nothing.
+The executor sends requests to sample and calls of operations, with numbers; the worker sends
+answers. This module only encodes and decodes frames.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode_sample(grammar: GrammarOutput | None) -> bytes:
 
 
 def decode_sample(frame: bytes) -> GrammarOutput | None:
-    """Return the allowed tokens, None for any; raise MessageError for any other frame."""
+    """Return the allowed tokens, None for any; raise MessageError for other frames."""
     found = unpack_columns(frame, SAMPLE, least=2)
     if not found.numbers[0]:
         return None
@@ -69,7 +69,7 @@ def encode_call(call: WorkerCall) -> bytes:
 
 
 def decode_call(frame: bytes) -> WorkerCall:
-    """Return the call of a frame; raise MessageError for any other frame."""
+    """Decode the call in a frame; raise MessageError for other frames."""
     found = unpack_columns(frame, CALL, least=1)
     parts = unpack_value(found.columns[0])
     if not isinstance(parts, list) or [type(one) for one in parts] != [str, list, dict]:
@@ -92,7 +92,7 @@ def encode_answer(answer: CallAnswer) -> bytes:
 
 
 def decode_answer(frame: bytes) -> CallAnswer:
-    """Return the answer of a frame; raise MessageError for any other frame."""
+    """Decode the answer in a frame; raise MessageError for other frames."""
     found = unpack_columns(frame, ANSWER, least=1)
     number, failed = found.numbers
     if failed:

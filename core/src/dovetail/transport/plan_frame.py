@@ -2,8 +2,8 @@
 
 The columns of a `SchedulerOutput` are sent unchanged; objects (mainly joins) are msgpack in one
 more column, which is empty in most steps. Decoding checks everything that a worker relies on for
-memory safety: lengths, signs, and consistent counts. Depends on no worker; the worker checks
-whether a row or a block exists.
+memory safety: lengths, signs, and consistent counts. The worker checks whether a row or a block
+exists.
 """
 
 from __future__ import annotations

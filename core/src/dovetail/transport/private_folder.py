@@ -1,6 +1,6 @@
 """A private folder for the sockets and files of an engine's processes.
 
-Its path is short enough for the sockets in it, whose length the system limits.
+Its path is short enough for sockets, because the system limits the length of socket paths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 107
 MAX_NAME_BYTES = 16
-"""The longest file name in such a folder."""
+"""Maximum length of a file name in such a folder."""
 
 
 def make_private_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Errors of another process: the name of the class, and the text.
+"""Errors of another process, sent as class name and text.
 
 A DovetailError keeps its class; any other error becomes a DovetailError whose text names its
 class. Only the classes of `dovetail.errors` are looked up.
@@ -24,7 +24,7 @@ class RemoteError:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Return the error to send, without its phase, which the receiver knows."""
+        """Return the error to send. Its phase is left out, because the receiver knows it."""
         if not isinstance(error, DovetailError):
             return cls("", describe_failure(error))
         kind = next(

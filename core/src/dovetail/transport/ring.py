@@ -1,9 +1,9 @@
 """A broadcast ring: one writer, several readers in other processes; each reader gets every frame.
 
 Frames are bytes, whose format `columns` defines. They are sent through shared memory; a frame
-longer than a slot is sent as a memory file instead, by its descriptor. No wait is unlimited: a send
-has a timeout, and a dead peer is detected by its closed wakeup socket. Waiting spins briefly, then
-sleeps until the wakeup socket has a packet.
+longer than a slot is sent as a memory file instead, by its descriptor. A send has a timeout, and a
+dead peer is detected by its closed wakeup socket. Waiting spins briefly, then sleeps until the
+wakeup socket has a packet.
 
 Pass a reader's place to a process that is started with exec (`pass_fds`), and close it here: the
 socket reports the peer's end only if no other process holds its descriptor. Not thread-safe.
@@ -34,16 +34,16 @@ MAX_FRAME_BYTES = 1 << 30
 SEND_TIMEOUT_S = 10.0
 NUM_SPINS = 100
 _NAP_MS = 20
-"""Longest sleep between looks at the counters, which limits the delay after a missed wakeup."""
+"""Maximum sleep before the counters are read again, which limits the delay after a lost wakeup."""
 _NUM_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A reader's or writer's place in a ring: the descriptors that a process needs to take it.
+    """A reader's or writer's place in a ring: the descriptors that a process needs to use it.
 
-    descriptors: of the memory and of the wakeup sockets, owned by the place. The numbers are the
-    same in a process that they are passed to.
+    descriptors: descriptors of the memory and of the wakeup sockets, owned by the place. They have
+    the same numbers in a child process to which they are passed.
     """
 
     descriptors: tuple[int, ...]
@@ -67,7 +67,7 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class RingPlace(_Place):
-    """A reader's place. index: of the reader."""
+    """A reader's place. index: number of the reader."""
 
     index: int
 
@@ -126,7 +126,7 @@ class RingWriter:
     def __init__(
         self, memory: RingMemory, wakeups: Sequence[WakeupSocket], *, clock: Clock | None = None
     ) -> None:
-        """Own memory and wakeup sockets; created by `make_ring`."""
+        """Own the memory and wakeup sockets. Use `make_ring` to create a writer."""
         self._memory = memory
         self._wakeups = wakeups
         self._poller = WakeupPoller(wakeups)
@@ -176,7 +176,10 @@ class RingWriter:
         return tuple(self._written - count for count in self._counts())
 
     def close(self) -> None:
-        """Close this end; readers get the sent frames, then PeerLostError. May be called twice."""
+        """Close the writer; readers get the remaining frames, then PeerLostError.
+
+        May be called twice.
+        """
         if self._broken != "it is closed.":
             self._broken = "it is closed."
             self._memory.close()
@@ -252,7 +255,7 @@ class RingReader:
         clock: Clock | None = None,
         num_spins: int = NUM_SPINS,
     ) -> None:
-        """Own memory and wakeup socket; created by `RingPlace.take`.
+        """Own the memory and wakeup socket. Use `RingPlace.take` to create a reader.
 
         num_spins: reads of the counter (0.1 µs each) before sleeping.
         """
@@ -284,7 +287,7 @@ class RingReader:
         return self._take()
 
     def close(self) -> None:
-        """Close this end; the writer notices. May be called twice."""
+        """Close the reader; the writer's next send raises PeerLostError. May be called twice."""
         if not self._closed:
             self._closed = True
             self._memory.close()

@@ -5,7 +5,7 @@
     slots             number, size, flags, checksum, then the frame
 
 The memory has no name, so a dead process leaves nothing behind. A counter has one writer and
-fills a cache line. Does not depend on waiting, sockets or the meaning of a frame; every number that
+fills a cache line. This module does not wait, use sockets or interpret frames. Every number that
 another process wrote is checked. A slot contains its frame's number and a checksum, so that an
 incomplete frame (processors that reorder stores) or an overwritten one is recognized.
 """
@@ -36,10 +36,10 @@ _OVERFLOW = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RingShape:
-    """How large a ring is.
+    """The size of a ring.
 
-    num_slots: frames that may be unread at a time. slot_bytes: the longest frame that is sent
-    through memory; a longer one is sent by descriptor. Raises ValueError for invalid values.
+    num_slots: maximum number of unread frames. slot_bytes: the longest frame that is sent through
+    memory; longer frames are sent by descriptor. Raises ValueError for invalid values.
     """
 
     num_readers: int
@@ -74,7 +74,7 @@ class RingShape:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Content of a slot. content: a copy; None for a frame that is sent by descriptor."""
+    """The content of a slot. content: a copy; None for a frame that is sent by descriptor."""
 
     size: int
     checksum: int
@@ -102,7 +102,7 @@ def anonymous_file(num_bytes: int) -> int:
 
 
 def memory_of(content: bytes) -> int:
-    """Return the descriptor of shared memory that contains `content`; as `anonymous_file`."""
+    """Return the descriptor of shared memory with `content`; raise as `anonymous_file`."""
     descriptor = anonymous_file(len(content))
     try:
         left = memoryview(content)
@@ -116,7 +116,7 @@ def memory_of(content: bytes) -> int:
 
 
 def read_memory(descriptor: int, size: int) -> bytes:
-    """Return the first `size` bytes of shared memory, or fewer if it is shorter."""
+    """Return the first `size` bytes of shared memory, or all if it is shorter."""
     parts, at = [], 0
     while at < size and (part := os.pread(descriptor, size - at, at)):
         parts.append(part)
@@ -127,7 +127,7 @@ def read_memory(descriptor: int, size: int) -> bytes:
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("dovetail")
-    import tempfile  # takes several milliseconds, which sandboxed children save
+    import tempfile  # importing it takes several milliseconds
 
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -181,7 +181,10 @@ class RingMemory:
         return self._words[who * _LINE_WORDS]
 
     def set_count(self, who: int, count: int) -> None:
-        """Publish this process's count; a reader of it also sees all earlier stores."""
+        """Publish this process's count.
+
+        A process that reads the count also sees all earlier stores.
+        """
         self._words[who * _LINE_WORDS] = count
 
     def wanted(self, who: int) -> int:

@@ -57,7 +57,7 @@ def unpack_value(content: bytes | memoryview) -> Any:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Return `value` with all types that msgpack does not support as extensions."""
+    """Return `value` with types that msgpack does not support converted to extensions."""
     if type(value) in _PLAIN:
         return value
     if depth > MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""A socket pair between two processes: wakes the peer, passes descriptors, and reports its death.
+"""A socket pair between two processes: wakes the peer, passes descriptors, reports its death.
 
 The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the death of
 a process is noticed at once. Linux only. Packets of any other form are rejected, and descriptors
@@ -17,7 +17,7 @@ from struct import Struct
 from dovetail.errors import MessageError, PeerLostError
 
 MAX_DESCRIPTORS = 1024
-"""The most received descriptors that may be waiting to be taken."""
+"""Maximum received descriptors that the caller has not taken yet."""
 _NOTIFICATION = b"!"
 _DESCRIPTOR = Struct("=cQ")
 _DESCRIPTOR_KIND = b"p"
@@ -25,7 +25,10 @@ _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class WakeupSocket:
-    """One end. `descriptors`: those received, by number; the caller that takes one closes it."""
+    """One end.
+
+    descriptors: received descriptors, by number; a caller that takes one must close it.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         """Own `end`, an end of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
@@ -39,7 +42,7 @@ class WakeupSocket:
         return self._socket.fileno()
 
     def notify(self) -> None:
-        """Wake the peer; do nothing if it has exited or was already notified."""
+        """Wake the peer; do nothing if it has exited or has an unread notification."""
         try:
             self._socket.send(_NOTIFICATION)
         except BlockingIOError:
@@ -101,7 +104,7 @@ class WakeupSocket:
     def close(self) -> None:
         """Close this end and the descriptors that were not taken. May be called twice.
 
-        The other side notices, though a forked child may hold a copy of this end.
+        The other side is notified, even if a forked child has a copy of this end.
         """
         _close_all(self.descriptors.values())
         self.descriptors.clear()
@@ -119,7 +122,7 @@ class WakeupPoller:
         self._by_descriptor = {wakeup.fileno(): wakeup for wakeup in wakeups}
 
     def wait(self, timeout_ms: int) -> None:
-        """Sleep until a notification or a lost peer, `timeout_ms` at most; receive what arrived.
+        """Wait at most `timeout_ms` for a notification or a lost peer; receive all packets.
 
         A lost socket is not polled any more.
         """
@@ -132,7 +135,7 @@ class WakeupPoller:
 
 
 def hang_up(end: socket.socket) -> None:
-    """Close a socket so that the other side notices, though a fork may hold a copy of this end."""
+    """Close a socket and notify the other side, even if a forked child has a copy of this end."""
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
     end.close()

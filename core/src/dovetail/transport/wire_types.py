@@ -77,7 +77,7 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @classmethod
     def of(cls, columns: LogprobColumns) -> WireLogprobs:
-        """Return the columns' bytes."""
+        """Return the columns as bytes."""
         return cls(
             counts=columns.counts.tobytes(),
             token_ids=columns.token_ids.tobytes(),
@@ -179,7 +179,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
 def decode(
     content: bytes | memoryview, kind: type[T], other: Callable[[type, Any], Any] | None = None
 ) -> T:
-    """Decode `content` as type `kind`, which may be a union; raise MessageError if not possible.
+    """Decode `content` as type `kind`, which may be a union; raise MessageError on failure.
 
     other: creates a value of a type that msgpack does not support.
     """

@@ -1,4 +1,4 @@
-"""Adapters for plugins that were made for an earlier contract version.
+"""Adapters for plugins that implement an earlier contract version.
 
 An adapter takes the plugin's class and returns a class that meets the current contract. The table
 is part of the core and is extended when a contract changes.
@@ -25,7 +25,7 @@ ADAPTERS: Adapters = MappingProxyType({})
 
 
 def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
-    """Return "" if `api` includes the current contract version, else the version to adapt from.
+    """Return the earlier version that needs an adapter; "" if `api` has the current one.
 
     api: a range, or "" for any. Raises ContractError with both versions if there is no adapter.
     """

@@ -40,7 +40,7 @@ class ApiRange:
 
 
 def parse_version(text: object) -> Version | None:
-    """Return "1.2" as (1, 2); None for anything else."""
+    """Parse a version: "1.2" gives (1, 2), an invalid version gives None."""
     match = re.fullmatch(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
     return (int(match[1]), int(match[2])) if match else None
 

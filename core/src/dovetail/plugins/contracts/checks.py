@@ -70,7 +70,7 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
 
 
 def load_interface(target: str) -> Any:
-    """Return the class "module:Class" of `dovetail.interfaces`."""
+    """Return the class that "module:Class" names in `dovetail.interfaces`."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -102,9 +102,9 @@ def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
 
 
 def is_compatible(asked: Version, current: Version) -> bool:
-    """Return whether a class made for version `asked` can be used with version `current`.
+    """Return whether a class for contract version `asked` works with version `current`.
 
-    For 0.x only the same version is compatible. From 1.0 on, a newer minor version only adds.
+    For 0.x only the same version is compatible. From 1.0 on, minor versions only add members.
     """
     if current[0] == 0:
         return asked == current
@@ -112,7 +112,7 @@ def is_compatible(asked: Version, current: Version) -> bool:
 
 
 def member_problems(law: Any, cls: type) -> Iterator[str]:
-    """Yield members of the contract that a class lacks or defines differently."""
+    """Yield problems: members of the contract that a class lacks or defines incompatibly."""
     members = dict(_members(law))
     abstract = set(getattr(cls, "__abstractmethods__", ()))
     for name, legal in members.items():
@@ -158,7 +158,7 @@ def _members(law: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
-    """Yield the differences that prevent using the member `actual` like `legal`."""
+    """Yield the differences that prevent callers from using `actual` like `legal`."""
     if actual is legal:
         return
     if isinstance(legal, property):
@@ -166,7 +166,7 @@ def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
             yield "is a method; the contract has a property"
         return
     if name == "__init__" and actual is object.__init__:
-        # A class without __init__ takes no arguments, though the signature of object's says any.
+        # A class without __init__ takes no arguments, but object.__init__ has (*args, **kwargs).
         parameters = list(inspect.signature(legal).parameters)[1:]
         if parameters and inspect.getattr_static(cls, "__new__") is object.__new__:
             yield f"does not take {parameters[0]!r}"

@@ -16,7 +16,7 @@ from dovetail.retired_names import RETIRED_FEATURES, renamed_hint
 from dovetail.value_checks import shorten
 
 FEATURE = "batch_invariant"
-"""The name of the attention feature, and of the class attribute of other kinds."""
+"""The name of the attention feature and of the class attribute of other kinds."""
 SEED_NOTE = (
     "It does not promise equal bits in every batch: a seeded request may get other tokens when "
     "other requests run beside it."
@@ -27,7 +27,7 @@ _CAPABILITY_SETS = ("dtypes", "device_types", "kv_cache_dtypes", "features")
 
 
 def field_problems(kind: str, cls: type[Any]) -> Iterator[str]:
-    """Yield problems of the values that a class declares. Missing values are not checked here."""
+    """Yield problems of the values that a class declares. Missing values are not reported."""
     for name in get_kind(kind).declares:
         yield from _names_problem(name, getattr(cls, name, frozenset()))
     if kind == "attention":
@@ -90,7 +90,7 @@ def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
         capabilities = cls.capabilities
         promised = capabilities.dtypes if FEATURE in capabilities.features else frozenset()
     elif kind == "ops":
-        # Operations that the provider does not override run in torch, which guarantees nothing.
+        # Torch runs the other operations and does not guarantee batch invariance.
         promised = cls.batch_invariant if overridden_operations(cls) >= ROUNDED else frozenset()
     elif FEATURE in get_kind(kind).declares:
         promised = cls.batch_invariant

@@ -18,7 +18,7 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 def find_mismatches(
     law: Callable[..., Any], actual: Callable[..., Any], *, skip_law: bool, skip_actual: bool
 ) -> list[str]:
-    """Return phrases for the reasons why valid calls of `law` fail with `actual`.
+    """Return the reasons, as phrases, why `actual` does not accept valid calls of `law`.
 
     skip_law, skip_actual: whether the first parameter is a bound `self` or `cls`. A callable
     without a readable signature, such as a builtin, is accepted.

@@ -1,1 +1,1 @@
-"""Reads the metadata and manifests of installed distributions without importing them."""
+"""Reads the metadata and manifests of installed distributions without importing packages."""

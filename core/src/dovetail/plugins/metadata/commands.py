@@ -21,7 +21,7 @@ KIND = "command"
 
 DEVKIT = "dovetail-devkit"
 DEVKIT_COMMANDS = ("plugins doctor", "plugins new")
-"""Words of the commands of the distribution `DEVKIT`. An outside distribution may not use them."""
+"""The commands of the distribution `DEVKIT`. Outside distributions must not use these words."""
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
 
@@ -52,7 +52,7 @@ def find_commands(
 ) -> Commands:
     """Return the commands of `installed`, or of every distribution on `sys.path`.
 
-    built_in: words of the core's commands, which other commands can neither replace nor hide.
+    built_in: the core's commands, which other commands cannot replace or hide.
     """
     found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
     ours = [one.words for one in found if one.plugin.first_party and not _refusal(one)]
@@ -105,7 +105,7 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
 
 
 def _refusal(command: Command, ours: Collection[str] = ()) -> str:
-    """Return why a command is refused. ours: words of first-party commands, which come first."""
+    """Return why a command is refused. ours: first-party commands, which take precedence."""
     if not command.plugin.first_party:
         if command.words in ours:
             return "a first-party command has these words and takes precedence"

@@ -1,4 +1,4 @@
-"""Combines discovery and manifest to the description of a plugin, without importing it.
+"""Combines the discovery and the manifest of a plugin, without importing it.
 
 The second of three stages (discover, describe, load). The manifest of a distribution is read once,
 when one of its plugins is described for the first time.
@@ -74,7 +74,7 @@ class Describer:
 
     def _manifest(self, name: str) -> Manifest:
         if not name:
-            return Manifest(entries={})  # of a class that was named directly
+            return Manifest(entries={})  # a class that the user named directly has no manifest
         if name not in self._manifests:
             self._manifests[name] = read_manifest(self._discovery.installations[name])
         return self._manifests[name]

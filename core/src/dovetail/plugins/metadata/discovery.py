@@ -1,7 +1,8 @@
 """Finds the installed plugins in entry-point metadata.
 
 Imports no plugin and runs no probe. It takes a few milliseconds for a hundred distributions. It
-reads entry points only, so it does not know what a plugin needs or whether it can be loaded.
+reads entry points only, so it does not know the needs of a plugin or whether the plugin can be
+loaded.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Candidate:
         return self.name, f"{self.kind}:{self.name}", self.target
 
     def identity(self) -> dict[str, Any]:
-        """Return its fields as a Candidate, to construct another object for the same plugin."""
+        """Return the fields of Candidate, to construct another object for the same plugin."""
         return {one.name: getattr(self, one.name) for one in fields(Candidate)}
 
     def __str__(self) -> str:

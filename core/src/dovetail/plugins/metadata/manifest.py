@@ -47,9 +47,10 @@ _REPLACED = re.compile(r"[a-z_]+:[^@\s]+@[^@\s]+")
 class PluginEntry:
     """One [[plugin]] table of a manifest.
 
-    api: range of contract versions; "" if not given. provides, needs: capability ids. probe:
-    "module:function" that returns a Probe. options: "module:Model" of a pydantic model. rank: the
-    highest is tried first. replaces: "kind:name@distribution". roles: processes that load it.
+    api: range of contract versions; "" if the table has none. provides, needs: capability ids.
+    probe: "module:function" that returns a Probe. options: "module:Model" of a pydantic model.
+    rank: the highest is tried first. replaces: "kind:name@distribution". roles: processes that load
+    it.
     verified: the author's text about the device and date of a test; "" if the plugin runs on any
     CPU.
     """
@@ -203,7 +204,7 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
     if kind is None or name is None:
         yield "it names no plugin; give kind and name"
     elif not isinstance(kind, str) or not isinstance(name, str):
-        return  # reported above
+        return  # the check of the key has reported it
     elif kind in KINDS and (kind, name) not in declared:
         of_kind = sorted(one for its_kind, one in declared if its_kind == kind)
         yield (

@@ -25,14 +25,14 @@ def read_metadata(
 ) -> str | None:
     """Return the text of a metadata file of a distribution, or None if it does not exist.
 
-    cut: return only the first bytes of a larger file. Raises ValueError for a file that is not
-    regular, too large, not UTF-8 (unless cut) or not readable.
+    cut: whether to return only the first bytes of a larger file. Raises ValueError for a file that
+    is not regular, too large, not UTF-8 (unless cut) or not readable.
     """
     folder = getattr(distribution, "_path", None)
     if isinstance(folder, Path):
         return read_regular_text(folder / name, max_bytes=max_bytes, cut=cut)
     try:
-        text: object = distribution.read_text(name)  # in an archive, or of another finder
+        text: object = distribution.read_text(name)  # in an archive, or from another finder
     except Exception as error:
         raise ValueError(f"{name} cannot be read: {error}") from error
     if text is None or isinstance(text, str):

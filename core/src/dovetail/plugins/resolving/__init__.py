@@ -1,1 +1,1 @@
-"""Resolving: which plugin a user's reference means, under the user's rules."""
+"""Resolves a user's reference to a plugin, according to the user's rules."""

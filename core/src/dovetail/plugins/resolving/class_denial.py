@@ -1,8 +1,8 @@
-"""The user's rules applied to the class that a reference means.
+"""Applies the user's rules to the class that a reference names.
 
 A rule cannot be evaded by another name for the same class: a module that re-exports it, another
-entry point, a path to its file, the class object itself, or a subclass that adds nothing. Runs once
-for each class that is loaded, and only where there are rules.
+entry point, a path to its file, the class object itself, or a subclass without code of its own. The
+check runs once for each loaded class if rules exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONTRACTS = "dovetail.interfaces"
 
 
 class ClassRules:
-    """Says of loaded classes whether a user's rules forbid them."""
+    """Checks loaded classes against the user's rules."""
 
     def __init__(self, policy: PluginPolicy, discovery: Discovery, clock: Clock) -> None:
         self._policy = policy
@@ -37,9 +37,9 @@ class ClassRules:
         self._clock = clock
 
     def denial(self, kind: str, cls: type[Any]) -> tuple[str, str]:
-        """Return which class is forbidden, as "module:Class", and what forbids it; "" for none.
+        """Return the forbidden class as "module:Class", and the rule; two "" for none.
 
-        That is `cls`, or one that it is built on.
+        The forbidden class is `cls` or one of its base classes.
         """
         if not self._policy.deny and not self._policy.no_plugins:
             return "", ""
@@ -54,7 +54,7 @@ class ClassRules:
         return "", ""
 
     def _rule_on_code(self, kind: str, cls: type[Any]) -> str:
-        """Return the rule on a plugin whose methods a class has taken over; "" for none."""
+        """Return the rule on a plugin from which the class copies methods; "" for none."""
         for value in _fact(cls, "__dict__").values():
             function = getattr(value, "__func__", value)
             if not inspect.isfunction(function):
@@ -67,7 +67,7 @@ class ClassRules:
         return ""
 
     def _rule_on(self, kind: str, cls: type[Any], *, every: bool) -> str:
-        """Return the rule on a class. every: not only rules on a plugin that it is declared as."""
+        """Return the rule that forbids a class. every: also check rules on its distribution."""
         candidates = self._discovery.candidates[kind]
         declared = [one for one in candidates if self._is_class_of(one, cls)]
         for one in declared:
@@ -86,14 +86,14 @@ class ClassRules:
         return next(filter(None, rules), "")
 
     def _is_class_of(self, candidate: Candidate, cls: type[Any]) -> bool:
-        """Return whether an entry point means this very class."""
+        """Return whether an entry point refers to this class."""
         module, _, path = candidate.target.partition(":")
         names = _import_names(cls)
         if module in names and path == _fact(cls, "__qualname__"):
             return True
         packages = [top_package(name) for name in names]
         if module not in sys.modules and top_package(module) in packages:
-            # Its package is imported already, and this module may have another name for the class.
+            # The package is imported already, and `module` may export the class under another name.
             if not self._policy.denial_of(candidate):
                 return False
             try:
@@ -107,7 +107,7 @@ class ClassRules:
         return found is cls
 
     def _owners(self, cls: type[Any]) -> Sequence[str]:
-        """Return the distributions that may own the module of a class; ("",) for none."""
+        """Return the distributions that may contain the module of a class; ("",) for none."""
         found: list[str] = []
         for name in _import_names(cls):
             found += self._discovery.owners(name) or self._installed.get(top_package(name), ())
@@ -115,12 +115,12 @@ class ClassRules:
 
     @cached_property
     def _installed(self) -> Mapping[str, Sequence[str]]:
-        """The distributions of each top-level package, those without plugins among them."""
+        """The distributions of each top-level package, including those without plugins."""
         return _owners_of_packages()
 
 
 def _owners_of_packages() -> Mapping[str, Sequence[str]]:
-    """Return the distributions of each top-level package; without unreadable ones."""
+    """Return the readable distributions of each top-level package."""
     owners: dict[str, list[str]] = {}
     for distribution in distributions():
         with suppress(ValueError):
@@ -133,7 +133,7 @@ def _owners_of_packages() -> Mapping[str, Sequence[str]]:
 
 
 def _top_level(line: str) -> str:
-    """Return the import name that a line of top_level.txt or of RECORD begins with."""
+    """Return the import name at the start of a line of top_level.txt or RECORD."""
     first = line.strip().strip('"').partition(",")[0].partition("/")[0]
     return first.partition(".")[0]
 
@@ -143,7 +143,7 @@ def _is_contract(cls: type[Any]) -> bool:
 
 
 def _without_renaming(cls: type[Any]) -> Iterator[type[Any]]:
-    """Yield a class and, as long as their subclasses add no code, its bases."""
+    """Yield a class and its bases, up to the first class that adds code."""
     yield cls
     if any(_is_code(value) for value in _fact(cls, "__dict__").values()):
         return
@@ -159,15 +159,15 @@ def _is_code(value: object) -> bool:
 
 
 def _fact(cls: type[Any], name: str) -> Any:
-    """Return what Python knows of a class, whatever its metaclass says."""
+    """Return an attribute of a class, bypassing its metaclass."""
     return type.__getattribute__(cls, name)
 
 
 def _import_names(cls: type[Any]) -> list[str]:
-    """Return the names by which the module of a class may be imported.
+    """Return the possible import names of the module of a class.
 
-    The one that it has, unless it was loaded from a path; that of its file; and that of the file
-    that this is a link to.
+    These are the module's name, unless it was loaded from a path, and the names of its file and of
+    the target of a symbolic link.
     """
     module_name: str = _fact(cls, "__module__")
     file = getattr(sys.modules.get(module_name), "__file__", None)
@@ -181,7 +181,7 @@ def _import_names(cls: type[Any]) -> list[str]:
 
 
 def _name_of_file(path: Path) -> str:
-    """Return the name that a file is imported by, from the packages around it."""
+    """Return the import name of a file, including its parent packages."""
     parts = [] if path.stem == "__init__" else [path.stem]
     folder = path.parent
     while (folder / "__init__.py").is_file():

@@ -1,6 +1,6 @@
-"""The user's rules: which plugins are denied, selected automatically, or may replace others.
+"""The user's rules: plugins that are denied, selected automatically, or replace other plugins.
 
-Loads nothing. Not to be confused with a scheduling policy, which is a kind of plugin.
+This module loads no plugins. A scheduling policy is something else: a kind of plugin.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _GLOB = re.compile(r"[*?\[]")
 class PluginPolicy:
     """The user's rules for plugins. Each rule is a glob "kind:name@distribution".
 
-    allow: outside plugins that may be selected automatically, and may replace what they say they
-    replace.
-    deny: plugins that are never used; goes before `allow`, and before an explicit choice.
+    allow: outside plugins that may be selected automatically, and may replace the plugins named in
+    their manifests.
+    deny: plugins that are never used, even if they are allowed or requested.
     no_plugins: only first-party plugins are used. strict: an automatic candidate that fails raises
-    instead of being set aside. trust_local_code: files ("./file.py:Class") may be run.
-    Raises ConfigError for a rule of another form or of an unknown kind.
+    instead of being skipped. trust_local_code: files ("./file.py:Class") may be run. Raises
+    ConfigError for a malformed rule or an unknown kind.
     """
 
     allow: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class PluginPolicy:
                 _check_rule(option, rule)
 
     def denial(self, kind: str, name: str, distribution: str, *, first_party: bool) -> str:
-        """Return what forbids this plugin, as part of a sentence; "" if nothing does."""
+        """Return the rule that denies this plugin, as part of a sentence; "" for none."""
         for rule in self.deny:
             if _matches(rule, kind, name, distribution):
                 return f"the rule {rule!r} of plugins_deny"
@@ -66,11 +66,11 @@ class PluginPolicy:
         return ""
 
     def denial_of(self, one: Candidate) -> str:
-        """Return what forbids an installed plugin; "" if nothing does."""
+        """Return the rule that denies an installed plugin; "" for none."""
         return self.denial(one.kind, one.name, one.distribution, first_party=one.first_party)
 
     def consents(self, kind: str, name: str, distribution: str) -> bool:
-        """Return whether the user allowed this plugin by a rule."""
+        """Return whether a rule of `allow` matches this plugin."""
         return any(_matches(rule, kind, name, distribution) for rule in self.allow)
 
 

@@ -1,12 +1,12 @@
-"""References: how a user names a plugin, and what each form means.
+"""References: the forms in which a user can name a plugin.
 
     fcfs                    an installed plugin's name
-    fcfs@dovetail-sched     the same, of one distribution
-    package.module:Class    a class; `Outer.Inner` for a nested one
+    fcfs@dovetail-sched     the same, from the given distribution
+    package.module:Class    a class; a nested class is `Outer.Inner`
     package.module.Class    the same, with a dot
-    ./file.py:Class         a class in a file, for those who trust it
+    ./file.py:Class         a class in a file that the user trusts
 
-Parsing only: whether it exists is the registry's to say.
+This module only parses; the registry checks whether the plugin exists.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
 
 FORMS = "a name, name@distribution, or a class as package.module:Class"
-"""The forms that always work, for messages."""
+"""The forms that need no further permission, for messages."""
 
 
 MAX_LENGTH = 4096
-"""Of what a user writes: the length of a path, at most."""
+"""Maximum characters of a reference: the maximum length of a path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class NamedReference:
 class QualifiedReference:
     """A class by its module and its path in it ("Class", "Outer.Inner").
 
-    dotted: written with dots only. Which of them ends the module is then a guess (the last one)
-    that loading corrects.
+    dotted: written with dots only. The last dot is then assumed to end the module; loading corrects
+    the assumption.
     """
 
     module: str
@@ -54,7 +54,7 @@ class QualifiedReference:
 
 @dataclass(frozen=True, kw_only=True)
 class FileReference:
-    """A class in a Python file, made absolute."""
+    """A class in a Python file, given by its absolute path."""
 
     path: Path
     attribute: str
@@ -69,9 +69,9 @@ Reference = NamedReference | QualifiedReference | FileReference
 
 
 def parse_reference(text: str) -> Reference:
-    """Return what `text` refers to; raise PluginError if it has none of the forms.
+    """Parse a reference; raise PluginError if it has none of the supported forms.
 
-    Raises ConfigError for a relative path where there is no working directory.
+    Raises ConfigError for a relative path if the working directory does not exist.
     """
     text = text.strip()
     if len(text) > MAX_LENGTH:

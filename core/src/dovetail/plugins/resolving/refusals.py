@@ -1,4 +1,4 @@
-"""The words of refusals: no such plugin, several of one name, denied by the user's rules."""
+"""Errors for references without a plugin, with several plugins, or denied by the user's rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGITS = re.compile(r"\d+")
 def not_found(
     kind: str, name: str, by_kind: Mapping[str, Sequence[Candidate]]
 ) -> PluginNotFoundError:
-    """Return the error for a name that no plugin has, with the nearest and all names."""
+    """Return the error for an unknown name, with the most similar name and all names."""
     if kind == "model":
         return _unknown_architecture(name, by_kind[kind])
     kinds = (kind, *get_kind(kind).also_accepts)
@@ -33,7 +33,7 @@ def not_found(
 
 
 def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFoundError:
-    """Return the error for an architecture without a model: seldom a typing mistake."""
+    """Return the error for an architecture without a model. Most are not misspelled."""
     meant = [one.name for one in models if _is_misspelt(name, one.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     installed = f"Installed models: {listed(models)}." if models else "No model is installed."
@@ -44,9 +44,10 @@ def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFo
 
 
 def _is_misspelt(name: str, known: str) -> bool:
-    """Return whether `name` is `known` with one letter too many, too few, or swapped.
+    """Return whether `name` differs from `known` by one added, missing or swapped letter.
 
-    Another digit, or another letter in the family's name, is another architecture: Qwen3, Mixtral.
+    A different digit or a different letter in the family's name means another architecture, such as
+    Qwen3 or Mixtral.
     """
     if name.casefold() == known.casefold():
         return True
@@ -66,7 +67,7 @@ def _is_misspelt(name: str, known: str) -> bool:
 def not_in_distribution(
     kind: str, asked: NamedReference, named: Sequence[Candidate]
 ) -> PluginNotFoundError:
-    """Return the error for a name that another distribution has."""
+    """Return the error for a plugin name that the requested distribution does not have."""
     return PluginNotFoundError(
         f"Distribution {asked.distribution!r} has no {kind} {asked.name!r}."
         f"{nearest(asked.distribution, [c.distribution for c in named])}\n"
@@ -77,9 +78,9 @@ def not_in_distribution(
 def ambiguity(
     kind: str, name: str, found: Sequence[Candidate], replacers: Sequence[Candidate]
 ) -> PluginError:
-    """Return the error for one name with several owners, saying what to write for each.
+    """Return the error for a name that several plugins have, with a unique reference of each.
 
-    replacers: those that could replace another, if the user allowed it.
+    replacers: the plugins that could replace another one if the user allowed it.
     """
     if len({normalize_distribution(c.distribution) for c in found}) == len(found):
         choices = [c.reference for c in found]
@@ -99,7 +100,7 @@ def ambiguity(
 
 
 def namesake_note(kept: Candidate, other: Candidate) -> str:
-    """Return that a first-party plugin keeps its name beside an outside one of the same name."""
+    """Return a note that an outside plugin with a first-party plugin's name is not used."""
     return (
         f"The {kept.kind} {kept.name!r} is that of {kept.distribution}; {other.distribution} "
         f"{other.version} declares one of the same name, which is not used. Write "
@@ -116,7 +117,7 @@ def denied(what: str, rule: str) -> PluginError:
 
 
 def listed(candidates: Iterable[Candidate]) -> str:
-    """Return the names by distribution: "a, b (dist 1.0); c (other 2.0)"."""
+    """Return the names, grouped by distribution: "a, b (dist 1.0); c (other 2.0)"."""
     by_distribution: dict[str, list[str]] = {}
     for candidate in candidates:
         whose = f"{candidate.distribution} {candidate.version}"

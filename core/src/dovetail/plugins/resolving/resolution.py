@@ -1,7 +1,7 @@
-"""Resolutions: what a user's references mean, as plain data.
+"""Resolutions: the plugins that a user's references mean, as plain data.
 
-Each process sends what it loaded, and the engine compares the ranks. Depends on neither how
-a reference is resolved nor what is installed.
+Each process sends the resolutions of its loaded plugins, and the engine compares them between
+ranks. This module does not depend on how references are resolved.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dovetail.plugins.metadata.discovery import Candidate
 class Resolution(Candidate):
     """The plugin that a reference means.
 
-    name: the plugin's name, or the class path where it was named directly. target: "module:Class"
-    or "/file.py:Class". notes: what was assumed in its favour, and what its import did. options:
-    those it was given. roles: the processes that load it.
+    name: the plugin's name, or the class path if the user gave one. target: "module:Class" or
+    "/file.py:Class". notes: sentences about assumptions and about side effects of the import.
+    options: its validated options. roles: the processes that load it.
     """
 
     notes: tuple[str, ...] = ()
@@ -29,10 +29,11 @@ class Resolution(Candidate):
 
 
 def compare_resolutions(per_rank: Sequence[Sequence[Resolution]]) -> list[str]:
-    """Return how the ranks differ in what they loaded, each a sentence; empty if they do not.
+    """Return a sentence for each difference between the plugins that the ranks have loaded.
 
-    per_rank: the resolutions of rank 0, rank 1, … Target, distribution, version and options count;
-    notes, and the order of loading, do not. Only what has a role in workers, or none, is compared.
+    per_rank: the resolutions of rank 0, rank 1, … Target, distribution, version and options are
+    compared; notes and the order of loading are not. Only plugins with the role "worker" or without
+    roles are compared.
     """
     tables = [_table(resolutions) for resolutions in per_rank]
     keys = dict.fromkeys(key for table in tables for key in table)

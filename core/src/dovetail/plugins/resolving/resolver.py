@@ -1,8 +1,8 @@
-"""From a user's reference to a resolution, under the user's rules, with nothing imported.
+"""Resolves a user's reference according to the user's rules, without importing anything.
 
-Also the order in which automatic candidates are tried: what the platform prefers, then rank, then
-first-party, then (distribution, name). Outside plugins are in it only if the platform prefers them
-or the user allowed them.
+It also orders the candidates of automatic selection: plugins preferred by the platform first, then
+by rank, then first-party plugins, then by (distribution, name). Outside plugins are included only
+if the platform prefers them or the user allowed them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dovetail.plugins.resolving.resolution import Resolution
 
 
 class Resolver:
-    """Resolves references over one discovery, under one policy."""
+    """Resolves references to the plugins of one discovery, according to one policy."""
 
     def __init__(self, discovery: Discovery, describer: Describer, policy: PluginPolicy) -> None:
         self._discovery = discovery
@@ -41,11 +41,11 @@ class Resolver:
         self._policy = policy
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
-        """Return the installed plugins of `kind`, denied ones among them."""
+        """Return the installed plugins of `kind`, including denied ones."""
         return self._discovery.candidates[get_kind(kind).name]
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
-        """Return what `reference` means; raise as `PluginRegistry.resolve`."""
+        """Return the plugin that `reference` means; raise as `PluginRegistry.resolve`."""
         get_kind(kind)
         if isinstance(reference, type):
             target = f"{reference.__module__}:{reference.__qualname__}"
@@ -66,11 +66,11 @@ class Resolver:
     def automatic(
         self, kind: str, preferred: Sequence[str], *, outside: bool = True
     ) -> list[Candidate]:
-        """Return the plugins that may be selected automatically, in the order in which to try them.
+        """Return the plugins that may be selected automatically, in the order to try them.
 
-        preferred: names or name@distribution, best first; those that are not installed, or denied,
-        are passed over, and so are outside ones that the user did not allow unless `outside`.
-        Raises PluginError where one name has several owners.
+        preferred: names or name@distribution, best first. Plugins that are not installed or denied
+        are skipped. If `outside` is False, outside plugins that the user did not allow are skipped
+        too. Raises PluginError if several distributions have plugins of the same name.
         """
         order = [found for name in preferred if (found := self._preferred(kind, name))]
         order = [one for one in order if outside or self._may_serve(one)]
@@ -82,11 +82,11 @@ class Resolver:
         return order + sorted(rest, key=self._precedence)
 
     def denial(self, candidate: Candidate) -> str:
-        """Return what forbids a plugin, as part of a sentence; "" if nothing does."""
+        """Return the rule that denies a plugin, as part of a sentence; "" for none."""
         return self._policy.denial_of(candidate)
 
     def exclusion(self, candidate: Candidate) -> tuple[str, str]:
-        """Return which rule keeps a plugin out of automatic selection, and why; "" for none."""
+        """Return the rule that excludes a plugin from automatic selection, and why; "" for none."""
         if rule := self.denial(candidate):
             return "deny", f"denied by {rule}"
         if not candidate.first_party and not self._is_allowed(candidate):
@@ -161,7 +161,7 @@ class Resolver:
         return [c for c in of_kind if not wanted.isdisjoint(self._replaced_by(c))]
 
     def _replaced_by(self, candidate: Candidate) -> set[str]:
-        """Return which plugins a plugin replaces: none without the user's consent."""
+        """Return the plugins that a plugin replaces; empty unless the user allowed it."""
         if not self._is_allowed(candidate) or self.denial(candidate):
             return set()
         replaces = self._describer.entry(candidate).replaces
@@ -169,7 +169,7 @@ class Resolver:
         return {f"{whom}@{normalize_distribution(owner)}" for whom, _, owner in parts}
 
     def _resolve_qualified(self, kind: str, text: str, asked: QualifiedReference) -> Resolution:
-        """Resolve a class path; one that an installed plugin declares is that plugin."""
+        """Resolve a class path to the installed plugin that declares it, or to the class itself."""
         for candidate in self.candidates(kind):
             if candidate.target == asked.target or (asked.dotted and candidate.name == text):
                 if rule := self.denial(candidate):
@@ -178,7 +178,7 @@ class Resolver:
         return self._direct(kind, asked.attribute, asked.target)
 
     def _direct(self, kind: str, name: str, target: str) -> Resolution:
-        """Return a class that was named directly; the rules for its package's owner hold."""
+        """Return the resolution of a class path, unless a rule denies the owner of its package."""
         ours = bool(first_party_owner(target))
         for owner in self._discovery.owners(target) or ("",):
             if rule := self._policy.denial(kind, name, owner, first_party=ours):

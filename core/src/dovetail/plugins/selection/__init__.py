@@ -1,7 +1,7 @@
-"""Selection: which plugin serves in each place of an engine, and why the others do not.
+"""Selection: decides which plugin of each kind an engine uses, and states the reasons.
 
-`judge` yields a verdict on each candidate; `select` and the `choose` functions take its winner,
-`explain` lists all verdicts.
+`judge` yields a verdict on each candidate. `select` and the `choose` functions return the selected
+plugin, and `explain` lists all verdicts.
 """
 
 from dovetail.plugins.selection.choosing import (

@@ -1,7 +1,7 @@
-"""Choosing: the winner of `judge` for each place of an engine.
+"""Selects the plugin of each kind that an engine uses, from the verdicts of `judge`.
 
-A named plugin that cannot be used raises; an automatic candidate that fails is set aside with a
-warning; there is no silent fallback.
+A requested plugin that cannot be used raises an error. An automatic candidate that fails is skipped
+with a warning. There is no silent fallback.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dovetail.plugins.selection.verdict import FAILED, TAKEN, Criteria, Verdict
 
 
 def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
-    """Return the verdict on the plugin that serves; it has a class.
+    """Return the verdict on the selected plugin, including its class.
 
-    Raises PluginNotFoundError, with every reason, if automatic selection finds none, and what a
-    named plugin or `plugins_strict` raises.
+    Raises PluginNotFoundError, with every reason, if automatic selection finds no plugin. Raises
+    the error of a requested plugin, and with `plugins_strict` that of any candidate.
     """
     seen: list[Verdict] = []
     for verdict in judge(registry, kind, criteria):
@@ -39,12 +39,12 @@ def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
 
 
 def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform:
-    """Return the platform that was named, or the best one that can be used here.
+    """Return the requested platform, or the best one that can be used on this machine.
 
-    In automatic selection the highest rank wins, its manifest's or else its class's; then
-    first-party before outside, then by distribution and name. From here on `registry` compares
-    plugins' needs with what the platform provides. A probe that raises is a PluginLoadError, not a
-    reason to use another platform.
+    Automatic selection orders platforms by the rank in the manifest or class, highest first, then
+    first-party ones first, then by distribution and name. Afterwards `registry` compares the needs
+    of plugins with the capabilities of the platform. A probe that raises an exception causes a
+    PluginLoadError; no other platform is tried.
     """
     platform_cls = select(registry, "platform", Criteria(references=(reference,))).cls
     assert platform_cls is not None
@@ -57,7 +57,7 @@ def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform
 def choose(
     registry: PluginRegistry, platform: Platform, kind: str, reference: str | type
 ) -> type[Any]:
-    """Return the class of a plugin for `platform`: the named one, or that of automatic selection.
+    """Return the class of the requested or automatically selected plugin for `platform`.
 
     Raises as `select`.
     """
@@ -72,9 +72,10 @@ def choose_attention(
     reference: str | type,
     required: AttentionRequirements,
 ) -> type[AttentionBackend]:
-    """Return the backend that does what a model requires: the named one, or the first that can.
+    """Return the requested backend, or the first one that meets the model's requirements.
 
-    Raises UnfitPluginError with every reason if the named one refuses, and as `select`.
+    Raises UnfitPluginError with every reason if the requested backend does not meet them, and as
+    `select`.
     """
     criteria = Criteria(references=(reference,), platform=platform, requirements=required)
     cls = select(registry, "attention", criteria).cls
@@ -85,5 +86,5 @@ def choose_attention(
 def choose_scheduler(
     registry: PluginRegistry, reference: str | type
 ) -> tuple[type[Any], type[Any] | None]:
-    """Return (scheduler class, policy class or None); a policy means the core's own scheduler."""
+    """Return (scheduler class, policy class or None). The core's scheduler runs the policy."""
     return resolve_scheduler(registry, reference)

@@ -1,6 +1,6 @@
-"""Explanations: every candidate for a place in an engine, with its verdict and every reason.
+"""Explains a selection: the verdict on every candidate, with every reason.
 
-The verdicts are those by which an engine selects (`judge`). Sets nothing aside.
+The verdicts are the same as those of an engine (`judge`). An explanation changes nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dovetail.plugins.selection.verdict import AUTO, TAKEN, Criteria, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Which plugin serves in a place, and why.
+    """The selected plugins of one kind, and the reasons.
 
-    verdicts: in the order in which candidates are tried, then those that are not. error: why the
-    place stays empty; "" if it does not, or if no plugin is requested.
+    verdicts: on the candidates in the order to try them, then on plugins that are not tried. error:
+    why no plugin is selected; "" if one is selected or none is requested.
     """
 
     kind: str
@@ -27,11 +27,11 @@ class Explanation:
 
     @property
     def chosen(self) -> tuple[Verdict, ...]:
-        """Those that are selected."""
+        """The verdicts on the selected plugins."""
         return tuple(verdict for verdict in self.verdicts if verdict.state == TAKEN)
 
     def with_state(self, state: str, *reasons: str) -> Explanation:
-        """Return this explanation without a winner: it gets `state` and further reasons."""
+        """Return a copy in which the selected plugins have `state` and further reasons."""
         verdicts = tuple(
             replace(one, state=state, reasons=(*one.reasons, *reasons))
             if one.state == TAKEN
@@ -42,7 +42,7 @@ class Explanation:
 
 
 def explain(registry: PluginRegistry, kind: str, criteria: Criteria) -> Explanation:
-    """Return what becomes of every plugin of `kind`; raise PluginNotFoundError for no such kind.
+    """Return a verdict on every plugin of `kind`; raise PluginNotFoundError for an unknown kind.
 
     registry: bound to the platform, unless `kind` is "platform".
     """

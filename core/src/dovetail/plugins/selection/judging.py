@@ -1,8 +1,8 @@
-"""The generator of verdicts: which candidates are tried, in which order, and who wins.
+"""Decides which candidates are tried, in which order, and which one is selected.
 
-`judge` is the only code that decides which plugin is selected. Selection stops at the winner; an
-explanation lists every verdict. Loads only what selection might load: a plugin that the user
-neither named nor allowed runs no code.
+`judge` is the only code that decides which plugin is selected. Selection stops at the selected
+plugin; an explanation lists every verdict. Only plugins that the user requested or allowed are
+loaded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dovetail.plugins.selection.verdict import ABLE, AUTO, REFUSED, TAKEN, Crite
 def judge(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
     """Yield a verdict on each plugin of `kind`, in the order in which an engine tries them.
 
-    First those that take part, then the others. A winner is TAKEN; at most one for each reference.
-    A fatal verdict leaves a place empty; one without a target stands for a reference that means no
-    plugin. registry: bound to the platform, unless `kind` is "platform". Raises PluginNotFoundError
-    for an unknown kind.
+    Plugins that are not tried follow at the end. The selected plugin is TAKEN; at most one for each
+    reference. A fatal verdict means that the start of the engine fails. A verdict without a target
+    stands for a reference that matches no plugin. registry: bound to the platform, unless `kind` is
+    "platform". Raises PluginNotFoundError for an unknown kind.
     """
     seen: list[Verdict] = []
     for verdict in _participants(registry, kind, criteria):
@@ -38,7 +38,7 @@ def judge(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[V
 
 
 def no_winner(kind: str, criteria: Criteria, verdicts: Sequence[Verdict]) -> str:
-    """Return the message for automatic selection without a winner, with every reason."""
+    """Return the message for an automatic selection that finds no plugin, with every reason."""
     lines = [f"\n  - {one.name}: {'; '.join(one.reasons).rstrip('.')}" for one in verdicts]
     if not lines:
         hint = get_kind(kind).distribution
@@ -51,9 +51,9 @@ def _where(criteria: Criteria) -> str:
 
 
 def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str:
-    """Return a sentence that names what automatic selection could use; "" if nothing.
+    """Return a sentence with the plugins that automatic selection could use; "" for none.
 
-    For messages about a plugin that cannot be used. criteria: its references do not matter.
+    For messages about a plugin that cannot be used. criteria: its references are ignored.
     """
     try:
         verdicts = list(judge(registry, kind, replace(criteria, references=(AUTO,))))
@@ -79,7 +79,7 @@ def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> It
 def _named(
     registry: PluginRegistry, kind: str, place: int, reference: str | type, criteria: Criteria
 ) -> Iterator[Verdict]:
-    """Yield the verdict on what the user named; anything but TAKEN is fatal."""
+    """Yield the verdict on a requested plugin. Every state except TAKEN is fatal."""
     found = registry.resolve(kind, reference)
     verdict = Verdict(**found.identity(), standing=criteria.why, place=place)
     verdict = apply_rules(registry, kind, reference, verdict, criteria)
@@ -100,7 +100,7 @@ def _named(
 def _unresolved(
     registry: PluginRegistry, kind: str, place: int, reference: str | type, error: PluginError
 ) -> Iterator[Verdict]:
-    """Yield verdicts on those that a reference without a meaning may have meant, or on itself."""
+    """Yield verdicts for an unresolved reference: on plugins of that name, or on the reference."""
     meant = [one for one in registry.candidates(kind) if reference in (one.name, one.reference)]
     named = [Verdict(**one.identity(), place=place) for one in meant]
     for verdict in named or [
@@ -113,7 +113,7 @@ def _unresolved(
 def _scheduler(
     registry: PluginRegistry, kind: str, place: int, reference: str | type, criteria: Criteria
 ) -> Iterator[Verdict]:
-    """Yield the verdict on the scheduler or on its policy: one reference means either."""
+    """Yield the verdict on the scheduler or policy of a reference, which may name either."""
     scheduler_cls, policy_cls = resolve_scheduler(registry, reference)
     if (policy_cls is not None) == (kind == "policy"):
         found = registry.resolve(kind, reference)
@@ -134,7 +134,7 @@ def _scheduler(
 
 
 def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
-    """Yield verdicts of which the first usable one wins."""
+    """Yield verdicts on the automatic candidates; the first usable one is selected."""
     platform = criteria.platform
     preferred = () if platform is None else preferred_names(platform, kind)
     try:
@@ -147,7 +147,7 @@ def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Itera
     )
     behind = ""
     if kind == "platform":
-        # The highest rank wins, and a probe that failed might have been the winner's.
+        # The highest rank is selected, and the failed probe might belong to that platform.
         ranked = sorted(verdicts, key=lambda verdict: -verdict.rank)
         failed = next((one.name for one in ranked if one.is_fatal), "")
         behind = f"no platform is selected, because {failed} failed" if failed else ""
@@ -161,13 +161,13 @@ def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Itera
             verdict, behind = _take(verdict, criteria), f"{verdict.name} has precedence"
         elif verdict.is_fatal:
             behind = f"no {kind} is selected, because {verdict.name} failed"
-        # An engine tries nothing after the winner, or after an error.
+        # An engine tries no candidate after the selected one or after an error.
         is_over = is_over or verdict.state == TAKEN or verdict.is_fatal
         yield verdict
 
 
 def _without_order(registry: PluginRegistry, kind: str, error: PluginError) -> Iterator[Verdict]:
-    """Yield verdicts on candidates of which none is the first, for the reason in `error`."""
+    """Yield fatal verdicts on candidates that cannot be ordered, because of `error`."""
     able = [one for one in registry.candidates(kind) if not registry.exclusion(one)[0]]
     for verdict in [Verdict(**one.identity()) for one in able] or [
         Verdict(kind=kind, name=AUTO, target="")
@@ -179,7 +179,7 @@ def _without_order(registry: PluginRegistry, kind: str, error: PluginError) -> I
 def _judge_candidate(
     registry: PluginRegistry, candidate: Candidate, criteria: Criteria, preferred: Sequence[str]
 ) -> Verdict:
-    """Return the verdict on an automatic candidate, as if it were the only one."""
+    """Return the verdict on an automatic candidate, regardless of other candidates."""
     kind, reference = candidate.kind, candidate.reference
     standing = "first-party" if candidate.first_party else "allowed by plugins_allow"
     if candidate.name in preferred or reference in preferred:
@@ -194,7 +194,7 @@ def _judge_candidate(
 
 
 def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
-    """Return the verdict on the winner, which has to keep the promise that the user requires."""
+    """Select a usable plugin, unless the user requires batch invariance and it has none."""
     if not criteria.batch_invariant or verdict.batch_invariant is not False:
         return replace(verdict, state=TAKEN)
     missing = missing_promise(criteria.dtype)
@@ -208,7 +208,7 @@ def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
 def _others(
     registry: PluginRegistry, kind: str, seen: Sequence[Verdict], criteria: Criteria
 ) -> Iterator[Verdict]:
-    """Yield verdicts on those that do not take part."""
+    """Yield verdicts on the plugins that are not tried."""
     known = {(verdict.name, verdict.distribution) for verdict in seen}
     names = " and ".join(reference_text(one) for one in criteria.references)
     for one in registry.candidates(kind):

@@ -1,4 +1,4 @@
-"""Precedence: in which order candidates are tried, and what one reference to a scheduler means."""
+"""The order of automatic candidates, and the resolution of a scheduler or policy reference."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CORE_SCHEDULER = "dovetail.scheduling:Scheduler"
 def automatic_order(
     registry: PluginRegistry, kind: str, preferred: Sequence[str], platform: str
 ) -> list[Candidate]:
-    """Return the plugins of `kind` that take part in automatic selection, in their order.
+    """Return the candidates of automatic selection for `kind`, in the order to try them.
 
-    preferred: by the platform called `platform`. If none of them is installed, that is an error for
-    a worker, since another platform's computes on another device, and else a warning.
+    preferred: plugins that the platform named `platform` prefers. If none of them is installed, a
+    worker causes an error, because other workers use another device; other kinds cause a warning.
     """
     order = registry.automatic(kind, preferred)
     if not preferred or any(_is_installed(registry, kind, name) for name in preferred):
@@ -42,9 +42,9 @@ def automatic_order(
 def resolve_scheduler(
     registry: PluginRegistry, reference: str | type
 ) -> tuple[type[Any], type[Any] | None]:
-    """Return (scheduler class, policy class or None): `scheduler_cls` accepts a policy, too.
+    """Return (scheduler class, policy class or None); `scheduler_cls` also accepts a policy.
 
-    A policy means the core's own scheduler in that order.
+    The core's scheduler runs a policy.
     """
     if not _is_known(registry, "scheduler", reference) and _is_known(registry, "policy", reference):
         return _core_scheduler(), registry.load("policy", reference)
@@ -61,7 +61,7 @@ def resolve_scheduler(
 
 
 def _core_scheduler() -> type[Any]:
-    # Loaded by its name, like every plugin: this package does not depend on implementations.
+    # Loaded by name, because this package does not depend on implementations.
     return cast("type[Any]", load_target(CORE_SCHEDULER, Origin(asked=CORE_SCHEDULER)))
 
 
@@ -77,7 +77,7 @@ def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
 
 
 def _is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool:
-    """Return whether `reference` may mean a plugin of `kind`; raise as `resolve` for the rest."""
+    """Return whether `reference` means a plugin of `kind`; raise other errors of `resolve`."""
     try:
         registry.resolve(kind, reference)
     except PluginNotFoundError:

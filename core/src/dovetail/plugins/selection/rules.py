@@ -1,7 +1,7 @@
-"""The rules that a candidate has to pass before it can serve, in their order.
+"""The rules that a candidate must meet before it can be selected, in order.
 
-A rule looks at one candidate and says yes or no with reasons; it raises PluginError if it cannot
-tell. Loads a class only after its needs are met and its probe said yes.
+A rule checks one candidate and returns whether it is usable, with reasons. A rule that cannot be
+evaluated raises PluginError. A class is loaded only after its needs are met and its probe succeeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dovetail.value_checks import shorten
 
 @dataclass(frozen=True)
 class _Subject:
-    """What a rule looks at: one candidate and what is required of it."""
+    """The input of a rule: one candidate and its requirements."""
 
     registry: PluginRegistry
     kind: str
@@ -40,7 +40,7 @@ class _Subject:
     criteria: Criteria
 
     def load(self) -> type[Any]:
-        """Return its class; the registry loads it once."""
+        """Return the candidate's class; the registry loads it once."""
         return self.registry.load(self.kind, self.reference)
 
 
@@ -53,7 +53,7 @@ def apply_rules(
     *,
     automatic: bool = False,
 ) -> Verdict:
-    """Return `verdict` after the rules, in their order, as far as the first that says no."""
+    """Apply the rules in order, up to the first that rejects the candidate; return the verdict."""
     subject = _Subject(registry, kind, reference, verdict, criteria)
     notes: list[str] = []
     for rule, check in _RULES.items():
@@ -62,7 +62,7 @@ def apply_rules(
         try:
             answer = check(subject)
         except PluginError as error:
-            # A platform's probe that fails has not said that this is another machine.
+            # If a platform's probe raises, it is unknown whether the platform is usable here.
             unclear = kind == "platform" and rule in _PROBES
             is_fatal = not automatic or unclear or registry.policy.strict
             return verdict.failed(rule, error, is_fatal=is_fatal)
@@ -118,7 +118,7 @@ def _provides(subject: _Subject) -> Probe:
 
 
 def _requirements(subject: _Subject) -> Probe:
-    """Compare with every requirement that is known: without heads, those of the configuration."""
+    """Compare with the model's requirements, or with those that the configuration determines."""
     criteria = subject.criteria
     if subject.kind != "attention":
         return Probe(usable=True)
@@ -159,14 +159,14 @@ _RULES: Mapping[str, Callable[[_Subject], Probe]] = MappingProxyType(
         "class_probe": _class_probe,
     }
 )
-"""What a candidate has to pass, in this order. A rule raises PluginError if it cannot tell."""
+"""All rules by name, in order. A rule that cannot be evaluated raises PluginError."""
 _PROBES = ("probe", "class_probe")
 
 
 def attention_refusals(
     backend: type[AttentionBackend], required: AttentionRequirements
 ) -> list[str]:
-    """Return every reason why `backend` cannot do what is required."""
+    """Return every reason why `backend` does not meet the requirements."""
     whose = f"attention backend {backend.name!r}"
     own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(required))
     if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):

@@ -1,4 +1,4 @@
-"""Verdicts: what becomes of one candidate for a place in an engine, by which rule, and why."""
+"""Verdicts: whether a candidate is selected, with the deciding rule and the reasons."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ AUTO = "auto"
 
 TAKEN = "taken"
 ABLE = "able"
-"""It could serve, but another has precedence."""
+"""The plugin is usable, but another one has precedence."""
 REFUSED = "refused"
-"""It cannot serve here, or does not meet the requirements."""
+"""The plugin cannot be used here or does not meet the requirements."""
 FAILED = "failed"
-"""It could not be described or loaded, or its probe failed."""
+"""The plugin cannot be described or loaded, or its probe failed."""
 UNKNOWN = "unknown"
-"""It would be tried first, but what the model requires of it is not known."""
+"""The plugin would be tried first, but the model's requirements are unknown."""
 OUT = "out"
-"""It does not take part: denied, replaced, not allowed, used only if named, or not named."""
+"""The plugin is not tried: denied, replaced, not allowed, or not requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criteria:
-    """What a configuration requires of the plugin of one kind.
+    """The requirements of a configuration on the plugin of one kind.
 
-    references: what the user named, in order; ("auto",) for automatic selection, () for none.
-    why: where that comes from. requirements: what an attention backend has to do; None if not known
-    yet. config_requirements: the part of them that the configuration alone decides (heads of size
-    0), for attention whose `requirements` is None. platform: None while that is being selected.
-    provides: capability ids that the class must provide. dtype: of the model; "" if not known.
-    batch_invariant: whether only parts that promise equal bits in every batch are accepted.
+    references: the plugins that the user requested, in order; ("auto",) for automatic selection, ()
+    for none.
+    why: the source of the request. requirements: requirements on an attention backend; None if not
+    known yet. config_requirements: the part that the configuration alone determines (head size 0),
+    used if `requirements` is None. platform: None while the platform is being selected.
+    provides: capability ids that the class must provide. dtype: the model's dtype; "" if unknown.
+    batch_invariant: whether only batch-invariant plugins are accepted.
     """
 
     references: tuple[str | type, ...]
@@ -48,20 +49,20 @@ class Criteria:
 
     @property
     def platform_name(self) -> str:
-        """The name of the platform; "" without one."""
+        """The name of the platform; "" for none."""
         return "" if self.platform is None else self.platform.info.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Candidate):
-    """What becomes of one candidate.
+    """The verdict on one candidate.
 
-    place: when it is tried, from 1; 0 if it is not. standing: what gives it that place. state: one
-    of this module's words. rule: which rule decided. reasons: for the state, each a phrase or
-    sentence. batch_invariant: whether it promises equal bits in every batch in the dtype of the
-    model, on which seeded requests rely; None for kinds without such a promise, and for a class
-    that was not loaded. cls: the class, if it was loaded. error: what went wrong; is_fatal: the
-    start of an engine raises that error.
+    place: its position in the order, from 1; 0 if it is not tried. standing: the reason for that
+    position. state: one of the constants of this module. rule: the deciding rule. reasons: phrases
+    or sentences about the state. batch_invariant: whether it is batch-invariant in the dtype of the
+    model; None for kinds that do not declare it, and for a class that was not loaded. cls: the
+    class, if it was loaded. error: the error of a failed candidate. is_fatal: whether the start of
+    an engine raises it.
     """
 
     rank: int = 0
@@ -81,11 +82,11 @@ class Verdict(Candidate):
         return {name: getattr(self, name) for name in shown}
 
     def refused(self, rule: str, *reasons: str) -> Verdict:
-        """Return this verdict after a rule said no."""
+        """Return this verdict with the state REFUSED."""
         return replace(self, state=REFUSED, rule=rule, reasons=reasons)
 
     def failed(self, rule: str, error: PluginError, *, is_fatal: bool) -> Verdict:
-        """Return this verdict after a rule could not be applied."""
+        """Return this verdict with the state FAILED, because the rule raised `error`."""
         reasons = (str(error),)
         return replace(
             self, state=FAILED, rule=rule, reasons=reasons, error=error, is_fatal=is_fatal
