@@ -335,7 +335,7 @@ def test_generation_config_options_are_applied(model: Path, tmp_path: Path) -> N
 
 def test_invalid_generation_overrides_are_rejected(model: Path) -> None:
     message = refusal(model, override_generation_config={"temprature": 1})
-    assert "'temprature' is not used. Did you mean 'temperature'?" in message
+    assert "the unknown key 'temprature'. Did you mean 'temperature'?" in message
     message = refusal(model, override_generation_config={"top_p": 2})
     assert "override_generation_config={'top_p': 2}" in message and "top_p=2 must be" in message
     message = refusal(model, override_generation_config={"eos_token_id": "a"})

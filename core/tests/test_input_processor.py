@@ -101,7 +101,7 @@ def test_only_a_text_prompt_has_a_text():
         ([1], {"stop_token_ids": [300]}, "stop_token_ids", "300"),
         ([1], {"logprobs": 6}, "logprobs", "max_logprobs=5"),
         ([1], {"prompt_logprobs": 6}, "prompt_logprobs", "max_logprobs=5"),
-        ([1], {"bad_words": [" "]}, "bad_words", "not a token"),
+        ([1], {"bad_words": [" "]}, "bad_words", "cannot encode"),
     ],
 )
 def test_the_error_for_an_invalid_request_names_the_parameter(prompt, wishes, parameter, message):

@@ -66,7 +66,7 @@ def test_a_wrong_parameter_rejects_its_request_only(make):
 def test_a_check_that_raises_rejects_its_request_only(make):
     llm = make(Confused)
     with pytest.raises(
-        RequestError, match="'Confused' cannot judge extra_args: KeyError"
+        RequestError, match="'Confused' failed to check extra_args: KeyError"
     ) as caught:
         llm.generate("a", ask())
     assert caught.value.parameter == "extra_args"
@@ -86,5 +86,5 @@ def test_a_worker_without_logits_processors_is_rejected(make):
 
 
 def test_a_duplicate_logits_processor_is_rejected(make):
-    with pytest.raises(ConfigError, match="logits_processors names 'FakeLogitsProcessor' twice"):
+    with pytest.raises(ConfigError, match="logits_processors contains 'FakeLogitsProcessor' twice"):
         make(FakeLogitsProcessor, FakeLogitsProcessor)

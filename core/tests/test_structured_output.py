@@ -170,7 +170,7 @@ def test_a_disallowed_token_ends_the_request_and_is_not_returned(engine):
         ("compile", "to compile structured_output: ValueError: requested failure in compile"),
         ("fill_bitmask", "failed in fill_bitmask: ValueError"),
         ("accept", "failed in accept: ValueError"),
-        ("allow_nothing", "allows no token at all"),
+        ("allow_nothing", "allows no token"),
     ],
 )
 def test_a_grammar_failure_ends_its_request(engine, where, message):
@@ -194,7 +194,7 @@ def test_the_grammar_of_an_aborted_request_is_released(engine):
 
 
 def test_structured_output_without_a_stop_token_is_rejected(engine):
-    with pytest.raises(RequestError, match="this model names none") as refusal:
+    with pytest.raises(RequestError, match="this model has none") as refusal:
         engine.add_request(
             EngineCoreRequest(
                 request_id="a",

@@ -17,7 +17,14 @@ SIZES = {
 @pytest.mark.parametrize(
     ("changes", "num_workers", "words"),
     [
-        ({}, 3, ("6 heads (num_attention_heads; 2 of keys", "Use 1, 2, 6 (1, 2 with all")),
+        (
+            {},
+            3,
+            (
+                "num_attention_heads=6 with num_key_value_heads=2",
+                "Use 1, 2, 6 (all sizes of the model allow 1, 2)",
+            ),
+        ),
         ({}, 6, ("intermediate_size=112", "Use 1, 2, 4, 7")),
         ({}, 8, ("6 heads",)),
         ({"num_attention_heads": 32, "num_key_value_heads": 8}, 64, ("32 heads",)),

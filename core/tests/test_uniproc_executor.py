@@ -229,7 +229,7 @@ def test_shutdown_twice_ends_the_worker_once(make):
     executor.shutdown()
     executor.shutdown()
     assert worker.calls.count(("shutdown",)) == 1
-    with pytest.raises(EngineDeadError, match="it was shut down"):
+    with pytest.raises(EngineDeadError, match="was shut down"):
         executor.check_health()
 
 

@@ -87,7 +87,7 @@ def test_wrong_arguments_are_refused_before_the_request_runs(extended):
 
 def test_an_extension_named_twice_is_refused(model_dir, options):
     named = [FakeStepExtension, FakeStepExtension]
-    with pytest.raises(ConfigError, match="step_extensions names 'FakeStepExtension' twice"):
+    with pytest.raises(ConfigError, match="step_extensions contains 'FakeStepExtension' twice"):
         LLM(model_dir, step_extensions=named, **options)
 
 

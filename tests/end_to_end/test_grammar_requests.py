@@ -100,13 +100,13 @@ def test_a_grammar_form_that_the_plugin_does_not_support_is_refused(constrained)
 
 
 def test_a_grammar_without_a_grammar_plugin_is_refused(llm):
-    with pytest.raises(RequestError, match="name one with grammar_backend") as refusal:
+    with pytest.raises(RequestError, match="Set grammar_backend") as refusal:
         llm.generate(PROMPTS[0], params("token_ids", "5"))
     assert refusal.value.parameter == "structured_output"
 
 
 def test_a_scheduler_without_gates_is_refused(model_dir, options):
-    with pytest.raises(ContractError, match="does not declare 'gates'"):
+    with pytest.raises(ContractError, match="does not contain 'gates'"):
         LLM(model_dir, grammar_backend=FakeGrammar, scheduler_cls=FakeScheduler, **options)
 
 

@@ -38,7 +38,7 @@ class LogprobSequence(Sequence[Any]):
 
     They are stored as columns of numbers, 8 bytes per entry. Each access creates a dictionary of
     `Logprob` objects. The entry of the first token of a prompt is None.
-    It compares equal to a list of the same entries. A slice, and a sum with a list, is a list.
+    A sequence is equal to a list with the same entries. A slice and a sum with a list are lists.
     """
 
     __slots__ = ("_num_positions", "_store")
@@ -53,7 +53,7 @@ class LogprobSequence(Sequence[Any]):
         return self._num_positions
 
     def __getitem__(self, index: int | slice) -> Any:
-        found = range(self._num_positions)[index]  # raises IndexError, and counts from the end
+        found = range(self._num_positions)[index]  # handles negative indices and raises IndexError
         if isinstance(found, range):
             return [self._store.at(position) for position in found]
         return self._store.at(found)
@@ -76,7 +76,7 @@ class LogprobSequence(Sequence[Any]):
         return repr(list(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return list, (list(self),)  # a copy is a list, which holds no tokenizer
+        return list, (list(self),)  # copied as a list, which has no reference to the tokenizer
 
 
 class LogprobStore:
@@ -87,7 +87,9 @@ class LogprobStore:
     def __init__(self, texts: Mapping[int, str | None]) -> None:
         """Create an empty store. texts: the text of each token, read on access."""
         self._texts = texts
-        self._ends = array("q")  # of each position's entries in the two columns of entries
+        self._ends = array(
+            "q"
+        )  # the end of each position's entries in `_token_ids` and `_logprobs`
         self._ranks = array("i")
         self._token_ids = array("i")
         self._logprobs = array("f")

@@ -169,7 +169,7 @@ def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
     except OSError as error:
         _refuse_unreadable(folder, error)
     if len(found) > at_most:
-        raise ModelError(f"{folder} has more than {at_most} files *{ending}.")
+        raise ModelError(f"{folder} has more than {at_most} files with the ending {ending}.")
     return [folder / name for name in found]
 
 
@@ -198,7 +198,9 @@ def _refuse_unreadable(path: Path, error: OSError | ValueError) -> NoReturn:
 
 def _parse_int(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
-        raise ValueError(f"an integer has {len(text)} digits; at most {MAX_INTEGER_DIGITS}")
+        raise ValueError(
+            f"an integer has {len(text)} digits; at most {MAX_INTEGER_DIGITS} are allowed"
+        )
     return int(text)
 
 

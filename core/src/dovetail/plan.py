@@ -276,4 +276,4 @@ class StepBuilder:
             return
         runs = zip(self._num_tokens, self._samples, self._num_drafts, strict=True)
         if any(drafts and not (samples and 0 < drafts < count) for count, samples, drafts in runs):
-            raise ValueError("drafts are verified by runs that sample, after a known token")
+            raise ValueError("a run with drafts must sample, and must begin with a known token")

@@ -248,7 +248,7 @@ _ROWS = (
     Kind(
         name="admission",
         interface="AdmissionGate",
-        summary="holds new requests until what they need is there",
+        summary="holds new requests until their resources are ready",
         field="extensions.admission_gates",
         cardinality=Cardinality.MANY,
         roles=(ENGINE,),

@@ -290,5 +290,5 @@ class Request:
         )
 
 
-if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+if not TYPE_CHECKING:  # type checkers report unknown names without it
     __getattr__ = refuse_retired(__name__)

@@ -283,7 +283,7 @@ def _check_ids(name: str, ids: Sequence[int]) -> None:
 
 
 def _take_section(given: object) -> StructuredOutputParams:
-    """Return the section, or a checked copy of one of a subclass."""
+    """Return a checked copy of the parameters; raise RequestError for another type."""
     if not isinstance(given, StructuredOutputParams):
         raise refuse("structured_output", given, "None or StructuredOutputParams")
     return StructuredOutputParams(form=given.form, text=given.text)

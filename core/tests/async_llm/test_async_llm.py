@@ -167,7 +167,7 @@ def test_the_number_of_waiting_requests_is_limited(bench):
     async def ask():
         tasks = [asyncio.create_task(last(one.generate("say", params))) for _ in range(3)]
         await asyncio.sleep(0.02)
-        with pytest.raises(CapacityError, match=r"2 more on top of 3 .* takes 4 at a time"):
+        with pytest.raises(CapacityError, match=r"has 3 completions .* accept 2 more: at most 4"):
             await collect(one.generate("say", SamplingParams(n=2)))
         assert (await last(one.generate("say", params))).finished  # one more request may wait
         assert all(output.finished for output in await asyncio.gather(*tasks))
@@ -260,7 +260,7 @@ def test_async_llm_accepts_the_options_of_llm(bench, monkeypatch):
     bench.made.append(AsyncLLM(made.config))
     with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
         AsyncLLM("demo", max_num_seq=3)
-    with pytest.raises(ConfigError, match="max_num_seqs=3 is given beside an EngineConfig"):
+    with pytest.raises(ConfigError, match="max_num_seqs=3 cannot be combined with an EngineConfig"):
         AsyncLLM(made.config, max_num_seqs=3)
     with pytest.raises(ConfigError, match="max_waiting"):
         AsyncLLM(made.config, max_waiting=-1)

@@ -65,7 +65,7 @@ def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, cap
         "nothing ",
         "scheduler_cls = priority",
         "attention_backend = dovetail_attn_",
-        "all 8 the same",
+        "all 8 are equal",
         "after a warm-up round",
         "scheduler priority: The core scheduler with the priority policy.",
         "dovetail-sched-fcfs",
@@ -90,7 +90,7 @@ def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None
         f"scheduler_cls = {part}",
     ):
         assert words in output
-    assert "all 2 the same" in output
+    assert "all 2 are equal" in output
     assert "attention_backend" not in output  # the run uses the requested plugin only
 
 

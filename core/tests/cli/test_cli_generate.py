@@ -88,7 +88,7 @@ def test_a_rejected_prompt_is_reported_and_the_others_are_answered(spell, capsys
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
-        ([], "No prompt is given"),
+        ([], "No prompt was given"),
         (["--prompts-file", "no-such-file"], "no-such-file"),
         (["--prompts-file", "/dev/zero"], "more than"),
         (["--max-num-seq", "3", "x"], "--max-num-seqs"),
@@ -162,7 +162,12 @@ def test_flags_reach_the_engine_options() -> None:
 def test_help_shows_the_options_with_their_help(capsys) -> None:
     assert main(["generate", "--help"]) == 0
     output = capsys.readouterr().out
-    for words in ("--max-num-seqs", "Maximum tokens of an answer.", "Engine options", "--model"):
+    for words in (
+        "--max-num-seqs",
+        "Maximum number of tokens in an answer.",
+        "Engine options",
+        "--model",
+    ):
         assert words in output
     assert "--trust-remote-code" not in output
 

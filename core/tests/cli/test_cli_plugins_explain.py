@@ -30,7 +30,7 @@ def test_attention_backends_are_checked_against_the_model(tmp_path, capsys):
     arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
     output = capsys.readouterr().out
-    assert "Requirements: head size 8, 4 heads over 2 key-value heads, float32" in output
+    assert "Requirements: head size 8, 4 query heads over 2 key-value heads, float32" in output
     assert "blocks of 32" in output and "sliding_window" in output
 
 
@@ -48,7 +48,7 @@ def test_json_is_one_object_with_the_requirements(tmp_path, capsys):
 def test_a_kind_without_a_usable_plugin_is_an_error(capsys):
     assert main(["plugins", "explain", "ops", "--ops", "nobody", *PLATFORM]) == 1
     output = capsys.readouterr().out
-    assert "none can be used" in output
+    assert "no plugin can be used" in output
     assert "There is no ops plugin 'nobody'" in output
 
 

@@ -70,13 +70,13 @@ def test_all_details_are_shown_without_importing_the_plugin(site, capsys):
     assert shown["class"].strip() == "shown_mod:Mine"
     assert shown["distribution"].strip() == "shown-dist 2.5"
     assert shown["source"].strip() == str(site / "shown_mod/__init__.py")
-    assert f"takes in this core's {contract_version('policy')}" in shown["api"]
+    assert f"contains the core's version {contract_version('policy')}" in shown["api"]
     assert shown["needs"].strip() == "paged_kv_cache"
     assert shown["rank"].strip() == "4"
     assert shown["roles"].strip() == "engine, frontend, worker"
     assert "policy:fcfs@dovetail-sched-fcfs, if plugins_allow" in shown["replaces"]
     assert "shown_mod:Options" in output
-    assert "patience: int = 7" in output and "name: str (must be given)" in output
+    assert "patience: int = 7" in output and "name: str (required)" in output
     assert "kinds" not in output and "model_config" not in output
 
 
@@ -88,7 +88,7 @@ def test_load_adds_the_declarations_of_the_class(site, capsys):
     assert "meets its contract" in shown["loaded"]
     assert shown["static_rank"].strip() == "False"
     assert "printed 'hello'" in shown["note"]
-    assert "none; these are defaults" in shown["manifest"]
+    assert "none; default values apply" in shown["manifest"]
 
 
 def test_json_is_one_object(site, capsys):

@@ -1,7 +1,8 @@
 """The entry point of the command line: its commands, errors and exit codes.
 
-A user error prints at most three lines on stderr; `--traceback` shows more. Any other error is a
-bug of Dovetail and keeps its traceback. Imports no command, no engine and no tensor library.
+A user error prints at most three lines on stderr; with `--traceback` it prints the traceback. Any
+other error is a bug in Dovetail and always prints its traceback. Imports no command, no engine and
+no tensor library.
 
 Exit codes: 0 success; 2 user error; 130 interrupted; commands may define others.
 """
@@ -20,30 +21,34 @@ from dovetail.errors import DovetailError, nearest
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench latency", "dovetail.cli.bench:latency", "Measure one request at a time."),
-    ("bench throughput", "dovetail.cli.bench:throughput", "Measure many at once."),
-    ("chat", "dovetail.cli.chat:chat", "Talk with a model."),
-    ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine, for an issue."),
-    ("demo", "dovetail.cli.demo:demo", "Run a small model, twice, with different parts."),
-    ("generate", "dovetail.cli.generate:generate", "Answer prompts."),
-    ("plugins explain", "dovetail.cli.plugins_explain:explain", "Tell who is chosen, and why."),
+    ("bench throughput", "dovetail.cli.bench:throughput", "Measure many requests at once."),
+    ("chat", "dovetail.cli.chat:chat", "Chat with a model."),
+    ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine for an issue."),
+    ("demo", "dovetail.cli.demo:demo", "Run a small model with different plugins."),
+    ("generate", "dovetail.cli.generate:generate", "Generate text for prompts."),
+    (
+        "plugins explain",
+        "dovetail.cli.plugins_explain:explain",
+        "Explain which plugin is selected, and why.",
+    ),
     ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
-    ("plugins show", "dovetail.cli.plugins_show:show", "Show what is known of one plugin."),
+    ("plugins show", "dovetail.cli.plugins_show:show", "Show the details of one plugin."),
 )
-"""Every command: its words, "module:function", and one line for `--help`."""
+"""Every command: its words, "module:function", and its line in `--help`."""
 
 GROUPS = {
     "bench": "Measure an engine on random prompts.",
-    "plugins": "Look at plugins, find what is wrong, begin one of your own.",
+    "plugins": "Inspect, check and create plugins.",
 }
-"""Words that stand before other commands, and their line for `--help`."""
+"""The first words of commands with two words, and their lines in `--help`."""
 
 HOOKS_VARIABLE = "DOVETAIL_HOOKS"
-"""Names, with commas between them, the hooks plugins that may add commands."""
+"""The environment variable with the hooks plugins that may add commands, separated by commas."""
 
 _FRAME_OPTIONS = ("--help", "--traceback", "--version")
 _MAX_LINES = 3
 _SUMMARY = "LLM inference in which every part is a plugin."
-_TRACEBACK_HELP = "Show where an error comes from."
+_TRACEBACK_HELP = "Print the traceback of an error."
 
 
 def make_app() -> App:
@@ -62,7 +67,7 @@ def make_app() -> App:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on `arguments` (those of the process if None); return the exit code."""
+    """Run the command line; return the exit code. arguments: None for the process's arguments."""
     app = make_app()
     app.meta.help = _SUMMARY
     tokens = sys.argv[1:] if arguments is None else list(arguments)
@@ -81,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         traceback: Annotated[bool, Parameter(negative="", help=_TRACEBACK_HELP)] = False,
     ) -> int:
-        """Run one command with all options that are not global."""
+        """Run one command with its own options."""
         return _run(app, tokens, traceback=traceback)
 
     # The command interprets the delimiter "--".
@@ -94,7 +99,7 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
     built_in = [words for words, *_ in COMMANDS]
     if any(typed.startswith(f"{words} ") for words in built_in):
         return
-    # Only if the typed command may be one of those.
+    # Imported here, because a built-in command does not need it.
     from dovetail.plugins.loading import Origin, load_target
     from dovetail.plugins.metadata.commands import find_commands, require_devkit
 
@@ -117,14 +122,14 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
 
 
 def _let_hooks_register(app: App, tokens: Sequence[str]) -> None:
-    """Let the hooks plugins that the environment names add their commands to `app`.
+    """Let the hooks plugins in `HOOKS_VARIABLE` add their commands to `app`.
 
-    tokens: what is typed; the user's rules among them hold for these plugins, too.
+    tokens: the command line; its options for plugin rules also apply to these plugins.
     """
     names = [name for name in os.environ.get(HOOKS_VARIABLE, "").split(",") if name.strip()]
     if names:
         from dovetail.plugins import PluginPolicy, PluginRegistry
-        from dovetail.plugins.hooks import load_hooks  # only for those who have some
+        from dovetail.plugins.hooks import load_hooks  # slow to import
 
         policy = PluginPolicy(
             no_plugins="--no-plugins" in tokens, trust_local_code="--trust-local-code" in tokens
@@ -169,7 +174,7 @@ def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
 
 
 def _explain(error: CycloptsError) -> str:
-    """Return the error in the command line, with the most similar valid word."""
+    """Return the message for an error in the command line, with the most similar valid word."""
     words = error.unused_tokens or []
     if isinstance(error, UnknownCommandError) and words and words[0].startswith("-"):
         return f"Unknown option: {words[0]}.{nearest(words[0], _FRAME_OPTIONS)}"
@@ -179,7 +184,7 @@ def _explain(error: CycloptsError) -> str:
 
 def _complain(message: str) -> None:
     """Write `message` to stderr in at most three lines."""
-    lines = [line for line in message.splitlines() if line.strip()] or ["It failed."]
+    lines = [line for line in message.splitlines() if line.strip()] or ["The command failed."]
     if len(lines) > _MAX_LINES:
         hidden = len(lines) - _MAX_LINES + 1
         lines = [*lines[: _MAX_LINES - 1], f"… and {hidden} more lines; --traceback shows them."]
@@ -192,4 +197,4 @@ def _version() -> str:
     try:
         return f"dovetail {version('dovetail-core')}"
     except PackageNotFoundError:
-        return "dovetail (not installed, running from its source)"
+        return "dovetail (not installed; it runs from its source directory)"

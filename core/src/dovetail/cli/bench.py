@@ -24,7 +24,7 @@ from dovetail.clock import MonotonicClock
 from dovetail.engine.llm_engine import LLMEngine
 
 _PROMPTS_HELP = "Number of requests that are sent at once."
-_JSON_HELP = "Also write the measurements to this file."
+_JSON_HELP = "File to which the measurements are also written."
 
 Bench = Annotated[BenchOptions, Parameter(name="*")]
 JSONFile = Annotated[Path | None, Parameter(name="--json", help=_JSON_HELP, group=BENCH_GROUP)]
@@ -34,7 +34,8 @@ Engine = Annotated[EngineOptions, Parameter(name="*")]
 def latency(*, bench: Bench = DEFAULT_BENCH, json: JSONFile = None, engine: Engine) -> int:
     """Measure one request at a time.
 
-    Random prompts of fixed length, greedy, past the end of the text; no tokenizer is loaded.
+    The prompts are random tokens of fixed length. Sampling is greedy and ignores end-of-text
+    tokens. No tokenizer is loaded.
     """
     return _bench("latency", {}, bench, json, engine, _latencies)
 
@@ -48,7 +49,8 @@ def throughput(
 ) -> int:
     """Measure many requests at once.
 
-    Random prompts of fixed length, greedy, past the end of the text; no tokenizer is loaded.
+    The prompts are random tokens of fixed length. Sampling is greedy and ignores end-of-text
+    tokens. No tokenizer is loaded.
     """
 
     def measures(runs: list[Run]) -> dict[str, Summary]:
@@ -65,7 +67,7 @@ def _bench(
     engine: EngineOptions,
     measures: Callable[[list[Run]], dict[str, Summary]],
 ) -> int:
-    """Run the workload, print the report, and write it to `json` if that is a file."""
+    """Run the workload, print the report, and write it to the file `json` unless that is None."""
     num_prompts = case.get("num_prompts", 1)
     check_workload(bench, num_prompts)
     llm = LLMEngine.from_engine_args(replace(engine_args(engine), skip_tokenizer_init=True))

@@ -1,4 +1,4 @@
-"""Reports measurements as median and spread, in a table or as JSON."""
+"""Prints measurements as a table of medians and spreads, or writes them as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The values of one measure over the runs. iqr: distance between the quartiles."""
+    """The values of one measure in all runs. iqr: interquartile range."""
 
     unit: str
     median: float
@@ -31,7 +31,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of a bench command. case: its options. measures: by name, in order."""
+    """The result of a bench command. case: its options. measures: summaries by name, in order."""
 
     command: str
     case: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Report:
 
 
 def summarize(unit: str, values: Sequence[float]) -> Summary:
-    """Return median and spread of at least one value."""
+    """Return the median and the spread of one or more values."""
     quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else ()
     return Summary(
         unit=unit,
@@ -58,7 +58,7 @@ def print_report(report: Report, engine: LLMEngine) -> None:
 
     parts = {found.kind: found.name for found in engine.plugins.chosen}
     model = engine.config.model
-    chosen = ", ".join(f"{kind} {parts[kind]}" for kind in _TOLD if kind in parts)
+    chosen = ", ".join(f"{kind} {parts[kind]}" for kind in _SHOWN_KINDS if kind in parts)
     case = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report.case.items())
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("")
@@ -75,9 +75,9 @@ def print_report(report: Report, engine: LLMEngine) -> None:
 
 
 def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
-    """Write the report, the engine's parts and the machine's size to a file.
+    """Write the report, the engine's plugins and options, and facts about the machine to a file.
 
-    Raises ConfigError if it cannot be written.
+    Raises ConfigError if the file cannot be written.
     """
     config = engine.config
     facts = {
@@ -105,7 +105,7 @@ def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
         raise ConfigError(f"--json {file} cannot be written: {error.strerror}.") from None
 
 
-_TOLD = ("platform", "attention", "linear_method", "ops", "scheduler", "policy", "worker")
+_SHOWN_KINDS = ("platform", "attention", "linear_method", "ops", "scheduler", "policy", "worker")
 
 
 def _rounded(value: float) -> str:

@@ -31,12 +31,12 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Lengths in tokens and number of runs."""
+    """Options of the workload: lengths in tokens, and numbers of runs."""
 
-    input_len: Annotated[int, _option("Tokens of a prompt.")] = 128
-    output_len: Annotated[int, _option("Tokens of an answer.")] = 64
-    warmup: Annotated[int, _option("Runs that are not counted.")] = 1
-    repeats: Annotated[int, _option("Runs that are counted.")] = 5
+    input_len: Annotated[int, _option("Number of tokens in each prompt.")] = 128
+    output_len: Annotated[int, _option("Number of tokens in each output.")] = 64
+    warmup: Annotated[int, _option("Number of warm-up runs, which are not counted.")] = 1
+    repeats: Annotated[int, _option("Number of runs that are counted.")] = 5
 
 
 DEFAULT_BENCH = BenchOptions()
@@ -44,10 +44,10 @@ DEFAULT_BENCH = BenchOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: all requests at once, until the last is done. Times in nanoseconds.
+    """The times of one run, in which all requests are added at once and run to their end.
 
     start_ns: before the first request was added. token_times_ns: one time per step with new tokens;
-    the last one is the end.
+    the last one is the end of the run.
     """
 
     start_ns: int
@@ -129,5 +129,5 @@ def _run(engine: LLMEngine, prompts: list[list[int]], output_len: int, clock: Cl
         num_tokens += sum(len(answer.token_ids) for out in outputs for answer in out.outputs)
     wanted = output_len * len(prompts)
     if num_tokens != wanted:
-        raise EngineDeadError(f"the engine gave {num_tokens} tokens where {wanted} were asked for")
+        raise EngineDeadError(f"the engine generated {num_tokens} tokens instead of {wanted}.")
     return Run(start_ns=start_ns, token_times_ns=tuple(times_ns))

@@ -1,7 +1,7 @@
-"""`dovetail chat`: a conversation in the terminal, streamed as it is generated.
+"""`dovetail chat`: a conversation in the terminal with streamed answers.
 
-Answers go to stdout, remarks to stderr, so that a pipe gets answers only. Ctrl-C ends an answer and
-keeps the session, at the prompt it clears the line; Ctrl-D ends the session.
+Answers are written to stdout and messages to stderr, so that a pipe gets only answers. Ctrl-C ends
+an answer but not the session; at the prompt it clears the line. Ctrl-D ends the session.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_TOKENS = 512
-_SYSTEM_HELP = "What the model is told before the conversation."
-_TEMPLATE_HELP = "A file with a chat template, instead of the model's."
+_SYSTEM_HELP = "System prompt."
+_TEMPLATE_HELP = "File with a chat template that replaces the model's."
 _COMMAND = re.compile(r"/[a-z?]*(?=\s|$)")
 _HELP = '''\
-/params               show the parameters of the answers
-/params NAME=VALUE …  change some: /params temperature=0.2 max_tokens=100
-/reset                forget the conversation
-/help                 show this
-/exit                 end (or Ctrl-D)
-A line that ends with \\ continues in the next one; """ opens and closes a block of lines.
+/params               show the sampling parameters
+/params NAME=VALUE …  change parameters: /params temperature=0.2 max_tokens=100
+/reset                start a new conversation
+/help                 show this help
+/exit                 end the session (or Ctrl-D)
+A line that ends with \\ continues in the next line; """ opens and closes a block of lines.
 Ctrl-C ends an answer early.'''
 
 
@@ -59,7 +59,7 @@ def chat(
     sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:
-    """Talk with a model."""
+    """Chat with a model."""
     forgive_encodings()
     template = _read_template(chat_template)
     llm = LLMEngine.from_engine_args(engine_args(engine))
@@ -67,7 +67,8 @@ def chat(
         params = sampling.apply_to(llm.default_sampling_params(), max_tokens=MAX_TOKENS)
         session = ChatSession(llm, params, system=system, chat_template=template)
         if sys.stdin.isatty():
-            tell(f"{llm.config.model.served_model_name} listens. /help shows what there is.")
+            name = llm.config.model.served_model_name
+            tell(f"Type a message to {name}. /help lists the commands.")
         _converse(session, keyboard())
     finally:
         llm.shutdown()
@@ -75,10 +76,10 @@ def chat(
 
 
 def _converse(session: ChatSession, ask: Ask) -> None:
-    goes_on = True
-    while goes_on:
+    continues = True
+    while continues:
         try:
-            goes_on = _respond(session, read_message(ask))
+            continues = _respond(session, read_message(ask))
         except EOFError:
             if sys.stdin.isatty():
                 print()
@@ -90,23 +91,23 @@ def _converse(session: ChatSession, ask: Ask) -> None:
 
 
 def _respond(session: ChatSession, text: str) -> bool:
-    """Answer a message or carry out a command; return False if that ends the session."""
+    """Answer a message or execute a command; return False if the command ends the session."""
     if found := _COMMAND.match(text):
-        return _obey(session, found[0], text[found.end() :].strip())
+        return _execute(session, found[0], text[found.end() :].strip())
     if text.strip():
         _answer(session, text)
     return True
 
 
 def _answer(session: ChatSession, text: str) -> None:
-    """Print the answer to `text` while it comes."""
+    """Print the answer to `text` while it is generated."""
     shown = printable if sys.stdout.isatty() else str
-    told = False
+    has_notice = False
     with watch_for_interrupt() as interrupted:
         for piece in session.answer(text, interrupted=interrupted):
-            if session.num_dropped and not told:
+            if session.num_dropped and not has_notice:
                 _print_dropped(session.num_dropped)
-                told = True
+                has_notice = True
             print(shown(piece), end="", flush=True)
         print()
         if interrupted():
@@ -114,18 +115,18 @@ def _answer(session: ChatSession, text: str) -> None:
 
 
 def _print_dropped(count: int) -> None:
-    many = "The oldest message is" if count == 1 else f"The {count} oldest messages are"
-    tell(f"({many} left out: the conversation is longer than the model reads.)")
+    dropped = "The oldest message is" if count == 1 else f"The {count} oldest messages are"
+    tell(f"({dropped} left out, because the conversation exceeds the model's maximum length.)")
 
 
-def _obey(session: ChatSession, command: str, rest: str) -> bool:
-    """Carry out a command; return False if it ends the session. Raise RequestError if unknown."""
+def _execute(session: ChatSession, command: str, rest: str) -> bool:
+    """Execute a command; return False if it ends the session. Raises RequestError if unknown."""
     if command == "/exit":
         return False
     act = _ACTIONS.get(command)
     if act is None:
         hint = nearest(command, ["/exit", *_ACTIONS])
-        raise RequestError(f"{command!r} is not a command.{hint} /help shows all.")
+        raise RequestError(f"{command!r} is not a command.{hint} /help lists the commands.")
     act(session, rest)
     return True
 
@@ -145,7 +146,7 @@ def _written(value: object) -> str:
 
 def _reset(session: ChatSession, rest: str) -> None:
     session.reset()
-    tell("(The conversation is forgotten.)")
+    tell("(The conversation was deleted.)")
 
 
 def _help(session: ChatSession, rest: str) -> None:

@@ -1,7 +1,7 @@
-"""A conversation with an engine: history in, streamed answer out.
+"""A conversation with an engine: stores the messages and streams the answers.
 
-Keeps the history within the model's length by leaving out the oldest turns. Reads no keyboard and
-prints nothing.
+Drops the oldest messages if the conversation exceeds the model's maximum length. Does not read the
+keyboard and does not print.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 _ROOM_SHARE = 4
-"""The divisor of the model's length that gives the room for an answer."""
+"""Reserves 1/4 of the model's maximum length for an answer."""
 _HALF_A_CHARACTER = "\ufffd"
 
 
 class ChatSession:
     """One conversation.
 
-    params: of the next answer; may be replaced between answers. messages: the turns so far, without
-    the system prompt; owned by the session. num_dropped: messages that the last answer did not see.
+    params: sampling parameters of the next answer; may be replaced between answers. messages: the
+    messages so far, without the system prompt; owned by the session. num_dropped: messages that
+    were dropped before the last answer.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class ChatSession:
         system: str = "",
         chat_template: str | None = None,
     ) -> None:
-        """Begin. Raise RequestError if there is no tokenizer or no usable chat template."""
+        """Start a conversation. Raises RequestError without a tokenizer or a valid template."""
         if engine.tokenizer is None:
-            raise RequestError("A chat needs a tokenizer; leave out skip_tokenizer_init.")
+            raise RequestError(
+                "A chat needs a tokenizer; start the engine without skip_tokenizer_init."
+            )
         self.params = params
         self.messages: list[Message] = []
         self.num_dropped = 0
@@ -50,19 +53,19 @@ class ChatSession:
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         self._template = chat_template
         self._num_answers = 0
-        # A template that is missing or broken is told before anybody has typed anything.
+        # Reports a missing or invalid template before the user types a message.
         self._encode([_user("?")])
 
     def reset(self) -> None:
-        """Drop all turns. The system prompt and the parameters do not change."""
+        """Drop all messages. The system prompt and the parameters do not change."""
         self.messages.clear()
 
     def answer(self, text: str, *, interrupted: Callable[[], bool]) -> Iterator[str]:
-        """Yield the answer to `text` piece by piece, whole characters only, and remember both.
+        """Yield the answer to `text` in pieces of complete characters, and store both messages.
 
-        interrupted: asked after each step; True ends the answer, and what there is of it stays in
-        the history. Raises RequestError before the first piece, changing nothing, if the request
-        is refused.
+        interrupted: called after each step; True ends the answer, and its text so far is stored.
+        Raises RequestError before the first piece if the request is refused; then the messages do
+        not change.
         """
         turns, token_ids = self._fit([*self.messages, _user(text)])
         request_id = f"chat-{self._num_answers}"
@@ -91,7 +94,7 @@ class ChatSession:
                 if output.error is not None:
                     raise RequestError(output.error)
                 for completion in output.outputs:
-                    # What ends may end within a character, and half of one is not text.
+                    # The last piece may end with an incomplete character, which is dropped.
                     ended = completion.finished()
                     text = completion.text
                     yield text.rstrip(_HALF_A_CHARACTER) if ended else text
@@ -99,7 +102,7 @@ class ChatSession:
                 engine.abort_request(request_id)
 
     def _fit(self, turns: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the latest turns that leave room for an answer, and the prompt's tokens."""
+        """Return the latest messages that leave room for an answer, and the prompt's tokens."""
         longest = self._engine.max_model_len
         room = longest // _ROOM_SHARE
         if self.params.max_tokens is not None:

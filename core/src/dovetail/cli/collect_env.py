@@ -1,7 +1,7 @@
-"""`dovetail collect-env`: the facts of this machine that an issue needs, as plain text.
+"""`dovetail collect-env`: prints facts about this machine for an issue report.
 
-Imports no tensor library: versions come from metadata, devices from their vendors' own tools. Tells
-no paths, no user or host names and no environment variables.
+Imports no tensor library: versions are read from metadata, devices from their vendors' tools.
+Prints no paths, no user or host names and no environment variables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CPU_FLAGS = frozenset((
 
 
 def collect_env() -> int:
-    """Describe this machine, to be pasted into an issue."""
+    """Describe this machine for an issue."""
     for title, rows in (_software(), _system(), _processor(), _memory(), _tools()):
         print(title)
         width = max(len(name) for name, _ in rows) + 1
@@ -97,7 +97,7 @@ def _memory() -> Section:
 
 def _tools() -> Section:
     rows = find_compilers() or [("C++ compiler", "none found")]
-    devices = find_devices() or [("GPU", "none that a vendor's tool reports")]
+    devices = find_devices() or [("GPU", "none reported by the vendors' tools")]
     return "Tools and devices", rows + devices
 
 

@@ -36,7 +36,7 @@ def _option(text: str) -> Parameter:
 class SecondParts:
     """The plugins of the second run.
 
-    If all are None, there are two further runs: one with another scheduler, and one with another
+    If all are None, there are two more runs: one with another scheduler, and one with another
     attention backend, which is selected by its class path.
     """
 
@@ -50,7 +50,7 @@ class SecondParts:
 
 DEFAULT_PARTS = SecondParts()
 _PIPE_WIDTH = 110
-_TRUST_HELP = "Run parts that are named as ./file.py:Class."
+_TRUST_HELP = "Allow plugins that are named as ./file.py:Class."
 _MODEL_HELP = "A model to run instead of the demo model."
 
 
@@ -60,7 +60,7 @@ def demo(
     second: Annotated[SecondParts, Parameter(name="*")] = DEFAULT_PARTS,
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
-    """Show what an engine made of plugins does."""
+    """Run a small model with different plugins, and compare answers and speed."""
     forgive_encodings()
     from rich.console import Console
 
@@ -69,7 +69,7 @@ def demo(
         console.width = _PIPE_WIDTH
     with demo_subject(model) as subject:
         asked = {name: pick for name, pick in vars(second).items() if pick is not None}
-        # Report a wrong name now, not after the first run.
+        # Report an unknown name before the first run.
         args = EngineArgs(subject.model, trust_local_code=trust_local_code, **asked)
         config = args.create_engine_config()
         check_plugin_choices(config, make_registry(config))
@@ -87,7 +87,7 @@ def demo(
 
 
 def _other_options(first: DemoRun) -> list[dict[str, str]]:
-    """Return the options of further runs, each with one plugin that the first run did not have."""
+    """Return the options of more runs, each with one plugin that the first run did not use."""
     registry = PluginRegistry()
     used = first.parts["scheduler"].resolution.name
     schedulers = [found.name for found in registry.automatic("scheduler") if found.name != used]
@@ -98,9 +98,9 @@ def _other_options(first: DemoRun) -> list[dict[str, str]]:
 
 
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
-    """Return the class path of another backend that can run here, or of the same one.
+    """Return the class path of another backend that can run here, or else of the first run's.
 
-    The first run selected the best that can; the platform's earlier preferences were refused.
+    The backends that the platform prefers over the first run's were rejected.
     """
     preferred = list(preferred_names(choose_platform(registry, AUTO), "attention"))
     able = registry.automatic("attention", preferred)
@@ -138,7 +138,7 @@ def _print_comparison(console: Console, first: DemoRun, others: list[DemoRun]) -
         changed = "\n".join(f"{name} = {value}" for name, value in run.options.items())
         num_equal, count = first.num_equal(run), len(run.outputs)
         answers = (
-            f"all {count} the same" if num_equal == count else f"{num_equal} of {count} the same"
+            f"all {count} are equal" if num_equal == count else f"{num_equal} of {count} are equal"
         )
         speed = f"{run.rate / first.rate:.2f}"
         table.add_row(_plain(changed), answers, f"{run.rate:,.0f}", speed)
@@ -154,7 +154,7 @@ def _print_comparison(console: Console, first: DemoRun, others: list[DemoRun]) -
             console.print(f"{kind} {after.name}: {_plain(summary_of(after))}")
     if any(first.num_equal(run) < len(run.outputs) for run in others):
         console.print(
-            "[yellow]Plugins that round differently can select another token where two tokens are "
+            "[yellow]Plugins that round differently can select another token if two tokens are "
             "almost equally likely.[/]"
         )
     console.print()
@@ -198,7 +198,7 @@ def _table(*headings: str) -> Table:
 
 
 def _plain(text: str) -> Any:
-    """Return `text` so that rich prints it as it is: a model's output is not markup."""
+    """Return `text` for rich without markup, because a model's output may look like markup."""
     from rich.text import Text
 
     return Text(printable(text))

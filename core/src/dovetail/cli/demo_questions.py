@@ -1,7 +1,7 @@
 """The model and the questions of `dovetail demo`.
 
-The installed demo model has tasks with a program that checks each answer. Without it, a checkpoint
-with random weights is created; it continues some prompts with words without meaning.
+The installed demo model has tasks with a function that checks each answer. Without it, a checkpoint
+with random weights is created, which continues some prompts with random words.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEGINNINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt, and a function that checks its answer; None if no program can check it."""
+    """A prompt. is_right: a function that checks the answer, or None."""
 
     text: str
     is_right: Callable[[str], bool] | None = None
@@ -47,7 +47,7 @@ class Question:
 class Subject:
     """The model that the demo runs.
 
-    as_chat: whether questions go through the chat template. max_tokens: limit of an answer.
+    as_chat: whether the chat template is applied to questions. max_tokens: limit of an answer.
     """
 
     model: str
@@ -59,8 +59,9 @@ class Subject:
 
 @contextmanager
 def demo_subject(model: str | None) -> Iterator[Subject]:
-    """Yield the questions for `model`; None: the demo model, or a temporary random checkpoint.
+    """Yield the model of the demo with its questions.
 
+    model: None for the demo model or, if it is not installed, a temporary random checkpoint.
     Raises OSError if no temporary directory can be created.
     """
     if model in (None, DEMO) and (tasks := _installed_tasks()):
@@ -90,7 +91,7 @@ def _installed_tasks() -> dict[str, Any]:
     if directory is None or not (directory / "config.json").is_file():
         return {}
     try:
-        # Imported by name: the core depends on no member.
+        # Imported by name, because the core must not depend on other packages of the project.
         tasks: dict[str, Any] = import_module(_TASKS).TASKS
     except ModuleNotFoundError:
         return {}

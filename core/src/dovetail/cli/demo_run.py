@@ -34,12 +34,12 @@ PLUGIN_FIELDS = {
 """The config field that selects the plugin, by kind."""
 
 NUM_ROUNDS = 3
-"""Rounds that are timed, after one that is not."""
+"""Number of timed rounds, after one warm-up round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The plugin that was selected for a place, and the reason."""
+    """The plugin that was selected for a kind, and the reason."""
 
     resolution: Resolution
     reason: str
@@ -47,10 +47,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRun:
-    """What one engine did.
+    """The result of one engine.
 
-    options: how it differs from the default. total_s: median seconds of a timed round. parts: by
-    kind. changes: settings that were resolved for the user.
+    options: those that differ from the default. total_s: median duration of a timed round, in
+    seconds. parts: selected plugins by kind. changes: settings that the engine resolved.
     """
 
     options: Mapping[str, str]
@@ -61,12 +61,12 @@ class DemoRun:
 
     @property
     def texts(self) -> list[str]:
-        """The answers."""
+        """The texts of the answers."""
         return [output.outputs[0].text.strip() for output in self.outputs]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Number of tokens in all answers."""
         return sum(len(output.outputs[0].token_ids) for output in self.outputs)
 
     @property
@@ -75,7 +75,7 @@ class DemoRun:
         return self.num_tokens / self.total_s
 
     def changed_kinds(self, first: DemoRun) -> list[str]:
-        """Return the kinds for which this run has another plugin than `first`."""
+        """Return the kinds for which this run and `first` have different plugins."""
         kinds = (kind for kind in self.parts if kind in first.parts)
         return [
             kind
@@ -94,10 +94,10 @@ class DemoRun:
 def run_demo(
     subject: Subject, options: Mapping[str, str], *, trust_local_code: bool = False
 ) -> DemoRun:
-    """Send all questions at once, greedily, to an engine with `options`; shut it down.
+    """Answer all questions at once in an engine with `options`, with greedy sampling.
 
-    The first round warms up and gives the answers; then `NUM_ROUNDS` rounds are timed, each with
-    an empty prefix cache.
+    The first round is the warm-up and gives the answers. Then `NUM_ROUNDS` rounds are timed, each
+    with an empty prefix cache.
     """
     with LLM(subject.model, trust_local_code=trust_local_code, **options) as llm:
         outputs = _ask(llm, subject)
@@ -135,21 +135,21 @@ def _ask(llm: LLM, subject: Subject) -> list[RequestOutput]:
 
 
 def summary_of(resolution: Resolution) -> str:
-    """Return the first line of the docstring of a plugin's class; its target if it has none.
+    """Return the first line of the docstring of a plugin's class, or else the plugin's target.
 
-    The class is not imported: a plugin that ran in this process is loaded already.
+    The class is not imported, because a plugin that ran in this process is already loaded.
     """
     module, _, name = resolution.target.partition(":")
     loaded = getattr(sys.modules.get(module), name, None)
     return (inspect.getdoc(loaded) or resolution.target).partition("\n")[0]
 
 
-def _reason(found: Resolution, config: EngineConfig, picked: set[str]) -> str:
+def _reason(found: Resolution, config: EngineConfig, requested: set[str]) -> str:
     """Return why a plugin was selected: requested, resolved with a reason, or preferred."""
     if found.kind == "model":
         return "config.json names it"
     field = PLUGIN_FIELDS.get(found.kind, "")
-    if field.rpartition(".")[2] in picked:
+    if field.rpartition(".")[2] in requested:
         return "requested"
     for change in config.explain():
         if change.field == field:

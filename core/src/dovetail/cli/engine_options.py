@@ -1,7 +1,7 @@
-"""The options of an engine as flags of a command, made from the fields of `EngineArgs`.
+"""The engine options as command-line flags, generated from the fields of `EngineArgs`.
 
-A field that is added there is a flag here, with its line of help; no flag is written by hand.
-Checks nothing: `EngineArgs` and the config tree do. Mappings are given as JSON objects.
+Each field of `EngineArgs` becomes a flag with the field's help line. Values are not checked here,
+but by `EngineArgs` and the configuration. Mappings are given as JSON objects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_DEFAULTS = (int, float)
 
 
 def engine_args(options: EngineOptions) -> EngineArgs:
-    """Return the options as `EngineArgs`; raise ConfigError for what is not a JSON object."""
+    """Return the options as `EngineArgs`; raise ConfigError for a mapping that is invalid JSON."""
     values = {option.name: getattr(options, option.name) for option in fields(EngineArgs)}
     for name in _MAPPINGS:
         text = values.pop(name)
@@ -40,16 +40,16 @@ def _read_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is not JSON ({error}).") from None
+        raise ConfigError(f"{flag}: {text!r} is not valid JSON ({error}).") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{flag}: {text!r} is not a JSON object; write it in braces.")
+        raise ConfigError(f"{flag}: {text!r} is not a JSON object; write it as {{…}}.")
     return value
 
 
 def _flag(option: Field[Any], hint: Any) -> tuple[str, Any, Any]:
-    """Return the field of the options' class for a field of `EngineArgs`."""
+    """Return the name, type and default of the flag for a field of `EngineArgs`."""
     members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    # Of what a field takes, the first that can be written on a command line; else text.
+    # The first type of the field that a command line can contain, otherwise a string.
     plain: Any = next((member for member in _PLAIN if member in members), str)
     if get_origin(hint) is tuple:
         plain = tuple[str, ...]  # the flag may be given several times
@@ -89,5 +89,5 @@ else:
         frozen=True,
         kw_only=True,
     )
-    # The parser takes classes of the module "types", where this one would be, for built-in ones.
+    # `make_dataclass` sets the module "types", whose classes the parser treats as built-in.
     EngineOptions.__module__ = __name__

@@ -1,8 +1,8 @@
-"""`dovetail generate`: prompts in, answers out.
+"""`dovetail generate`: generates text for prompts.
 
-On a terminal each prompt stands above its answer; in a pipe there are answers only, in order, with
-a line between them, or with `--json` one JSON object a line. A prompt that is refused is told on
-stderr, and the others are answered; the exit code is 2 then.
+A terminal shows each prompt above its answer. A pipe gets only the answers, in order, separated by
+empty lines, or with `--json` one JSON object per line. A refused prompt is reported on stderr, and
+the other prompts are answered; the exit code is then 2.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from dovetail.outputs import RequestOutput
 
 MAX_TOKENS = 64
-_FILE_HELP = 'A file with one prompt a line; "-": stdin.'
-_CHAT_HELP = "Ask each prompt as a user's message, through the model's chat template."
-_JSON_HELP = "Write one JSON object a line."
+_FILE_HELP = 'File with one prompt per line; "-": stdin.'
+_CHAT_HELP = "Apply the model's chat template to each prompt, as a user message."
+_JSON_HELP = "Print one JSON object per line."
 
 
 def generate(
-    *prompts: Annotated[str, Parameter(help="What to continue from.")],
+    *prompts: Annotated[str, Parameter(help="Prompts to continue.")],
     prompts_file: Annotated[
         str | None, Parameter(help=_FILE_HELP, allow_leading_hyphen=True)
     ] = None,
@@ -42,11 +42,13 @@ def generate(
     sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:
-    """Answer prompts."""
+    """Generate text for prompts."""
     forgive_encodings()
     asked = [*prompts, *_read_prompts(prompts_file)]
     if not asked:
-        raise ConfigError("No prompt is given; write it behind the options, or --prompts-file F.")
+        raise ConfigError(
+            "No prompt was given; write prompts after the options, or use --prompts-file FILE."
+        )
     outputs = _answer(engine_args(engine), sampling, asked, chat=chat)
     shown = [replace(output, prompt=text) for output, text in zip(outputs, asked, strict=True)]
     if as_json:
@@ -73,7 +75,7 @@ def _answer(
 def _read_prompts(file: str | None) -> list[str]:
     if file is None:
         return []
-    # Not `splitlines`: a prompt may hold other separators, such as U+2028.
+    # `splitlines` would also split at other characters in a prompt, such as U+2028.
     lines = read_text_file("--prompts-file", file).split("\n")
     return [line for line in lines if line.strip()]
 
@@ -95,7 +97,7 @@ def _show(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _facts(output: RequestOutput) -> dict[str, Any]:
-    """Return what a program wants to know of one answer; times in seconds."""
+    """Return one output as a JSON object, with times in seconds."""
     facts: dict[str, Any] = {"prompt": output.prompt}
     if output.error is not None or not output.outputs:
         return {**facts, "error": output.error}

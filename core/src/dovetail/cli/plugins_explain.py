@@ -1,6 +1,6 @@
-"""`dovetail plugins explain`: which plugin an engine would use, which not, and why.
+"""`dovetail plugins explain`: explains which plugin an engine would use, and why.
 
-The engine is not made: no weights are opened. Exit code 1 if none can be used.
+No engine is created and no weights are opened. The exit code is 1 if no plugin can be used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _KIND_HELP = "The kind of plugin, such as attention."
 _JSON_HELP = "Write a JSON object instead of a table."
-_MODEL_HELP = "Directory of the model, or name of an installed one; not for every kind needed."
+_MODEL_HELP = "Directory or installed name of a model; some kinds do not need it."
 _ENGINE = Parameter(name="*")
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def explain(
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
     engine: Annotated[Options, _ENGINE] = NO_OPTIONS,
 ) -> int:
-    """Explain which plugin an engine would use, and why not the others.
+    """Explain which plugin an engine would use, and why not other plugins.
 
-    Plugins that might be used are loaded; others run no code.
+    Only plugins that could be used are loaded; no code of the others runs.
     """
     explanation = _explained(kind, engine)
     if as_json:
@@ -108,18 +108,18 @@ def _headline(explanation: Explanation) -> str:
         return f"{kind}{where}: {names} ({criteria.why})."
     unknown = [verdict.name for verdict in explanation.verdicts if verdict.state == UNKNOWN]
     if unknown and not explanation.error:
-        return f"{kind}{where}: unknown, {unknown[0]} is tried first ({criteria.why})."
+        return f"{kind}{where}: unknown; {unknown[0]} is tried first ({criteria.why})."
     if explanation.error:
-        return f"{kind}{where}: none can be used ({criteria.why})."
+        return f"{kind}{where}: no plugin can be used ({criteria.why})."
     return f"{kind}{where}: none ({criteria.why})."
 
 
 def _requirements_text(required: AttentionRequirements) -> str:
     parts = [
         f"head size {required.head_size}",
-        f"{required.num_heads} heads over {required.num_kv_heads} key-value heads",
+        f"{required.num_heads} query heads over {required.num_kv_heads} key-value heads",
         required.dtype,
-        f"a KV cache of {required.kv_cache_dtype} in blocks of {required.block_size}",
+        f"KV cache in {required.kv_cache_dtype} with blocks of {required.block_size} tokens",
         f"device {required.device_type}",
         *sorted(required.features),
     ]
@@ -128,9 +128,9 @@ def _requirements_text(required: AttentionRequirements) -> str:
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
     rank = f"rank {verdict.rank}" if verdict.rank else ""
-    # An error's own lines would break the table's.
+    # Line breaks in an error would break the table.
     reasons = [re.sub(r"\s*\n\s*", " ", reason).rstrip(".") for reason in verdict.reasons]
     why = "; ".join(part for part in (verdict.standing, rank, *reasons) if part)
-    whose = f"{verdict.distribution} {verdict.version}".strip() or "–"
+    distribution = f"{verdict.distribution} {verdict.version}".strip() or "–"
     place = str(verdict.place) if verdict.place else "–"
-    return place, verdict.state, verdict.name, whose, why
+    return place, verdict.state, verdict.name, distribution, why

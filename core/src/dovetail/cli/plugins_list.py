@@ -1,4 +1,4 @@
-"""`dovetail plugins list`: what is installed, from metadata; loads no plugin."""
+"""`dovetail plugins list`: lists the installed plugins from their metadata; loads no plugin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail.plugins.metadata.commands import find_commands
 from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.registry import PluginRegistry
 
-_KIND_HELP = "Only plugins of this kind, such as scheduler."
+_KIND_HELP = "Kind of plugins to list, such as scheduler."
 _JSON_HELP = "Write a JSON array instead of a table."
 
 
@@ -29,7 +29,8 @@ def list_plugins(
 ) -> int:
     """List the installed plugins.
 
-    Metadata and manifests are read, nothing is imported: whether a plugin loads is not known here.
+    Only metadata and manifests are read. No plugin is imported, so one that cannot be loaded is
+    listed too.
     """
     registry = PluginRegistry()
     kinds = list(KINDS) if kind is None else [kind]
@@ -45,14 +46,14 @@ def list_plugins(
     else:
         print(f"No {kind or 'plugin'} is installed.")
     for sentence in registry.set_aside:
-        print(f"dovetail: set aside: {sentence}", file=sys.stderr)
+        print(f"dovetail: ignored: {sentence}", file=sys.stderr)
     for sentence in registry.warnings:
         print(f"dovetail: warning: {sentence}", file=sys.stderr)
     return 0
 
 
 def _show(found: Sequence[Candidate], verified: Sequence[str]) -> None:
-    """Print a line a plugin; the column `verified` is shown if any of them has it."""
+    """Print one line per plugin; omit the column `verified` if it is empty for all plugins."""
     headings = ("kind", "name", "distribution", "target", "verified")
     rows = [
         (one.kind, one.name, f"{one.distribution} {one.version}", one.target, text)

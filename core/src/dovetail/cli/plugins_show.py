@@ -1,4 +1,4 @@
-"""`dovetail plugins show`: everything that is known of one plugin; imports it only with --load."""
+"""`dovetail plugins show`: prints the details of one plugin; imports it only with --load."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 
 _PLUGIN_HELP = "KIND:NAME, such as attention:torch; or KIND:NAME@DISTRIBUTION, KIND:module:Class."
-_LOAD_HELP = "Import it, check its contract, and show what its class declares."
-_TRUST_HELP = "Let --load run a class that is named as ./file.py:Class."
+_LOAD_HELP = "Import the plugin, check its contract, and show what its class declares."
+_TRUST_HELP = "Allow --load to run a plugin that is named as ./file.py:Class."
 _JSON_HELP = "Write a JSON object instead of a table."
 
 
@@ -33,9 +33,9 @@ def show(
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
-    """Show what is known of one plugin.
+    """Show the details of one plugin.
 
-    Without --load nothing of it is imported: metadata, its manifest and its source are read.
+    Without --load the plugin is not imported: only metadata, its manifest and its source are read.
     """
     registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
     kind, reference = parse_plugin(plugin, registry)
@@ -58,15 +58,15 @@ def show(
 
 def _described(details: PluginDetails) -> list[tuple[str, str]]:
     about, entry = details.description, details.description.entry
-    whose = f"{about.distribution} {about.version}".strip() or "none: the class is named directly"
-    sketch = "; a sketch that may still change" if details.is_sketch else ""
+    distribution = f"{about.distribution} {about.version}".strip() or "none (named by its class)"
+    sketch = "; a draft that may still change" if details.is_sketch else ""
     rows = [
         ("plugin", f"{about.kind}:{about.name}"),
         ("class", about.target),
-        ("distribution", whose + (" (first-party)" if about.first_party else "")),
-        ("source", str(details.source or "not found without importing")),
+        ("distribution", distribution + (" (first-party)" if about.first_party else "")),
+        ("source", str(details.source or "unknown; use --load to import the plugin")),
         ("contract", f"{details.contract} {details.core_version}{sketch}"),
-        ("manifest", "dovetail.toml" if about.in_manifest else "none; these are defaults"),
+        ("manifest", "dovetail.toml" if about.in_manifest else "none; default values apply"),
         ("api", _api_text(details)),
         ("provides", _listed(entry.provides)),
         ("needs", _listed(entry.needs)),
@@ -78,7 +78,7 @@ def _described(details: PluginDetails) -> list[tuple[str, str]]:
     if entry.verified:
         rows.append(("verified", entry.verified))
     if entry.replaces:
-        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow permits it"))
+        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow allows it"))
     return rows
 
 
@@ -86,8 +86,8 @@ def _api_text(details: PluginDetails) -> str:
     api = details.description.entry.api
     if not api:
         return "any"
-    verdict = "takes in" if details.fits else "does NOT take in"
-    return f"{api}, which {verdict} this core's {details.core_version}"
+    verdict = "contains" if details.fits else "does NOT contain"
+    return f"{api}, which {verdict} the core's version {details.core_version}"
 
 
 def _options_text(details: PluginDetails) -> str:
@@ -95,9 +95,9 @@ def _options_text(details: PluginDetails) -> str:
     if not model:
         return "none"
     if details.options is None:
-        return f"{model} (its fields cannot be read without importing it)"
+        return f"{model} (use --load to read its fields)"
     lines = [
-        f"{one.name}: {one.type}" + (f" = {one.default}" if one.default else " (must be given)")
+        f"{one.name}: {one.type}" + (f" = {one.default}" if one.default else " (required)")
         for one in details.options
     ]
     return "\n".join([model, *lines])
@@ -105,7 +105,7 @@ def _options_text(details: PluginDetails) -> str:
 
 def _declared(loaded: LoadedClass) -> list[tuple[str, str]]:
     rows = [
-        ("loaded", "yes, and it meets its contract"),
+        ("loaded", "yes; it fulfills its contract"),
         ("its version", loaded.contract_version or "not declared"),
         ("it provides", _listed(loaded.provides)),
         ("it needs", _listed(loaded.needs)),
@@ -119,7 +119,7 @@ def _value_text(value: Any) -> str:
     if fields is None:
         return _listed(value) if isinstance(value, (frozenset, tuple)) else str(value)
     parts = [(name, getattr(value, name)) for name in fields]
-    # An empty set may mean none or any: the contract says which.
+    # An empty set may mean "none" or "any", depending on the contract.
     return "\n".join(f"{name}: {_value_text(one) if one else '–'}" for name, one in parts)
 
 

@@ -1,4 +1,4 @@
-"""Tables of text for the `plugins` commands, and facts as JSON.
+"""Prints tables and JSON for the `plugins` commands.
 
 Imports rich only when a table is printed.
 """
@@ -26,11 +26,11 @@ STYLES: Mapping[str, str] = {
     "broken": "bold red",
     "out": "dim",
 }
-"""The style of a word that is alone in a cell."""
+"""The style of a table cell that contains only this word."""
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Print one line a row; in a pipe as wide as needed, so that no line is broken."""
+    """Print a table; in a pipe it is as wide as needed, so that no line is broken."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -52,7 +52,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title
 
 
 def print_line(text: str, *, style: str = "") -> None:
-    """Print text as it is, broken between words on a terminal and nowhere else."""
+    """Print text without markup; wrap it between words only on a terminal."""
     from rich.text import Text
 
     console = _console()
@@ -60,12 +60,12 @@ def print_line(text: str, *, style: str = "") -> None:
 
 
 def print_json(value: object) -> None:
-    """Print dataclasses and what they hold as JSON; sets are sorted, classes named."""
+    """Print nested dataclasses as JSON; sets are sorted, and classes are written as names."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
 
 
 def _cell(text: str, heading: str) -> Text:
-    """Return a cell; state words are in columns without a heading."""
+    """Return a cell; only columns without a heading have styled words."""
     from rich.text import Text
 
     return Text(text, style="" if heading else STYLES.get(text, ""))

@@ -49,9 +49,9 @@ _TEMPLATE = (
 
 
 def write_random_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Write the checkpoint into `directory`, made if it is not there, and return it.
+    """Write a float32 checkpoint of about 0.8 MB into `directory` and return the directory.
 
-    float32, about 0.8 MB; equal bytes for equal seeds. Raises OSError.
+    Creates the directory if it does not exist. Equal seeds give equal bytes. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = [*_SPECIAL, *_WORDS.split()]
@@ -129,7 +129,7 @@ def _write_weights(file: Path, shapes: dict[str, tuple[int, ...]], seed: int) ->
 
 
 def _matrix(source: random.Random, num_rows: int, num_columns: int) -> bytes:
-    """Return float32 numbers that keep the size of what they are multiplied with, roughly."""
+    """Return random float32 weights that roughly preserve the magnitude of their inputs."""
     bound = (3.0 / num_columns) ** 0.5
     count = num_rows * num_columns
     return struct.pack(f"<{count}f", *(source.uniform(-bound, bound) for _ in range(count)))

@@ -1,7 +1,7 @@
-"""Sampling parameters as flags of a command and as `name=value` settings.
+"""Sampling parameters as command-line flags and as `name=value` settings.
 
 Parameters that are not set have the values of the model's generation config. `SamplingParams`
-checks bounds. The engine's `--seed` sets the seed.
+checks bounds. The engine option `--seed` sets the seed.
 """
 
 from __future__ import annotations
@@ -43,43 +43,47 @@ def _option(text: str) -> Parameter:
 class SamplingOptions:
     """Sampling flags. None means the default of the model."""
 
-    max_tokens: Annotated[int | None, _option("Maximum tokens of an answer.")] = None
-    temperature: Annotated[float | None, _option("0: always the most likely token.")] = None
-    top_p: Annotated[float | None, _option("Cumulative probability of the candidates.")] = None
+    max_tokens: Annotated[int | None, _option("Maximum number of tokens in an answer.")] = None
+    temperature: Annotated[
+        float | None, _option("Sampling temperature; 0: always the most likely token.")
+    ] = None
+    top_p: Annotated[float | None, _option("Total probability of the candidate tokens.")] = None
     top_k: Annotated[int | None, _option("Number of candidate tokens; 0: all.")] = None
-    min_p: Annotated[float | None, _option("Minimum probability, relative to the top token.")] = (
+    min_p: Annotated[
+        float | None, _option("Minimum probability, relative to the most likely token.")
+    ] = None
+    repetition_penalty: Annotated[float | None, _option("A value above 1 reduces repetitions.")] = (
         None
     )
-    repetition_penalty: Annotated[float | None, _option("Above 1: fewer repetitions.")] = None
     stop: Annotated[
         tuple[str, ...] | None, _option("A text that ends the answer; may be given several times.")
     ] = None
     ignore_eos: Annotated[bool, _option("Continue after the end-of-sequence token.")] = False
 
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
-        """Return `params` with these options, and with `max_tokens` if none is set.
+        """Return `params` with these options. max_tokens: the value if the option is not set.
 
-        Raises RequestError naming the parameter, its value and its bounds.
+        Raises RequestError with the parameter, its value and its bounds.
         """
-        given = {wish.name: getattr(self, wish.name) for wish in fields(self)}
-        wishes = {name: value for name, value in given.items() if value is not None}
-        return replace(params, **{"max_tokens": max_tokens, **wishes})
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None}
+        return replace(params, **{"max_tokens": max_tokens, **given})
 
 
 NO_OVERRIDES = SamplingOptions()
 
 
 def named_settings(text: str) -> list[str]:
-    """Return the names that settings set, in their order; raise RequestError as `with_settings`."""
+    """Return the names in a text of settings, in order. Raises errors as `with_settings` does."""
     return [name for name, _ in _settings(text)]
 
 
 def with_settings(params: SamplingParams, text: str) -> SamplingParams:
-    """Return `params` under settings such as "temperature=0.2 max_tokens=100 stop='END'".
+    """Return `params` with settings such as "temperature=0.2 max_tokens=100 stop='END'".
 
-    Words are split as by a shell. Values are JSON where they can be read as such, else text with
-    the escapes of JSON strings; "none" is None.
-    Raises RequestError, one line, for a setting that is none and for a value out of its bounds.
+    Words are split as in a shell. Values are parsed as JSON if possible, and otherwise as text
+    with the escapes of JSON strings; "none" is None.
+    Raises RequestError, with a message of one line, for an invalid setting or value.
     """
     return replace(params, **dict(_settings(text)))
 
@@ -88,7 +92,7 @@ def _settings(text: str) -> list[tuple[str, Any]]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise RequestError(f"{text!r} cannot be read: {error}.") from None
+        raise RequestError(f"The settings {text!r} cannot be split: {error}.") from None
     return [_setting(word) for word in words]
 
 

@@ -1,7 +1,7 @@
 """Input and output of commands: standard streams, messages from the keyboard, text files.
 
-A message that ends a line with a backslash continues in the next line; a line that begins with
-three quotation marks opens a block that three others close.
+If a line of a message ends with a backslash, the message continues in the next line. Three
+quotation marks at the start of a message open a block of lines, and three more close it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from dovetail.errors import ConfigError
 
 MAX_FILE_BYTES = 2**28
-"""Bytes of a file of prompts; of standard input as many characters."""
+"""Maximum size of a file with prompts in bytes, or of standard input in characters."""
 
 PROMPT = "> "
 MORE = ". "
 QUOTES = '"""'
 
 Ask = Callable[[str], str]
-"""Takes a prompt and returns a line without its end; raises EOFError at the end of the input."""
+"""Prints a prompt and returns the next line without its newline; raises EOFError at the end."""
 
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= {code: 0xFFFD for code in range(127, 160)}
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def forgive_encodings() -> None:
-    """Let the standard streams replace characters that they cannot encode."""
+    """Make the standard streams replace characters that cannot be encoded."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -59,10 +59,10 @@ def progress_note() -> Iterator[Callable[[str], None]]:
 
 
 def keyboard() -> Ask:
-    """Return how to read lines from stdin: with line editing and prompts if it is a terminal."""
+    """Return a function that reads a line from stdin, with line editing if it is a terminal."""
     if not sys.stdin.isatty():
         return lambda prompt: input()
-    import readline  # line editing and history; `input` finds it by its import
+    import readline  # the import enables line editing and history in `input`
 
     readline.set_history_length(1000)
     return input
@@ -71,7 +71,7 @@ def keyboard() -> Ask:
 def read_message(ask: Ask) -> str:
     """Return the next message; raise EOFError if there is none.
 
-    An end of input within a message ends that message.
+    The end of the input also ends a message.
     """
     text = ask(PROMPT)
     try:
@@ -98,8 +98,8 @@ def _read_block(text: str, ask: Ask) -> str:
 def read_text_file(option: str, file: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
     """Return the UTF-8 text of a file, or of standard input for "-".
 
-    Raises ConfigError, naming the option, if it cannot be read or is larger than `max_bytes`.
-    No more than that is read: a device may be endless.
+    Raises ConfigError, with the option's name, if it cannot be read or is larger than `max_bytes`.
+    Never reads more than one byte above the limit, because a device may be endless.
     """
     try:
         text = _read_file(file, max_bytes)

@@ -113,7 +113,7 @@ def _replace_aliases(values: dict[str, Any]) -> None:
         if value is None:
             continue
         if not isinstance(value, type) and (not isinstance(value, str) or not value):
-            raise ConfigError(f"{alias}={shorten(value)} must be None or name a plugin.")
+            raise ConfigError(f"{alias}={shorten(value)} must be None or the name of a plugin.")
         if named not in (AUTO, value):
             raise ConfigError(
                 f"{alias}={shorten(reference_name(value))} contradicts "
@@ -217,7 +217,8 @@ def _generation_overrides(value: object) -> Mapping[str, Any]:
     for key in overrides:
         if key not in known:
             raise ConfigError(
-                f"{name}: {key!r} is not used.{nearest(key, known)} Known: {', '.join(known)}."
+                f"{name} has the unknown key {key!r}.{nearest(key, known)} Known keys: "
+                f"{', '.join(known)}."
             )
     try:
         default_sampling_params(overrides)

@@ -37,10 +37,10 @@ _ROTARY_NAMES = (
 class StatedLength:
     """The longest sequence according to config.json.
 
-    tokens: the default max_model_len. most: the largest that a user may request. source: the key in
-    config.json. fields: the lengths in it, by key. can_be_raised: whether larger values of these
-    only change the number of positions, because positions are rotary and no angle depends on the
-    length.
+    tokens: the default max_model_len. most: the largest max_model_len that a user may set. source:
+    the key in config.json. fields: all lengths in config.json, by key. can_be_raised: whether a
+    larger value of these fields only adds positions, because positions are rotary and no angle
+    depends on the length.
     """
 
     tokens: int

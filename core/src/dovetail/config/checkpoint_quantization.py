@@ -27,7 +27,7 @@ _SIDE_FILES = {
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"method", "source", "config"} of a quantized checkpoint, {} for any other.
+    """Return {"method", "source", "config"} of a quantized checkpoint, {} if it is not quantized.
 
     config: config.json with the user's overrides applied; a null `quantization_config` means that
     the checkpoint is not quantized. method: lower case. Raises ModelError, naming file and field,
@@ -51,9 +51,9 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]:
-    """Return the description in one table. field: its key in the file; "" for the whole file."""
+    """Return the description in `table`. field: its key in the file; "" for the whole file."""
     if not isinstance(table, Mapping):
-        raise ModelError(f"{file}: {field} is {shorten(table)}, it must be a table.")
+        raise ModelError(f"{file}: {field} is {shorten(table)}; it must be a JSON object.")
     inner = table.get("quantization")
     if file != "config.json" and isinstance(inner, Mapping):
         table = inner
@@ -68,7 +68,7 @@ def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]
     if not isinstance(method, str) or not _METHOD_NAME.fullmatch(method):
         found = "is absent" if method is None else f"is {shorten(method)}"
         raise ModelError(
-            f"{file}: {prefix}quant_method {found}, it must be the name of a quantization method, "
+            f"{file}: {prefix}quant_method {found}; it must be the name of a quantization method, "
             'such as "gptq".'
         )
     source = f"{field} in {file}" if field else file
@@ -76,7 +76,7 @@ def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]
 
 
 def _implied_method(table: Mapping[str, Any], default: str) -> str | None:
-    """Return the method of a table without a name; "" if not quantized, None if unknown."""
+    """Return the method that other fields imply; "" if not quantized, None if unknown."""
     flags = [table[name] for name in ("load_in_4bit", "load_in_8bit") if name in table]
     if flags:
         return "bitsandbytes" if any(flag is not False for flag in flags) else ""

@@ -106,7 +106,7 @@ class EngineArgs:
     )
     enforce_eager: bool = _option(False, "Do not capture graphs and do not compile the model.")
     max_logprobs: int = _option(
-        20, "Maximum number of logprobs that a request may request for a position."
+        20, "Maximum number of logprobs that a request may have per position."
     )
     load_format: str | type = _option("auto", 'Weight loader plugin, or "auto" (safetensors).')
     use_tqdm_on_load: bool = _option(True, "Show a progress bar while weights are loaded.")
@@ -137,7 +137,7 @@ class EngineArgs:
     scheduler_cls: str | type = _option("auto", 'Scheduler or policy plugin; "auto": fcfs.')
     scheduling_policy: str | type | None = _option(None, "Another name for scheduler_cls.")
     async_scheduling: bool | None = _option(
-        None, "Plan a step while the one before it runs; None: the platform's default."
+        None, "Plan a step while the previous step runs; None: the platform's default."
     )
     pipeline_depth: int | None = _option(
         None, "Steps in flight, 1 to 4; None: 2 with async_scheduling, otherwise 1."
@@ -172,7 +172,7 @@ class EngineArgs:
     )
     ops: str | type = _option("auto", "Op provider plugin (norms, rotary embedding, …).")
     batch_invariant: bool = _option(
-        False, "Use only plugins whose results are bit-identical in every batch."
+        False, "Use only plugins with bit-identical results in every batch."
     )
     tensor_parallel_size: int = _option(1, "Workers that share each layer.")
     pipeline_parallel_size: int = _option(1, "Devices that share the layers; only 1 is supported.")
@@ -229,7 +229,7 @@ class EngineArgs:
         default_factory=dict, metadata=_help("Options of plugins, by plugin name.")
     )
     plugins_allow: tuple[str, ...] = _option(
-        (), "Outside plugins that may be selected automatically: kind:name@dist."
+        (), "Third-party plugins that may be selected automatically: kind:name@dist."
     )
     plugins_deny: tuple[str, ...] = _option(
         (), "Plugins that must not be used: kind:name@dist, * for any."

@@ -272,7 +272,7 @@ def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
     if _HUB_NAME.fullmatch(asked) and not os.path.isdir(path.parent):
         raise ModelError(
             f"model={asked!r} is not a local directory, and there is no access to a model hub.\n"
-            "Download the model by other means, and give the path of its directory."
+            "Download the model with another tool, and give the path of its directory."
         )
     names = f", or the name of a model source: {', '.join(sources)}" if sources else ""
     raise ModelError(
@@ -332,8 +332,8 @@ def _check_auto_map(
     if trust_remote_code:
         raise ModelError(
             f"{directory} contains code (auto_map in config.json), which is never run.\n"
-            "Do not set trust_remote_code. If the architecture is then unknown, install a plugin\n"
-            "that provides it."
+            "Do not set trust_remote_code. If the architecture is unknown, install a plugin with\n"
+            "the model."
         )
     note = f"{directory} contains code (auto_map in config.json); it is ignored."
     return (note,)

@@ -197,6 +197,6 @@ def _check_table(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: 
 
 def _wrong(name: str, value: Any, wanted: str) -> ModelError:
     return ModelError(
-        f"config.json: {name} is {shorten(value)}, it must be {wanted}; correct the file or use "
-        "hf_overrides."
+        f"config.json: {name} is {shorten(value)}, but it must be {wanted}; correct the file or "
+        "use hf_overrides."
     )

@@ -48,7 +48,7 @@ _SUBSTITUTES = {
     "float16": ("float32", "bfloat16"),
     "float32": ("bfloat16", "float16"),
 }
-"""Similar dtypes by dtype: first those that represent all its values, then those of its range."""
+"""Substitutes by dtype: first dtypes that represent all its values, then dtypes of its range."""
 
 
 def resolve(
@@ -98,7 +98,7 @@ def _check_with_platform(config: EngineConfig, platform: Platform) -> None:
     answer = call_plugin(whose, "problems", lambda: platform.problems(config))
     problems = check_problems(platform, answer)
     if problems:
-        raise ConfigError(f"The {whose} cannot run this: {' '.join(problems)}")
+        raise ConfigError(f"The {whose} cannot run this configuration: {' '.join(problems)}")
 
 
 def _take_platform_values(draft: Draft, platform: Platform) -> None:
@@ -122,19 +122,19 @@ def _take_platform_values(draft: Draft, platform: Platform) -> None:
 
 
 def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
-    """Return value and reason; refuse a value without a reason."""
+    """Return the value and the reason; raise ContractError if one of them is missing."""
     if isinstance(entry, tuple) and len(entry) == 2:
         value, reason = entry
         if isinstance(reason, str) and reason.strip():
             return value, reason
     raise ContractError(
-        f"The {whose} sets the default of {path} to {shorten(entry)}; write (value, reason), with "
-        "a reason for the user."
+        f"The {whose} sets the default of {path} to {shorten(entry)}; it must be a tuple (value, "
+        "reason), with a reason for the user."
     )
 
 
 def _check_value(draft: Draft, path: str, value: object, whose: str) -> object:
-    """Return the value in its normal form. Other values of the user are checked later."""
+    """Return the normalized value; raise ContractError if it is invalid."""
     section_name, field = path.split(".")
     section = draft.section(section_name)
     beside = dict(section) if section_name == "model" else {}
@@ -172,10 +172,10 @@ def _resolve_dtype(draft: Draft, platform: Platform) -> None:
         name = next((other for other in _SUBSTITUTES[name] if other in usable), "")
         if not name:
             raise ConfigError(
-                f'dtype="auto": {lacking}, but only {", ".join(sorted(declared))}, none of which '
-                "is supported; choose another platform."
+                f'dtype="auto": {lacking}, but only in {", ".join(sorted(declared))}, and these '
+                "dtypes are not supported; choose another platform."
             )
-        reason = f"{reason}; {lacking}, and this is the nearest dtype that it has"
+        reason = f"{reason}; {lacking}, so the most similar supported dtype is used"
     draft.put(_DTYPE, name, reason)
 
 
@@ -183,30 +183,30 @@ def _resolve_max_model_len(draft: Draft) -> None:
     stated = stated_max_model_len(draft.requested.model.hf_config)
     given = draft.count(_LENGTH)
     if stated is None:
-        reason = "config.json states no length; give max_model_len for another"
+        reason = "config.json states no length; set max_model_len to change this default"
         draft.fill(_LENGTH, DEFAULT_MAX_MODEL_LEN, reason)
         return
     if given is None or (given > stated.most and _LENGTH in draft.open):
         if not 2 <= stated.tokens <= MAX_INT:
             raise ModelError(
-                f"config.json: {stated.source} makes {stated.tokens:.6g} tokens the longest "
-                f"sequence; it must be from 2 to {MAX_INT}. Correct the file, use hf_overrides, or "
-                "give max_model_len."
+                f"config.json: {stated.source} gives a maximum length of {stated.tokens:.6g} "
+                f"tokens, which must be from 2 to {MAX_INT}. Correct the file, use hf_overrides, "
+                "or set max_model_len."
             )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
     elif given > stated.most:
-        advice = "lower it"
+        advice = "lower max_model_len"
         if stated.can_be_raised:
             raised = ", ".join(
                 f'"{name}": {given}' for name, tokens in stated.fields.items() if tokens < given
             )
             advice += (
-                ", or, if you know that the model can do it, raise the model's own length with "
+                ". If the model supports longer sequences, raise its maximum length with "
                 f"hf_overrides={{{raised}}}"
             )
         raise ConfigError(
-            f"max_model_len={given} is more than the {stated.most} tokens that the model is made "
-            f"for ({stated.source}); {advice}."
+            f"max_model_len={given} is more than the model's maximum length of {stated.most} "
+            f"tokens ({stated.source}); {advice}."
         )
 
 
@@ -222,14 +222,14 @@ def _resolve_pipeline(draft: Draft) -> None:
         depth = 2 if draft.get(_ASYNC) else 1
         draft.fill(_DEPTH, depth, f"async_scheduling is {draft.get(_ASYNC)}")
     encoder_tokens = draft.get("scheduler.max_num_encoder_tokens")
-    draft.fill("scheduler.encoder_cache_tokens", encoder_tokens, "as many as a step encodes")
+    draft.fill("scheduler.encoder_cache_tokens", encoder_tokens, "equal to max_num_encoder_tokens")
 
 
 def _resolve_executor(draft: Draft) -> None:
     num_workers = draft.count("parallel.tensor_parallel_size") or 1
     check_tensor_parallel(num_workers, draft.requested.model.hf_config)
     if num_workers == 1:
-        draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
+        draft.fill("parallel.executor_backend", "uniproc", "one device needs only one process")
     else:
         reason = f"tensor_parallel_size={num_workers} needs a process for each worker"
         draft.fill("parallel.executor_backend", "multiproc", reason)
@@ -241,7 +241,7 @@ def _resolve_step(draft: Draft) -> None:
     given = None if _BUDGET in draft.open else draft.count(_BUDGET)
     seqs = draft.count(_SEQS) or DEFAULT_MAX_NUM_SEQS
     if _SEQS in draft.open and given is not None and given < seqs:
-        reason = f"a step of max_num_batched_tokens={given} has no room for more requests"
+        reason = f"a step has at most max_num_batched_tokens={given} tokens, one per request"
         draft.put(_SEQS, given, reason)
         seqs = given
     draft.fill(_SEQS, seqs, "the default")

@@ -31,9 +31,9 @@ def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> Non
             continue
         good = _listed(works)
         all_good = _listed(lambda count: all(one(count) for _, one in sizes))
-        overall = "" if all_good == good else f" ({all_good} with all of the model's sizes)"
+        overall = "" if all_good == good else f" (all sizes of the model allow {all_good})"
         raise ConfigError(
-            f"tensor_parallel_size={num_workers} is not possible: {what} of config.json cannot be "
+            f"tensor_parallel_size={num_workers} is not possible: {what} in config.json cannot be "
             f"divided among {num_workers} workers. Use {good}{overall}."
         )
 
@@ -46,7 +46,7 @@ def _sizes(hf_config: Mapping[str, Any]) -> Iterator[tuple[str, Works]]:
     kv_heads = _count(config, "num_key_value_heads") or heads
     if heads:
         yield (
-            f"{heads} heads (num_attention_heads; {kv_heads} of keys, num_key_value_heads)",
+            f"num_attention_heads={heads} with num_key_value_heads={kv_heads}",
             lambda count: not heads % count and not (kv_heads % count and count % kv_heads),
         )
     inner = _count(config, "intermediate_size")
@@ -54,7 +54,7 @@ def _sizes(hf_config: Mapping[str, Any]) -> Iterator[tuple[str, Works]]:
         yield f"intermediate_size={inner}", lambda count: not inner % count
     vocab = _count(config, "vocab_size")
     if vocab:
-        # The last workers may have fewer tokens, but each has at least one.
+        # The last worker may have a smaller part of the vocabulary, but not an empty one.
         yield f"vocab_size={vocab}", lambda count: -(-vocab // count) * (count - 1) < vocab
 
 

@@ -67,7 +67,7 @@ class LogHeader:
         )
 
     def encode(self) -> bytes:
-        """Return it as JSON."""
+        """Return the header as JSON."""
         told = asdict(self)
         told["kv_cache"]["groups"] = [
             {

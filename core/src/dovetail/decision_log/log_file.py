@@ -78,7 +78,9 @@ class LogWriter:
             self._file.flush()
         except OSError as error:
             self._file = None
-            logger.warning("The decision log %s ends here: %s.", self._path, error.strerror)
+            logger.warning(
+                "Recording to the decision log %s has stopped: %s.", self._path, error.strerror
+            )
 
     def close(self) -> None:
         """Close the file. May be called more than once."""

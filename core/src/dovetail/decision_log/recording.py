@@ -62,12 +62,15 @@ class DecisionRecorder:
         if context.gates or context.kv_connector is not None:
             raise ConfigError(
                 "decision_log cannot record a scheduler with gates or a KV connector, because "
-                "their answers cannot be replayed; set only one of them."
+                "their answers cannot be replayed; leave out decision_log, or the gates and the "
+                "KV connector."
             )
         try:
             self._header = LogHeader.of(scheduler_cls, context).encode()
         except TypeError as error:
-            raise ConfigError(f"decision_log cannot keep a plugin's options: {error}.") from error
+            raise ConfigError(
+                f"decision_log cannot store the options of the scheduler: {error}."
+            ) from error
         self._clock = RecordingClock(context.clock)
         self.context = replace(context, clock=self._clock)
         self._codes = Codebooks()
@@ -110,7 +113,7 @@ class DecisionRecorder:
 class RecordedScheduler(SchedulerInterface):
     """Forwards every call to the scheduler and then to the recorder."""
 
-    def __init__(  # its context has been used already: it wraps a scheduler that stands
+    def __init__(  # takes no context, because the wrapped scheduler is already constructed
         self, scheduler: SchedulerInterface, recorder: DecisionRecorder
     ) -> None:
         self.scheduler = scheduler

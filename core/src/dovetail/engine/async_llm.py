@@ -1,7 +1,7 @@
-"""`AsyncLLM`: prompts in, streams of answers out, in an event loop; the engine in its own process.
+"""`AsyncLLM`: streams the outputs of requests in an event loop; the engine runs in its own process.
 
-Starts the parts and names what callers can do; how requests are served is the desk's. Knows
-neither scheduling nor how the engine's process is spoken with.
+It starts the parts and is the interface for callers; `RequestStreamer` serves the requests. Depends
+neither on scheduling nor on the messages to the engine's process.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from dovetail.sampling_params import SamplingParams
 
 MAX_WAITING = 1024
-"""Completions that may be asked for beyond those that run (`max_num_seqs`), unless said."""
+"""Default of `max_waiting`: completions beyond the running ones (`max_num_seqs`)."""
 
 MAX_SILENCE_S = 4.0
-"""How long an engine may be silent before it is called not ready, unless said."""
+"""Default of `max_silence_s`: seconds without a heartbeat after which an engine is not ready."""
 
 
 class AsyncLLM:
-    """A model that answers many callers at a time, in one event loop: the first that uses it.
+    """A model that serves many callers in one event loop: the loop in which it is first used.
 
     `AsyncLLM(model=…)`, with the options of `EngineArgs` as keywords, or
-    `AsyncLLM.from_engine_args(EngineArgs(…))` starts the engine, which blocks until it is ready;
-    then `async for output in llm.generate(…)`. Use it with `async with`, or call `shutdown`.
+    `AsyncLLM.from_engine_args(EngineArgs(…))` starts the engine and blocks until it is ready.
+    Then use `async for output in llm.generate(…)`. Use it with `async with`, or call `shutdown`.
     Not thread-safe: coroutines raise UserError in another thread or loop; only `shutdown` may be
-    called from any thread. Once the engine is dead, every coroutine raises EngineDeadError.
-    client: speaks with the engine's process.
+    called from any thread. After the engine has died, every coroutine raises EngineDeadError.
+    client: the client of the engine's process.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class AsyncLLM:
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
-        """Start the engine; raise a DovetailError that names the part at fault.
+        """Start the engine; raise a DovetailError that names the failed part.
 
-        model, options: as for `LLM`; or a configuration that was made before, without options.
-        max_waiting: see `generate`. rules: when an engine that dies is started again; None for
-        never. What was under way ends with "error" then, and calls raise UnavailableError until
+        model, options: as for `LLM`; or an existing configuration, without options.
+        max_waiting: see `generate`. rules: when a dead engine is restarted; None for never. After
+        a death, unfinished requests end with "error", and calls raise UnavailableError until
         the next engine is ready.
         """
         config = _make_config(model, options)
         _check_max_waiting(max_waiting)
         if not isinstance(rules, SupervisionRules | None):
-            raise ConfigError(f"rules={shorten(rules)} must be a SupervisionRules, or None.")
+            raise ConfigError(f"rules={shorten(rules)} must be a SupervisionRules or None.")
         prepared = FrontEndParts.of(config)
         client = make_client(config, "async", rules=rules)
         self._assemble(client, lambda: prepared, max_waiting, clock)
@@ -90,13 +90,13 @@ class AsyncLLM:
         timeout_s: float = ATTACH_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> AsyncLLM:
-        """Return one more front end of an engine that another process has started.
+        """Return another front end of an engine that another process has started.
 
         address: the `address` of the `AsyncLLM` that started it. timeout_s: how long to wait for
-        the engine's answer. Requests are this front end's own, and so are their ids and its
-        `max_waiting`; pause, prefix cache and sleep are the engine's. `shutdown`, or the end of
-        this process, ends this front end's requests and nothing else. The owner alone runs the
-        stat loggers. Raises ConfigError for an address that is not one, EngineDeadError if no
+        the engine's answer. This front end has its own requests, request ids and `max_waiting`;
+        pause, prefix cache and sleep concern all front ends. `shutdown`, or the end of
+        this process, ends only this front end's requests. Only the process that started the
+        engine runs stat loggers. Raises ConfigError for an invalid address, EngineDeadError if no
         engine answers.
         """
         _check_max_waiting(max_waiting)
@@ -112,7 +112,7 @@ class AsyncLLM:
         max_waiting: int,
         clock: Clock | None,
     ) -> None:
-        """Put the front end together; shut the client down if that fails."""
+        """Create the front end; shut the client down if that fails."""
         self.client: AsyncEngineClient = client
         clock = clock or MonotonicClock()
         try:
@@ -131,45 +131,45 @@ class AsyncLLM:
         max_waiting: int = MAX_WAITING,
         rules: SupervisionRules | None = None,
     ) -> AsyncLLM:
-        """Start an engine from flat options."""
+        """Start an engine with the options in `args`."""
         return cls(args.create_engine_config(), max_waiting=max_waiting, rules=rules)
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's configuration, resolved."""
+        """The resolved configuration of the engine."""
         return self.client.facts.config
 
     @property
     def address(self) -> str:
-        """Where other processes can `attach` to this engine: the path of its socket.
+        """The path of the engine's socket, with which other processes can `attach` to the engine.
 
-        A supervised engine has another one after each restart.
+        It changes with each restart of a supervised engine.
         """
         return self.client.address or ""
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a request, prompt and output together."""
+        """Maximum number of tokens of a request, prompt and output together."""
         return self.client.facts.max_model_len
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the loaded model can be asked for."""
+        """The tasks that the loaded model supports."""
         return self.client.facts.model_info.supported_tasks
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, or None if the engine was made without one."""
+        """The tokenizer, or None with `skip_tokenizer_init`."""
         return self._front.tokenizer
 
     @property
     def io_processor(self) -> IOProcessor | None:
-        """What `EngineArgs.io_processor` named, for the caller to use; or None."""
+        """The plugin that `EngineArgs.io_processor` names, for the caller's use, or None."""
         return self._front.io_processor
 
     @property
     def num_unfinished(self) -> int:
-        """How many requests the engine works on or has waiting."""
+        """Number of running and waiting requests."""
         return self._front.outputs.num_unfinished
 
     @property
@@ -178,7 +178,7 @@ class AsyncLLM:
         return self._streamer.last_stats
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return what a request gets that brings no parameters: the model's own defaults."""
+        """Return the parameters of a request that has none: the model's defaults."""
         return self._front.inputs.default_params()
 
     def generate(
@@ -192,19 +192,19 @@ class AsyncLLM:
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Return the outputs of one request as an async generator, the last of them `finished`.
+        """Return the outputs of one request as an async generator; the last one is `finished`.
 
-        The request is taken in when the first output is requested. A reader who comes late gets in
-        one output what has come since. Leaving the loop, or cancelling the task, aborts the
-        request; who keeps the generator calls its `aclose`.
-        request_id: in use until the last output is out; "" for one of its own. timeout_s: seconds
-        after which the request is ended; it is likewise ended if it has no first token by the
-        prompt's `deadline_s`. Its last output has the finish reason "abort" then, what there was,
-        and why in `error`. A request that only the engine can refuse ends in an output with
-        the finish reason "error", and why in `error`.
-        Raises, out of the generator, RequestError that names the parameter; CapacityError if more
-        than `max_num_seqs` + `max_waiting` completions would be asked for and not yet read to
-        their end; EngineDeadError, after the outputs that were there.
+        The request is sent when the first output is requested. A slow reader gets the results of
+        several steps in one output. Leaving the loop, or cancelling the task, aborts the
+        request; a caller that keeps the generator must call its `aclose`.
+        request_id: in use until the last output is read; "" for a generated id. timeout_s: seconds
+        after which the request is aborted. It is also aborted if it has no token by the prompt's
+        `deadline_s`. The last output of an aborted request has the finish reason "abort", all
+        tokens so far, and the cause in `error`. If the engine refuses a request that the front end
+        accepted, its last output has the finish reason "error" and the cause in `error`.
+        The generator raises RequestError that names the parameter; CapacityError if more
+        than `max_num_seqs` + `max_waiting` completions were unfinished or unread;
+        EngineDeadError, after all outputs that had arrived.
         """
         self._front.check_can_generate()
         user_request = UserRequest(
@@ -218,20 +218,20 @@ class AsyncLLM:
         return self._streamer.serve(user_request, timeout_s)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
-        """End requests; their readers get a last output. Unknown ids are ignored."""
+        """Abort requests; their readers get a last output. Unknown ids are ignored."""
         self._streamer.begin()
         chunks: list[list[str]] = []
         for chunk in request_id_chunks(request_ids):
             if chunks:
-                await asyncio.sleep(0)  # others have a turn
+                await asyncio.sleep(0)  # other tasks of the loop run
             chunks.append(chunk)
         for chunk in chunks:
             await self._streamer.end(chunk)
 
     async def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
-        """Hold requests where they are until `resume`; others may come and wait meanwhile.
+        """Hold requests in their state until `resume`; new requests are accepted and wait.
 
-        scope: "all": nothing runs; or "new": those that have begun run on to their end. Raises
+        scope: "all": nothing runs; or "new": running requests continue to their end. Raises
         UserError for any other scope.
         """
         pause_scope = read_pause_scope(scope)
@@ -239,25 +239,25 @@ class AsyncLLM:
         await self.client.pause(pause_scope)
 
     async def resume(self) -> None:
-        """Lift a pause; do nothing if there is none."""
+        """End a pause; do nothing if there is none."""
         self._streamer.begin()
         await self.client.resume()
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False if requests are under way."""
+        """Drop all cached prefixes; return False if requests are unfinished."""
         self._streamer.begin()
         return await self.client.reset_prefix_cache()
 
     async def collective_rpc(self, operation: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every worker by name; return the answers, plain data, by rank."""
+        """Call a method of every worker by name; return the answers by rank, as plain data."""
         self._streamer.begin()
         return await self.client.call_workers(operation, args, kwargs)
 
     async def check_health(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
         """Raise EngineDeadError if the engine is dead, StalledError if it does not respond.
 
-        max_silence_s: for how long it may show none; a long step is not silence. Raises
-        UnavailableError while it is started again.
+        max_silence_s: allowed time without a heartbeat; heartbeats continue during a long step.
+        Raises UnavailableError while the engine is being restarted.
         """
         most_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)
         self._streamer.begin()
@@ -265,12 +265,12 @@ class AsyncLLM:
         age_s = self.client.progress.age_s
         if age_s > most_s:
             raise StalledError(
-                f"the engine has shown no heartbeat for {age_s:.1f} s; {most_s:g} s are "
-                "allowed. It is stopped, or starved of processor time."
+                f"The engine has sent no heartbeat for {age_s:.1f} s; {most_s:g} s are "
+                "allowed. Its process is stopped or gets no CPU time."
             )
 
     async def is_ready(self, *, max_silence_s: float = MAX_SILENCE_S) -> bool:
-        """Return whether `check_health` has nothing to say."""
+        """Return whether `check_health` raises no error."""
         try:
             await self.check_health(max_silence_s=max_silence_s)
         except (EngineDeadError, StalledError, UnavailableError):
@@ -278,11 +278,11 @@ class AsyncLLM:
         return True
 
     def shutdown(self) -> None:
-        """End the engine; whoever waits gets EngineDeadError. May be called twice.
+        """End the engine; waiting callers get EngineDeadError. May be called twice.
 
-        Blocks until its process is gone, some seconds at most.
+        Blocks for at most a few seconds, until the engine's process has exited.
         """
-        self._streamer.close(EngineDeadError("the engine was shut down; make a new one."))
+        self._streamer.close(EngineDeadError("the engine was shut down; create a new one."))
         try:
             self._front.listeners.stop()
         finally:
@@ -302,20 +302,20 @@ class AsyncLLM:
 
 def _check_max_waiting(max_waiting: object) -> None:
     if type(max_waiting) is not int or max_waiting < 0:
-        raise ConfigError(f"max_waiting={shorten(max_waiting)} must be an integer from 0.")
+        raise ConfigError(f"max_waiting={shorten(max_waiting)} must be an integer of at least 0.")
 
 
 def _make_config(
     model: EngineConfig | RequestedConfig | str | Path, options: dict[str, Any]
 ) -> RequestedConfig:
-    from dovetail.config import EngineConfig, RequestedConfig  # not before an engine is made
+    from dovetail.config import EngineConfig, RequestedConfig  # slow to import
 
     if not isinstance(model, (EngineConfig, RequestedConfig)):
         return EngineArgs.from_kwargs(model=model, **options).create_engine_config()
     if options:
         raise ConfigError(
-            f"{next(iter(options))}={shorten(next(iter(options.values())))} is given beside an "
-            "EngineConfig; give the path of a model with options, or a configuration alone."
+            f"{next(iter(options))}={shorten(next(iter(options.values())))} cannot be combined "
+            "with an EngineConfig; give the path of a model with options, or only a configuration."
         )
     if isinstance(model, RequestedConfig):
         return model

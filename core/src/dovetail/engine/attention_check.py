@@ -1,4 +1,7 @@
-"""What a model requires of attention, as its worker describes it before the weights are loaded."""
+"""Checks the attention backend against the model's requirements, before weights are loaded.
+
+The worker class describes the requirements.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ def check_attention(
     plugins: PluginRegistry,
     platform: Platform,
 ) -> None:
-    """Raise UnfitPluginError if the backend that the user named refuses the model.
+    """Raise UnfitPluginError if the requested backend does not support the model.
 
-    A worker of this process checks it itself. Workers of other processes would have to start first,
-    so it is checked here, if the worker can describe its attention.
+    A worker in this process runs the check itself. Workers in other processes would have to start
+    first, so the check runs here, if the worker class can describe the model's attention.
     """
     reference = config.compute.attention_backend
     if executor_cls.takes_callables or not reference:
@@ -49,9 +52,9 @@ def check_attention(
 def described_attention(
     worker_cls: type[Any], plugins: PluginRegistry, config: EngineConfig, platform: Platform
 ) -> AttentionFacts | None:
-    """Return what a worker says that the model requires; None for a model without attention.
+    """Return the worker's description of the model's attention; None without attention.
 
-    Raises ContractError for any other answer, and as `describe_attention`.
+    Raises ContractError for a result of another type, and the errors of `describe_attention`.
     """
     context = WorkerContext(
         config=config.worker_config(),
@@ -65,6 +68,6 @@ def described_attention(
     if answer is None or isinstance(answer, AttentionFacts):
         return answer
     raise ContractError(
-        f"The {whose} returned {type(answer).__name__!r} for describe_attention; it has to return "
+        f"The {whose} returned {type(answer).__name__!r} for describe_attention; it must return "
         "AttentionFacts, or None for a model without attention."
     )

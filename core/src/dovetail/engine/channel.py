@@ -33,8 +33,8 @@ PAUSED_WAIT_S = 0.01
 class EngineFacts:
     """The facts of a started engine that a front end needs.
 
-    config: resolved. max_model_len: most tokens of a request, prompt and output.
-    front_end: the number of this front end; 0 is the one that started the engine.
+    config: resolved. max_model_len: maximum tokens of a request, prompt and output.
+    front_end: the number of this front end; 0 is the front end that started the engine.
     """
 
     config: EngineConfig
@@ -173,7 +173,7 @@ class Channel(ABC):
 
 
 class InprocChannel(Channel):
-    """An engine core in this process and thread: receiving outputs runs a step. core: the core."""
+    """An engine core in this process and thread: receiving outputs runs a step."""
 
     def __init__(self, config: RequestedConfig, *, plugins: PluginRegistry | None = None) -> None:
         """Start the engine; raise a DovetailError that names the failed part.

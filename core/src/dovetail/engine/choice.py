@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail.plugins import PluginRegistry
 
 _OF_MODEL = ("attention", "model")
-_NO_MODEL = "give --model to compare them with what a model requires"
+_NO_MODEL = "set --model to compare them with the requirements of a model"
 _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
 
@@ -74,7 +74,7 @@ def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) 
 
 
 def _why(kind: str, config: AnyConfig) -> str:
-    """Return the origin of the plugin references of a kind."""
+    """Return the reason for the plugin references of a kind."""
     path, named = get_kind(kind).field, named_plugins(kind, config)
     if not path:
         return "no part of the engine uses plugins of this kind yet"
@@ -88,7 +88,7 @@ def _why(kind: str, config: AnyConfig) -> str:
     if path in reasons:
         return f"{field}: {reasons[path]}"
     if named == (AUTO,):
-        return f"{field} is left open"
+        return f'{field} is "auto"'
     return f"{field} names it" if named else f"{field} is empty"
 
 
@@ -149,7 +149,7 @@ def _explain_platform(config: RequestedConfig) -> Explanation:
     if explanation.error:
         return explanation
     try:
-        # The selected platform must still be constructed, and provide its own requirements.
+        # Constructing the selected platform may fail, for example if a capability is missing.
         choose_platform(make_registry(config), config.parallel.platform)
     except PluginError as error:
         return replace(explanation, error=str(error))
@@ -158,7 +158,7 @@ def _explain_platform(config: RequestedConfig) -> Explanation:
 
 @contextmanager
 def _plain_model() -> Iterator[Path]:
-    """Yield a model directory without requirements, for kinds independent of the model."""
+    """Yield a directory with a minimal config.json, for kinds that do not depend on a model."""
     with TemporaryDirectory(prefix="dovetail-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_PLAIN_CONFIG), encoding="utf-8")
         yield Path(folder)

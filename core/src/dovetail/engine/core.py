@@ -47,7 +47,7 @@ SLEEP_TAGS = {"weights", "kv_cache"}
 
 
 class EngineCore:
-    """Drives a scheduler and an executor, with one or two plans in flight. paused: the scope."""
+    """Drives a scheduler and an executor with plans in flight. paused: the scope of the pause."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EngineCore:
         rules: RequestRules | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> None:
-        """rules: limits of requests. structured_output: also one of the scheduler's gates."""
+        """rules: rules for requests. structured_output: must also be a gate of the scheduler."""
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None

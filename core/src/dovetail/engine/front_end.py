@@ -1,7 +1,7 @@
-"""What stands before and behind an engine core: tokenizer, input and output processor, listeners.
+"""The front end of an engine core: tokenizer, input and output processor, listeners.
 
-In two parts, since a wrong pick is told before the core is started, and sizes are known after.
-`LLMEngine` and `AsyncLLM` share it. Depends on neither how the core runs nor who drives it.
+It is created in two parts: plugin choices are checked before the core starts, and the sizes are
+known after that. `LLMEngine` and `AsyncLLM` share it. Depends on no client and no event loop.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest:
-    """What a user asks for: the arguments of `LLMEngine.add_request`, as one.
+    """A user's request: the arguments of `LLMEngine.add_request`.
 
-    Subclasses of str become plain strings: no method of a caller's own is called later.
+    Instances of subclasses of str become plain strings, so that no method of a caller's class is
+    called later.
     """
 
     request_id: str
@@ -60,9 +61,9 @@ class UserRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRequest:
-    """A user's request whose cheap checks are done.
+    """A user's request after the fast checks.
 
-    read: its prompt. core_id: what the core calls it. arrival_ns: on the front end's clock.
+    read: its prompt. core_id: its id in the engine core. arrival_ns: time on the front end's clock.
     """
 
     user_request: UserRequest
@@ -73,7 +74,7 @@ class CheckedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndParts:
-    """What a front end has before its core is started. tokenizer: None if there is to be none."""
+    """The parts that a front end needs before its core starts. tokenizer: None without one."""
 
     plugins: PluginRegistry
     hooks: HookPlugins
@@ -81,24 +82,24 @@ class FrontEndParts:
 
     @classmethod
     def of(cls, config: RequestedConfig) -> FrontEndParts:
-        """Check the picks and load hooks and tokenizer; raise a DovetailError for what is unfit."""
+        """Check the plugin choices; load hooks and tokenizer. Raises a DovetailError."""
         plugins = make_registry(config)
-        # Before the tokenizer: a wrong name is told at once, whatever the size of its files.
+        # Checked before the tokenizer is loaded, so that a wrong name is reported at once.
         check_plugin_choices(config, plugins)
         hooks = load_hooks(config.extensions.hooks, plugins)
         return cls(plugins=plugins, hooks=hooks, tokenizer=load_tokenizer(config, plugins))
 
     @classmethod
     def of_engine(cls, facts: EngineFacts) -> FrontEndParts:
-        """Return the parts for a further front end of a running engine."""
+        """Return the parts for another front end of a running engine."""
         return cls.of(request_of(facts.config))
 
 
 class FrontEnd:
-    """The parts around a core that has started. Not thread-safe; stop the listeners at the end."""
+    """The front end of a started core. Not thread-safe; the owner stops the listeners."""
 
     def __init__(self, prepared: FrontEndParts, facts: EngineFacts, clock: Clock) -> None:
-        """Make them; raise a DovetailError for what is unfit. The core stays the caller's."""
+        """Create the processors and listeners; raise a DovetailError that names the failed part."""
         self.facts = facts
         self.tokenizer = prepared.tokenizer
         self._plugins = prepared.plugins
@@ -115,7 +116,7 @@ class FrontEnd:
                 eos_token_ids=usable_eos_token_ids(known, own, vocab_size),
                 max_logprobs=model.max_logprobs,
                 default_sampling=default_sampling_params(model.generation_config),
-                seed=model.seed + (facts.front_end << 64),  # each front end draws its own
+                seed=model.seed + (facts.front_end << 64),  # different seeds for each front end
                 limits=facts.config.limits,
             ),
             tokenizer=self.tokenizer,
@@ -124,30 +125,30 @@ class FrontEnd:
         self.outputs = OutputProcessor(self.tokenizer, clock=clock)
         self.io_processor = self._make_io_processor()
         config = facts.config
-        if facts.front_end:  # statistics are the engine's: its owner writes them
+        if facts.front_end:  # only the owner of the engine runs stat loggers
             none = config.extensions.model_copy(update={"stat_loggers": ()})
             config = config.model_copy(update={"extensions": none})
         self.listeners = Listeners(config, prepared.plugins, prepared.hooks, clock)
 
     def check_can_generate(self) -> None:
-        """Raise UserError, with what the model can be asked for, if that is not to generate."""
+        """Raise UserError, with the supported tasks, if the model cannot generate."""
         tasks = self.facts.model_info.supported_tasks
         if "generate" not in tasks:
             raise UserError(
-                f"{self.facts.config.model.architecture} cannot generate; it supports: "
+                f"The model {self.facts.config.model.architecture} cannot generate; it supports: "
                 f"{', '.join(tasks)}."
             )
 
     def make(self, user_request: UserRequest) -> tuple[CheckedRequest, list[EngineCoreRequest]]:
-        """Check a user's request and make the core's requests of it.
+        """Check a user's request and create the core's requests for it.
 
-        Raises RequestError, naming the parameter. Nothing is registered yet.
+        Raises RequestError, naming the parameter. Registers nothing.
         """
         checked = self.check(user_request)
         return checked, self.complete(checked, self.prepare(checked))
 
     def check(self, user_request: UserRequest) -> CheckedRequest:
-        """Check what costs little; raise RequestError, naming the parameter."""
+        """Run the fast checks; raise RequestError, naming the parameter."""
         self.check_can_generate()
         limits = self.facts.config.limits
         request_id = check_request_id(user_request.request_id, limits)
@@ -161,12 +162,12 @@ class FrontEnd:
                 parameter="output_kind",
             )
         read = read_prompt(user_request.prompt, limits)
-        # The core gets an id that never comes again: tokens of an aborted request, still on their
-        # way, must not be taken for those of another one with the same id.
+        # The core's id is never used again: tokens of an aborted request may still arrive, and
+        # must not be assigned to a later request with the same id.
         self._num_checked += 1
         params = user_request.params
         if isinstance(params, SamplingParams) and type(params) is not SamplingParams:
-            params = params.own_copy()  # fields of a subclass may be anything
+            params = params.own_copy()  # a subclass may have fields of any type
         return CheckedRequest(
             user_request=replace(user_request, request_id=request_id, params=params),
             read=read,
@@ -175,7 +176,7 @@ class FrontEnd:
         )
 
     def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
-        """Check the rest and tokenize; may run in another thread. Raises RequestError."""
+        """Run the other checks and tokenize; may run in another thread. Raises RequestError."""
         user_request = checked.user_request
         return self.inputs.prepare(
             checked.core_id,
@@ -189,7 +190,7 @@ class FrontEnd:
     def complete(
         self, checked: CheckedRequest, prepared: EngineCoreRequest
     ) -> list[EngineCoreRequest]:
-        """Return what the core is to be given, one request a completion.
+        """Return the core's requests, one per completion.
 
         Raises RequestError if the user's id is in use.
         """
@@ -199,7 +200,7 @@ class FrontEnd:
     def register(
         self, checked: CheckedRequest, requests: Sequence[EngineCoreRequest]
     ) -> CompletionGroup:
-        """Expect the outputs of requests that the core has taken, before any of them is read."""
+        """Register requests that the core has accepted. Call it before their outputs are read."""
         user_request = checked.user_request
         return self.outputs.add_request(
             user_request.request_id,

@@ -1,8 +1,8 @@
 """How long an engine waits between steps in which nothing runs.
 
 Requests may wait for a grammar, for blocks that a KV connector loads, or for a policy to let them
-run. None of them can wake the engine: it has to ask. So it asks at once, then after 1 ms, and then
-less and less often; a new message is answered at once all the same.
+run. None of these can wake the engine, so it polls: first immediately, then after 1 ms, and then
+at growing intervals. A new message ends the wait.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from dovetail.clock import Clock
 
 NUM_FREE = 2
-"""Steps without a run that follow each other at once: rows and blocks may have come free."""
+"""Number of idle steps without a wait: rows and blocks may have become free."""
 
 FIRST_NS = 1_000_000
 LONGEST_NS = 10_000_000
 
 
 class IdleWait:
-    """Counts steps in which nothing ran, one after the other."""
+    """Counts consecutive steps in which nothing ran."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,12 +25,12 @@ class IdleWait:
         self._until_ns = 0
 
     def end(self) -> None:
-        """Wait no longer: something ran, or somebody asked for something."""
+        """End the wait: a request ran, or a message arrived."""
         self._num_idle = 0
         self._until_ns = 0
 
     def extend(self) -> None:
-        """Note that one more step has brought nothing."""
+        """Record that nothing ran in a step; wait longer before the next one."""
         self._num_idle += 1
         if self._num_idle > NUM_FREE:
             exponent = min(self._num_idle - NUM_FREE - 1, 8)

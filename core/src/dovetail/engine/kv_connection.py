@@ -1,6 +1,6 @@
-"""The KV connector of an engine: whether its parts can use one, and its scheduler's side.
+"""Checks whether the engine's parts can use a KV connector, and creates its scheduler side.
 
-The worker makes the other side itself. Depends on no connector by name.
+The worker creates the worker side itself. Depends on no connector by name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 
 CAPABILITY = "kv_connector"
-"""What a worker and a scheduler declare in `provides` if they work with a connector."""
+"""The capability that workers and schedulers with support for KV connectors declare."""
 
 
 def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: type) -> None:
-    """Raise if a KV connector is named that would not be used.
+    """Raise an error if the user named a KV connector that would not be used.
 
-    ContractError where worker or scheduler does not do it, ConfigError without a prefix cache.
+    Raises ContractError if worker or scheduler does not support connectors, ConfigError without
+    a prefix cache.
     """
     reference = config.extensions.kv_connector
     if reference is None:
@@ -30,23 +31,23 @@ def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: ty
     for kind, cls in (("worker", worker_cls), ("scheduler", scheduler_cls)):
         if CAPABILITY not in declared_ids(cls, "provides"):
             raise ContractError(
-                f"kv_connector={reference!r} is named, but the {kind} {cls.__qualname__} does not "
-                f"declare {CAPABILITY!r} in `provides`: nothing would be moved. Choose another "
-                f"{kind}_cls, or leave it out."
+                f"kv_connector={reference!r} is set, but the {kind} {cls.__qualname__} would "
+                f"ignore it, because its `provides` does not contain {CAPABILITY!r}. Choose "
+                f"another {kind}_cls, or leave kv_connector out."
             )
     if not config.cache.enable_prefix_caching:
         raise ConfigError(
-            f"kv_connector={reference!r} moves blocks of the prefix cache, but "
-            "enable_prefix_caching=False; leave one of them out."
+            f"kv_connector={reference!r} needs the prefix cache, but enable_prefix_caching=False; "
+            "leave one of the two options out."
         )
 
 
 def make_scheduler_side(
     config: EngineConfig, plugins: PluginRegistry, kv_cache: KVCacheConfig
 ) -> KVSchedulerSide | None:
-    """Return the scheduler's side of the connector that `config` names, None for none.
+    """Return the scheduler side of the connector that `config` names; None without a connector.
 
-    Raises PluginError if it cannot be loaded or made.
+    Raises PluginError if it cannot be loaded or created.
     """
     reference = config.extensions.kv_connector
     if reference is None:
@@ -63,7 +64,7 @@ def make_scheduler_side(
     except TypeError:
         raise ContractError(
             f"kv_connector={reference!r} cannot be used with tensor_parallel_size={num_ranks}: "
-            f"{type(side).__qualname__}.update must take the rank of an answer, too (contract "
-            "kv_connector 0.4)."
+            f"{type(side).__qualname__}.update has no parameter for the rank (see the contract "
+            "kv_connector 0.4). Update the plugin, or use one worker."
         ) from None
     return RankedSide(side, num_ranks)

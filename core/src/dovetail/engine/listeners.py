@@ -1,8 +1,8 @@
 """Listeners: stat loggers and hooks of an engine, notified of its start, steps, errors and stop.
 
-The seam is the engine's step function: `Listeners.watch` returns it as it is where nobody listens
-to steps, so that a silent engine pays nothing; else one that tells them afterwards. A listener
-that raises in the loop is warned of once and hears no more; requests never notice.
+`Listeners.watch` wraps the engine's step function to notify listeners after each step; without
+listeners it returns the function itself, so that they cost nothing. A listener that raises an
+error is logged once and not called again; requests are not affected.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Step = Callable[[], EngineCoreOutputs | None]
 
 
 class Listeners:
-    """All that listens to one engine. Made when the engine is ready; not thread-safe."""
+    """The listeners of one engine. Create it when the engine is ready; not thread-safe."""
 
     def __init__(
         self, config: EngineConfig, plugins: PluginRegistry, hooks: HookPlugins, clock: Clock
     ) -> None:
-        """Make the stat loggers, then tell the hooks of the start.
+        """Create the stat loggers, then notify the hooks of the start.
 
-        config: resolved. Raises PluginError or ConfigError, naming the plugin at fault; the stat
-        loggers made before it are closed.
+        config: resolved. Raises PluginError or ConfigError, naming the failed plugin; the stat
+        loggers created before it are closed.
         """
         self._hooks = hooks
         self._clock = clock
         self._stopped = False
-        # Of messages that bring a part of a step; the statistics come with the last one.
+        # Counts over the messages of one step; the last of them has the statistics.
         self._num_new_tokens = self._num_finished = self._num_failed = 0
         with ExitStack() as undo:
             self._stat_loggers = _make_stat_loggers(config, plugins, clock, undo)
@@ -51,7 +51,7 @@ class Listeners:
         self._error_subscribers = hooks.subscribers("on_request_error")
 
     def watch(self, step: Step) -> Step:
-        """Return a step function that does what `step` does and tells those who listen to it."""
+        """Return a function that calls `step` and then notifies the listeners."""
         if not (self._stat_loggers or self._step_subscribers or self._error_subscribers):
             return step
 
@@ -64,7 +64,7 @@ class Listeners:
         return watched
 
     def notify(self, given: EngineCoreOutputs) -> None:
-        """Tell those who listen to steps what one gave, once its statistics are there."""
+        """Notify the listeners of a step's outputs; of the step itself with its last message."""
         failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
         self._num_new_tokens += len(given.token_ids)
         self._num_finished += len(given.finished)
@@ -82,11 +82,12 @@ class Listeners:
             self._num_new_tokens = self._num_finished = self._num_failed = 0
         for end in failed:
             self.request_failed(
-                user_request_id(end.request_id), RequestError(end.message or "no reason was given")
+                user_request_id(end.request_id),
+                RequestError(end.message or "The engine gave no reason."),
             )
 
     def request_failed(self, request_id: str, error: RequestError) -> None:
-        """Tell of a request that was refused or ended with an error."""
+        """Notify the listeners of a request that was refused or ended with an error."""
         for subscriber in self._error_subscribers:
             try:
                 subscriber.call(request_id=request_id, error=error)
@@ -94,7 +95,7 @@ class Listeners:
                 self._error_subscribers = _without(self._error_subscribers, subscriber, raised)
 
     def stop(self) -> None:
-        """Tell the hooks of the end and close the stat loggers. May be called twice."""
+        """Notify the hooks of the stop and close the stat loggers. May be called twice."""
         if self._stopped:
             return
         self._stopped = True
@@ -116,7 +117,7 @@ class Listeners:
 
     def _silence(self, stat_logger: StatLogger, error: Exception) -> None:
         logger.warning(
-            "The stat logger %s failed and is closed: %s: %s.",
+            "The stat logger %s failed and was closed: %s: %s.",
             type(stat_logger).__qualname__,
             type(error).__name__,
             error,
@@ -128,7 +129,7 @@ class Listeners:
 def _make_stat_loggers(
     config: EngineConfig, plugins: PluginRegistry, clock: Clock, undo: ExitStack
 ) -> tuple[StatLogger, ...]:
-    """Return the stat loggers that the user named; `undo` gets what closes them again."""
+    """Return the stat loggers that the user named; `undo` closes them after an error."""
 
     def context(own: Options) -> StatLoggerContext:
         return StatLoggerContext(
@@ -139,7 +140,7 @@ def _make_stat_loggers(
     for reference in config.extensions.stat_loggers:
         name = plugin_name(plugins, "stat_logger", reference)
         if name in made:
-            raise ConfigError(f"stat_loggers names {name!r} twice; name it once.")
+            raise ConfigError(f"stat_loggers contains {name!r} twice; list it once.")
         made[name] = make_instance(plugins, "stat_logger", reference, context)
         undo.callback(_close, made[name])
     return tuple(made.values())
@@ -148,7 +149,7 @@ def _make_stat_loggers(
 def _without(
     subscribers: tuple[Subscriber, ...], failed: Subscriber, error: Exception
 ) -> tuple[Subscriber, ...]:
-    logger.warning("%s. It is not called for that again.", failure(failed, error))
+    logger.warning("%s. This method is not called again.", failure(failed, error))
     return tuple(one for one in subscribers if one is not failed)
 
 
@@ -157,4 +158,6 @@ def _close(stat_logger: StatLogger) -> None:
         stat_logger.close()
     except Exception as error:
         name = type(stat_logger).__qualname__
-        logger.warning("Closing %s failed: %s: %s.", name, type(error).__name__, error)
+        logger.warning(
+            "Closing the stat logger %s failed: %s: %s.", name, type(error).__name__, error
+        )

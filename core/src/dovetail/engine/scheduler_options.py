@@ -1,4 +1,4 @@
-"""From the configuration to what a scheduler is made from: its limits, and who else has to agree.
+"""Creates a scheduler's limits and admission gates, and checks the scheduler options.
 
 Depends on no scheduler and no worker by name.
 """
@@ -16,17 +16,17 @@ from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import Options, make_instance
 
 DRAFTS = "drafts"
-"""What a worker declares in `provides` if it drafts tokens and verifies them."""
+"""The capability of a worker that proposes and verifies draft tokens."""
 GATES = "gates"
-"""What a scheduler declares in `provides` if it asks admission gates."""
+"""The capability of a scheduler that uses admission gates."""
 ENCODER = "encoder"
-"""What a worker and a scheduler declare in `provides` if they do content that is encoded."""
+"""The capability of workers and schedulers that support multimodal encoder inputs."""
 
 
 def check_scheduler_options(
     config: EngineConfig, worker_cls: type[Any], scheduler_cls: type[Any]
 ) -> None:
-    """Raise ConfigError for an option of the scheduler that worker or scheduler would ignore."""
+    """Raise ConfigError for a scheduler option that the worker or the scheduler would ignore."""
     options = config.scheduler
     if options.num_lookahead_tokens:
         option = f"num_lookahead_tokens={options.num_lookahead_tokens}"
@@ -43,9 +43,9 @@ def make_gates(
     clock: Clock,
     structured_output: AdmissionGate | None,
 ) -> tuple[AdmissionGate, ...]:
-    """Return what new requests may have to wait for: grammars, and the gates that the user names.
+    """Return the admission gates that the user named, and the gate for grammars.
 
-    Raises ConfigError for a scheduler without gates, PluginError for a gate that cannot be made.
+    Raises ConfigError for a scheduler without gates, PluginError if a gate cannot be created.
     """
     references = config.extensions.admission_gates
     if references:
@@ -59,7 +59,7 @@ def make_gates(
 
 
 def make_limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
-    """Return what a step and the scheduler may hold."""
+    """Return the limits of the scheduler and of a step."""
     options = config.scheduler
     return SchedulerLimits(
         max_num_seqs=options.max_num_seqs,
@@ -78,6 +78,6 @@ def _check_declared(option: str, capability: str, *parts: tuple[str, type[Any]])
     for kind, cls in parts:
         if capability not in declared_ids(cls, "provides"):
             raise ConfigError(
-                f"{option} has no effect: the {kind} {cls.__qualname__} does not declare "
+                f"{option} would have no effect: the {kind} {cls.__qualname__} does not declare "
                 f"{capability!r} in `provides`. Choose another {kind}_cls, or leave the option out."
             )

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 class StartedEngine:
     """An engine core and the facts that its front end needs.
 
-    max_model_len: most tokens of a request, prompt and output, that fit the cache.
+    max_model_len: maximum tokens of a request, prompt and output, that fit the cache.
     phases: of the start, with their durations.
     """
 

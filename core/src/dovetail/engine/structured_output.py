@@ -1,8 +1,7 @@
-"""Structured output: grammars are compiled beside the steps, and each step gets its bit masks.
+"""Structured output: compiles grammars in threads, and creates the bit masks of each step.
 
-An admission gate holds a request until its grammar is compiled. From then on the request has a
-matcher, which follows the tokens that the scheduler gives out. Depends on no grammar and no
-tensors.
+An admission gate holds a request until its grammar is compiled. Then the request has a matcher,
+which reads every token that is generated for it. Depends on no grammar plugin and no tensors.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ def make_structured_output(
     scheduler_cls: type[SchedulerInterface],
     vocab_size: int,
 ) -> StructuredOutput | None:
-    """Return what the engine does for grammars; None if the user names no grammar plugin.
+    """Return the structured output of an engine; None if the user names no grammar plugin.
 
-    Raises PluginError if it cannot be loaded or made, and ContractError for a scheduler without
-    gates, which would not wait for grammars.
+    Raises PluginError if the plugin cannot be loaded or created, and ContractError for a scheduler
+    without gates, which would not wait for grammars.
     """
     reference = config.extensions.grammar_backend
     if reference is None:
         return None
     if "gates" not in declared_ids(scheduler_cls, "provides"):
         raise ContractError(
-            f"grammar_backend is given, but the scheduler {scheduler_cls.__qualname__} does not "
-            "declare 'gates' in `provides`: it would not wait for grammars. Choose another "
+            f"grammar_backend is set, but the scheduler {scheduler_cls.__qualname__} would not "
+            "wait for grammars, because its `provides` does not contain 'gates'. Choose another "
             "scheduler_cls, or leave grammar_backend out."
         )
     tokenizer = load_tokenizer(config, plugins)
@@ -67,33 +66,33 @@ def make_structured_output(
 def check_structured_output(
     request: EngineCoreRequest, structured_output: StructuredOutput | None
 ) -> None:
-    """Raise RequestError if a request asks for what the engine cannot do."""
+    """Raise RequestError if the engine does not support the request's structured output."""
     wanted = request.sampling_params.structured_output
     if wanted is None:
         return
     if structured_output is None:
         raise RequestError(
-            "structured_output needs a grammar plugin, and this engine has none: name one with "
-            "grammar_backend, or leave structured_output out.",
+            "structured_output needs a grammar plugin, but this engine has none. Set "
+            "grammar_backend when you start the engine, or leave structured_output out.",
             parameter="structured_output",
         )
     forms = structured_output.backend.forms
     if wanted.form not in forms:
         raise RequestError(
-            f"structured_output.form={shorten(wanted.form)} is not known to the grammar plugin "
-            f"{type(structured_output.backend).__name__}; it knows {', '.join(sorted(forms))}.",
+            f"structured_output.form={shorten(wanted.form)} is not supported by the grammar plugin "
+            f"{type(structured_output.backend).__name__}; use one of {', '.join(sorted(forms))}.",
             parameter="structured_output.form",
         )
     if not request.stop_token_ids:
         raise RequestError(
-            "structured_output needs a token that ends the text, and this model names none: give "
+            "structured_output needs a token that ends the text, but this model has none. Set "
             "stop_token_ids.",
             parameter="structured_output",
         )
 
 
 class StructuredOutput(AdmissionGate):
-    """Called from the engine's thread; compiles in threads of its own.
+    """Compiles grammars in its own threads. Call its methods in the engine's thread.
 
     backend: compiles the grammars.
     """
@@ -110,7 +109,7 @@ class StructuredOutput(AdmissionGate):
         self._masks: dict[int, tuple[Mapping[int, str], GrammarOutput]] = {}
 
     def holds(self, request: EngineCoreRequest) -> bool:
-        """Begin to compile the request's grammar; return whether it has one."""
+        """Start to compile the request's grammar; return whether it has one."""
         wanted = request.sampling_params.structured_output
         if wanted is None:
             return False
@@ -142,7 +141,7 @@ class StructuredOutput(AdmissionGate):
         return failed
 
     def forget(self, request_id: str) -> None:
-        """Drop a request that is held."""
+        """Remove a held request."""
         compiling = self._compiling.pop(request_id, None)
         if compiling is not None:
             compiling.cancel()
@@ -150,13 +149,13 @@ class StructuredOutput(AdmissionGate):
         self.end((request_id,))
 
     def end(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that have ended."""
+        """Remove requests that have ended."""
         for name in request_ids:
             self._matchers.pop(name, None)
             self._errors.pop(name, None)
 
     def constrains(self, plan: SchedulerOutput) -> bool:
-        """Follow the rows of `plan`; return whether a grammar constrains what it samples."""
+        """Record which requests have which rows; return whether a grammar constrains `plan`."""
         if not (self._matchers or self._names):
             return False
         for row in plan.leaves:
@@ -168,9 +167,9 @@ class StructuredOutput(AdmissionGate):
         return any(samples and row in self._names for row, samples in runs)
 
     def mask(self, plan: SchedulerOutput) -> GrammarOutput | None:
-        """Return the bit masks of `plan`, which `constrains` was asked about last.
+        """Return the bit masks of `plan`, the last argument of `constrains`.
 
-        All results of earlier plans have been taken in by `accept`.
+        Call it after `accept` has received the results of all earlier plans.
         """
         if not self._names:
             return None
@@ -187,8 +186,8 @@ class StructuredOutput(AdmissionGate):
             except Exception as error:
                 self._fail(name, f"failed in fill_bitmask: {describe_failure(error)}")
             if not any(words):
-                self._fail(name, "allows no token at all")
-                words = bytearray(b"\xff") * self._row_bytes  # what it samples does not count
+                self._fail(name, "allows no token")
+                words = bytearray(b"\xff") * self._row_bytes  # the sampled token is not used
             names[run] = name
             bitmask += words
         if not names:
@@ -198,9 +197,9 @@ class StructuredOutput(AdmissionGate):
         return made
 
     def run_errors(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, str]:
-        """Return the errors of the plan's runs: matchers that failed, tokens that were not allowed.
+        """Return errors by run: failed matchers, and sampled tokens that were not allowed.
 
-        Called once for each plan, before the scheduler gets the result.
+        Call it once for each plan, before the scheduler gets the result.
         """
         names, mask = self._masks.pop(plan.step_id, (None, None))
         if not names or mask is None:
@@ -210,11 +209,11 @@ class StructuredOutput(AdmissionGate):
             bits = mask.bitmask[place * self._row_bytes : (place + 1) * self._row_bytes]
             for token in result.token_ids[firsts[run] : firsts[run + 1]][:1]:
                 if not bits[token // 8] >> token % 8 & 1:
-                    self._fail(name, f"does not allow token {token}, which was sampled")
+                    self._fail(name, f"does not allow the sampled token {token}")
         return {run: self._errors[name] for run, name in names.items() if name in self._errors}
 
     def accept(self, outputs: EngineCoreOutputs) -> None:
-        """Let the matchers follow the tokens that a step gave out."""
+        """Pass the tokens of a step to the matchers; remove requests that have ended."""
         if not self._matchers:
             return
         self.end(one.request_id for one in outputs.finished)
@@ -231,10 +230,10 @@ class StructuredOutput(AdmissionGate):
                 self._fail(name, f"failed in accept: {describe_failure(error)}")
                 continue
             if num_allowed != count:
-                self._fail(name, f"accepts {num_allowed} of the tokens {list(tokens)}")
+                self._fail(name, f"accepts only {num_allowed} of the tokens {list(tokens)}")
 
     def shutdown(self) -> None:
-        """End the threads; what they compile is dropped. May be called twice."""
+        """End the threads and drop unfinished grammars. May be called twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _fail(self, name: str, what: str) -> None:

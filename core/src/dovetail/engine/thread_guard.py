@@ -1,4 +1,4 @@
-"""One thread at a time inside an engine: the others wait for their turn. Depends on no engine."""
+"""A lock that lets one thread at a time use an object. Depends on no engine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 class ThreadGuard:
-    """A lock that the thread that holds it may take again.
+    """A reentrant lock that can be used after a fork.
 
-    A forked child does not wait for it: the thread that held it does not exist there.
+    In a forked child it is free, because the thread that held it does not exist there.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ThreadGuard:
 
 
 class Guarded(Protocol):
-    """What has a guard. guard: taken by each of its guarded methods."""
+    """An object with guarded methods. guard: the lock that each of them takes."""
 
     guard: ThreadGuard
 
@@ -52,7 +52,7 @@ S = TypeVar("S", bound=Guarded)
 def one_thread_at_a_time(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """Let a method run in one thread at a time, among all guarded methods of its object."""
+    """Allow one thread at a time in the guarded methods of an object."""
 
     @wraps(method)
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.inputs import Prompt
 
 SHOWN_PROMPT_CHARS = 4096
-"""How much of a refused prompt its output repeats."""
+"""Maximum characters of a refused prompt in its output."""
 
 
 def run_batch(
@@ -29,7 +29,7 @@ def run_batch(
     """Return one output per request, in order.
 
     on_error: "raise" aborts all of them if one is refused; "return" puts the error in its output.
-    Raises UserError if the engine is paused: this call would never return.
+    Raises UserError if the engine is paused, because this call would never return.
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
@@ -50,8 +50,8 @@ def run_batch(
         raise
     if missing := [one.request_id for one in requests if one.request_id not in results]:
         raise UserError(
-            f"the outputs of {len(missing)} requests, {shorten(missing[0])} among them, were taken "
-            "by another caller of this engine's step(); do not call it during LLM.generate."
+            f"the outputs of {len(missing)} requests, including {shorten(missing[0])}, were taken "
+            "by another caller of this engine's step(); do not call step() during LLM.generate."
         )
     return [results[one.request_id] for one in requests]
 
@@ -81,14 +81,14 @@ def _run(
             num_out += sum(len(done.token_ids) for output in finished for done in output.outputs)
             if bar is not None and task is not None and finished:
                 seconds = bar.tasks[task].elapsed or 1e-9
-                rates = f"in {num_in / seconds:.0f}, out {num_out / seconds:.0f} tok/s"
+                rates = f"{num_in / seconds:.0f} input, {num_out / seconds:.0f} output tokens/s"
                 bar.update(task, completed=len(results), rates=rates)
             if interrupted():
                 raise KeyboardInterrupt
 
 
 def _progress(num_requests: int) -> tuple[Progress, TaskID]:
-    from rich.console import Console  # only if a terminal shows it
+    from rich.console import Console  # imported only if the bar is shown
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns: tuple[Any, ...] = (
@@ -113,7 +113,7 @@ def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
 
 
 def refused_output(request_id: str, prompt: Prompt | None, error: RequestError) -> RequestOutput:
-    """Return the output of a refused request: no completion, and the reason in `error`."""
+    """Return the output of a refused request, without completions and with `error`."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt[:SHOWN_PROMPT_CHARS] if isinstance(prompt, str) else None,

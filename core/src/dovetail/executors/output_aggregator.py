@@ -4,8 +4,8 @@ Tokens and log-probabilities are equal on every rank, so rank 0's are used. The 
 connector's worker sides differ: each transfers its rank's part of every block. The executor
 gathers the reports (`aggregate_outputs`), and the engine reads them rank by rank (`RankedSide`):
 
-- a transfer has ended when it has ended on every rank, in whatever steps;
-- its failed blocks are those that failed on any rank.
+- a transfer has ended when it has ended on every rank, not necessarily in the same step;
+- a block has failed if it has failed on any rank.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
         answers = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
     if len(answers) != num_ranks:
         raise ContractError(
-            f"the executor gave the KV-connector reports of {max(1, len(answers))} of {num_ranks} "
-            "ranks; a block is complete when all ranks have their part of it. The executor must "
-            "pass the results of all ranks to `aggregate_outputs`."
+            f"the executor returned the KV-connector reports of {max(1, len(answers))} of "
+            f"{num_ranks} ranks. It must pass the results of all ranks to `aggregate_outputs`, "
+            "because a block is complete only when all ranks have transferred their part."
         )
     return answers
 
@@ -55,7 +55,7 @@ class OutcomeAggregator:
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._failed: dict[int, set[int]] = {}  # by transfer that some ranks have ended
+        self._failed: dict[int, set[int]] = {}  # failed blocks of unfinished transfers
         self._ranks: dict[int, set[int]] = {}
 
     def add(self, rank: int, outcome: KVOutcome) -> KVOutcome:

@@ -50,7 +50,7 @@ class UniprocExecutor(Executor):
             raise
 
     def _start(self, phase: str) -> None:
-        """Take the worker through a phase of its start; report its failure as the worker's."""
+        """Run a start-up phase of the worker; raise PluginLoadError with the worker's name."""
         try:
             self.collective_rpc(phase)
         except (DovetailError, KeyboardInterrupt):
@@ -99,8 +99,9 @@ class UniprocExecutor(Executor):
     def check_health(self) -> None:
         """Raise EngineDeadError if the worker has failed or was shut down."""
         if self._closed or self._failure is not None:
-            cause = "it was shut down" if self._failure is None else repr(self._failure)
-            raise EngineDeadError(f"the worker is not available: {cause}")
+            if self._failure is None:
+                raise EngineDeadError("the worker was shut down; create a new engine.")
+            raise EngineDeadError(f"the worker has failed: {self._failure!r}")
 
     def shutdown(self) -> None:
         """Shut the worker down after its current work. May be called twice."""
@@ -113,7 +114,7 @@ class UniprocExecutor(Executor):
         try:
             self._worker.shutdown()
         except Exception as error:
-            # The error costs nothing, and must not hide the reason for the shutdown.
+            # Only logged, so that it does not hide the reason for the shutdown.
             failure = describe_failure(error)
             logger.warning("The worker %s failed to shut down: %s", _name(self._worker), failure)
 
@@ -128,7 +129,7 @@ class UniprocExecutor(Executor):
         return self._submit(self._guarded, call, argument)
 
     def _guarded(self, call: Callable[[Any], T], argument: Any) -> T:
-        """Execute one half of a step; a failure is final: the state of the rows is then unknown."""
+        """Execute one half of a step. A failure is final, because the rows' state is unknown."""
         if self._failure is not None:
             raise EngineDeadError(f"the worker has failed: {self._failure!r}")
         try:
@@ -137,7 +138,7 @@ class UniprocExecutor(Executor):
             self._fail(error)
 
     def _fail(self, error: Exception) -> NoReturn:
-        """Keep the first failure, and raise it as a DovetailError."""
+        """Store the first failure, and raise `error` as a DovetailError."""
         self._failure = self._failure or error
         if isinstance(error, DovetailError):
             raise error

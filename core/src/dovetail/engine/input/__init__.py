@@ -1,1 +1,1 @@
-"""From what a user requests to what the core gets: prompts, parameters and their checks."""
+"""Creates and checks the core's requests: prompts, sampling parameters, tokenization."""

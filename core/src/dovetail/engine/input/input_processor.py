@@ -1,7 +1,7 @@
-"""From what a user asks to what the engine core gets: tokens, resolved limits, a seed.
+"""Creates the core's requests from a user's request: tokens, resolved limits, a seed.
 
-Everything that needs the tokenizer or the model's sizes happens here, once, in the front end, and
-each refusal names its parameter. Does not depend on scheduling or on what becomes of a request.
+Every check that needs the tokenizer or the model's sizes runs here, once, in the front end; its
+error names the parameter. Does not depend on scheduling or on outputs.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from dovetail.value_checks import check_text, shorten
 SEED_MASK = 2**64 - 1
 
 USUAL_TOKEN_CHARS = 8
-"""Prompts of so many characters for each token that fits are not too long in any vocabulary."""
+"""A prompt with at most this many characters per token of `max_model_len` is never too long."""
 
 MAX_DEFAULT_PROMPT_CHARS = 2**24
-"""Most characters of a prompt where `max_prompt_chars` is not set, whatever the vocabulary."""
+"""Maximum characters of a prompt with any vocabulary, if `max_prompt_chars` is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputFacts:
-    """What the input processor has to know of model and engine.
+    """The facts about model and engine that the input processor needs.
 
-    vocab_size: the width of the logits. max_model_len: tokens, prompt and output together.
-    eos_token_ids: tokens that end a text. max_logprobs: most that a request may ask for.
-    default_sampling: fields of SamplingParams for requests that bring none; `max_new_tokens` is
-        taken for max_tokens. seed: the engine's; seeds of requests derive from it. limits: sizes
-        of what clients give.
+    vocab_size: the width of the logits. max_model_len: maximum tokens of prompt and output
+    together. eos_token_ids: tokens that end a text. max_logprobs: maximum number of
+    log-probabilities per position of a request. default_sampling: fields of SamplingParams for
+    requests without parameters; `max_new_tokens` means max_tokens. seed: the engine's seed, from
+    which seeds of requests are derived. limits: maximum sizes of client values.
     """
 
     vocab_size: int
@@ -58,37 +58,37 @@ class InputFacts:
 
 
 def core_request_id(request_id: str, serial: int) -> str:
-    """Return the core's id of a user's request; no other one has it, whatever users call theirs.
+    """Return the core's id of a user's request, which is unique even if users reuse ids.
 
-    serial: of the front end, never used twice.
+    serial: a number that the front end never uses twice.
     """
     return f"{request_id}~{serial}"
 
 
 def user_request_id(core_id: str) -> str:
-    """Return the user's id in an id of the core, be it a completion's or not."""
+    """Return the user's id that a core id of a request or completion contains."""
     return core_id.rpartition("~")[0] or core_id
 
 
 def completion_id(request_id: str, index: int, n: int) -> str:
-    """Return the core's id of completion `index` of a request that wants `n` of them."""
+    """Return the core's id of completion `index` of a request with `n` completions."""
     return request_id if n == 1 else f"{request_id}#{index}"
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Return the seed of completion `index`: the user's for the first, a hash for the others."""
+    """Return the seed of completion `index`: `seed` for the first one, a hash for the others."""
     if index == 0:
         return seed & SEED_MASK
     return _hash_seed(f"completion:{seed & SEED_MASK}:{index}")
 
 
 class InputProcessor:
-    """Makes core requests. `prepare` may run in several threads, the other methods in one."""
+    """Creates core requests. `prepare` may run in several threads, the other methods in one."""
 
     def __init__(self, facts: InputFacts, *, tokenizer: Tokenizer | None, clock: Clock) -> None:
-        """tokenizer: None if prompts come as token ids only.
+        """tokenizer: None if all prompts are token ids.
 
-        Raises ConfigError for bad defaults, ModelError for a tokenizer of another model.
+        Raises ConfigError for invalid defaults, ModelError for a tokenizer of another model.
         """
         if tokenizer is not None:
             check_tokenizer(tokenizer, facts.vocab_size)
@@ -100,12 +100,12 @@ class InputProcessor:
         self._max_prompt_chars = facts.limits.max_prompt_chars
 
     def default_params(self) -> SamplingParams:
-        """Return what a request without sampling parameters gets."""
+        """Return the sampling parameters of a request that has none."""
         return self._default_params
 
     @property
     def max_prompt_chars(self) -> int:
-        """Characters that a prompt may have; found by decoding every token once, when needed."""
+        """Maximum characters of a prompt. The first use may decode every token of the tokenizer."""
         if self._max_prompt_chars is None:
             longest = longest_token_chars(self._tokenizer) if self._tokenizer is not None else 1
             most = self._facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)
@@ -121,13 +121,13 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
     ) -> list[EngineCoreRequest]:
-        """Return the core requests of one request, one for each of its `params.n` completions.
+        """Return the core requests of a user's request, one for each of `params.n` completions.
 
-        prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; ids are taken as
-            they are. A mapping may also have what `dovetail.inputs.PromptTraits` names.
-        params: None for the model's defaults. cache_salt: before the prompt's own.
+        prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; no token is added
+            to ids. A mapping may also have the keys of `dovetail.inputs.PromptTraits`.
+        params: None for the model's defaults. cache_salt: replaces the prompt's salt, if not "".
         Their ids are `completion_id(request_id, index, n)`; all share one tuple of prompt tokens.
-        Raises RequestError naming the parameter at fault.
+        Raises RequestError that names the invalid parameter.
         """
         limits = self._facts.limits
         check_place(priority=priority, cache_salt=cache_salt, limits=limits)
@@ -154,8 +154,8 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         """Check a request and tokenize its texts; return it for `complete`, without a seed.
 
-        priority and cache_salt have been checked. Holds the interpreter for milliseconds at a time
-        only, so that it can run in a thread. Raises RequestError naming the parameter at fault.
+        priority and cache_salt must be valid. Can run in a thread, because it holds the GIL only
+        for milliseconds at a time. Raises RequestError that names the invalid parameter.
         """
         params = self.checked_params(params)
         prompt_token_ids = self._tokens_of(read, params.truncate_prompt_tokens)
@@ -164,7 +164,8 @@ class InputProcessor:
             raise RequestError(
                 f"min_tokens={params.min_tokens} does not fit: the prompt has "
                 f"{len(prompt_token_ids)} tokens, which leaves {room} of "
-                f"max_model_len={self._facts.max_model_len}. Lower it or shorten the prompt.",
+                f"max_model_len={self._facts.max_model_len}. Lower min_tokens or shorten the "
+                "prompt.",
                 parameter="min_tokens",
             )
         return EngineCoreRequest(
@@ -182,7 +183,7 @@ class InputProcessor:
         )
 
     def complete(self, prepared: EngineCoreRequest) -> list[EngineCoreRequest]:
-        """Return the requests of a prepared one's completions, each with its id and its seed."""
+        """Return one request for each completion of a prepared request, with its id and seed."""
         params = prepared.sampling_params
         requests = [
             replace(
@@ -196,7 +197,7 @@ class InputProcessor:
         return requests
 
     def checked_params(self, params: SamplingParams | None) -> SamplingParams:
-        """Return the parameters or the defaults; raise RequestError for what is no such thing."""
+        """Return the checked parameters, or the defaults for None; raise RequestError."""
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(
@@ -204,14 +205,15 @@ class InputProcessor:
             )
         params = params.own_copy()
         facts = self._facts
-        for name, asked in (
+        for name, count in (
             ("logprobs", params.logprobs),
             ("prompt_logprobs", params.prompt_logprobs),
         ):
-            if asked is not None and asked > facts.max_logprobs:
+            if count is not None and count > facts.max_logprobs:
                 raise RequestError(
-                    f"{name}={asked} is more than this engine's max_logprobs="
-                    f"{facts.max_logprobs}; ask for fewer, or start it with more.",
+                    f"{name}={count} is more than this engine's max_logprobs="
+                    f"{facts.max_logprobs}; request fewer, or start the engine with a larger "
+                    "max_logprobs.",
                     parameter=name,
                 )
         check_params_limits(params, facts.limits)
@@ -223,12 +225,12 @@ class InputProcessor:
         return params
 
     def encode_chat(self, text: str) -> Sequence[int]:
-        """Return the ids of a rendered chat template, which holds its own special tokens."""
+        """Return the token ids of a rendered chat template, without adding special tokens."""
         self._check_length("messages", text)
         return self._encode("messages", text, add_special_tokens=False)
 
     def _tokens_of(self, read: ReadPrompt, keep_last: int | None) -> tuple[int, ...]:
-        """Return the checked ids of a text or of ids, only the last `keep_last` of them."""
+        """Return the checked token ids of a prompt, only the last `keep_last` of them."""
         facts, given = self._facts, read.content
         if read.text is not None:
             self._check_length("prompt", read.text)
@@ -239,7 +241,7 @@ class InputProcessor:
         return token_ids
 
     def _check_length(self, parameter: str, text: str) -> None:
-        # Texts of usual length are told from others without looking at the vocabulary.
+        # Texts of usual length are accepted without decoding the vocabulary.
         most = USUAL_TOKEN_CHARS * self._facts.max_model_len
         if len(text) > most or self._max_prompt_chars is not None:
             most = self.max_prompt_chars
@@ -253,25 +255,25 @@ class InputProcessor:
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a tokenizer's panic is not an Exception
-            told = str(error) if isinstance(error, DovetailError) else shorten(error)
+            cause = str(error) if isinstance(error, DovetailError) else shorten(error)
             raise RequestError(
-                f"{parameter}={shorten(text)} cannot be tokenized: {told}", parameter=parameter
+                f"{parameter}={shorten(text)} cannot be tokenized: {cause}", parameter=parameter
             ) from error
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        asked = frozenset(params.stop_token_ids or ())
-        return asked if params.ignore_eos else asked | self._facts.eos_token_ids
+        stops = frozenset(params.stop_token_ids or ())
+        return stops if params.ignore_eos else stops | self._facts.eos_token_ids
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of each word as it begins a text and as it follows a space."""
+        """Return the tokens of each word, at the start of a text and after a space."""
         found: dict[tuple[int, ...], None] = {}
         for word in dict.fromkeys(words):
             bare = word.lstrip()
             spellings = self._spell(bare), self._spell(" " + bare)
             if not bare or not all(spellings):
                 raise RequestError(
-                    f"bad_words contains {shorten(word)}, which is not a token of this model; "
-                    "leave it out.",
+                    f"bad_words contains {shorten(word)}, which this model's tokenizer cannot "
+                    "encode; leave it out.",
                     parameter="bad_words",
                 )
             found |= dict.fromkeys(spellings)
@@ -283,9 +285,10 @@ class InputProcessor:
         return tuple(self._encode("bad_words", text, add_special_tokens=False))
 
     def _seed(self, params: SamplingParams, index: int) -> int:
-        """Return a completion's seed: of the user's, or of the engine's and the request's number.
+        """Return a completion's seed, from the user's seed or from the engine's seed.
 
-        A hash of seed and index, so that no completion of one seed is one of another seed.
+        Without a user's seed it is a hash of the engine's seed, the request's number and `index`,
+        so that engines with different seeds use different seeds for all completions.
         """
         if params.seed is not None:
             return completion_seed(params.seed, index)
@@ -298,24 +301,24 @@ def _hash_seed(origin: str) -> int:
 
 def _no_tokenizer(parameter: str) -> RequestError:
     return RequestError(
-        f"{parameter} as text needs a tokenizer, and this engine has none: give token ids, or "
-        "start it without skip_tokenizer_init.",
+        f"{parameter} contains text, but this engine has no tokenizer: give token ids, or start "
+        "the engine without skip_tokenizer_init.",
         parameter=parameter,
     )
 
 
-def _default_params(wishes: Mapping[str, object]) -> SamplingParams:
-    """Return SamplingParams with the given fields; raise ConfigError if one is unknown or bad."""
-    wishes = dict(wishes)
-    if "max_new_tokens" in wishes:
-        wishes.setdefault("max_tokens", wishes.pop("max_new_tokens"))
+def _default_params(given: Mapping[str, object]) -> SamplingParams:
+    """Return SamplingParams with the given fields; raise ConfigError for an invalid field."""
+    values = dict(given)
+    if "max_new_tokens" in values:
+        values.setdefault("max_tokens", values.pop("max_new_tokens"))
     known = {entry.name for entry in fields(SamplingParams)}
-    for name in wishes:
+    for name in values:
         if name not in known:
             raise ConfigError(
                 f"generation config: {name!r} is not a sampling parameter.{nearest(name, known)}"
             )
     try:
-        return SamplingParams(**wishes)  # type: ignore[arg-type]  # SamplingParams checks them
+        return SamplingParams(**values)  # type: ignore[arg-type]  # SamplingParams checks them
     except RequestError as error:
         raise ConfigError(f"generation config: {error}") from error

@@ -1,7 +1,8 @@
 """Checks of a request's parameters by logits processors and step extensions.
 
-A worker cannot refuse a request: by then it runs with others. So each plugin's own check runs in
-the engine, and a check that fails itself refuses its one request. Makes no plugin.
+A worker cannot refuse a request, because it gets the request in a batch with other requests.
+Therefore the engine runs each plugin's `check_params`. A check that raises an unexpected error
+refuses only the request that it checks. Does not construct the plugins.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from dovetail.plugins.construction import plugin_name
 from dovetail.sampling_params import SamplingParams
 
 _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_extensions"}
-"""The option that names plugins of a kind, and what a worker that runs them has in `provides`."""
+"""The option for each kind; also the capability that a worker declares if it runs them."""
 
 ParamsCheck = Callable[[SamplingParams], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRules:
-    """What requests may ask for.
+    """The rules by which an engine accepts or refuses requests.
 
-    params_checks: further checks of their parameters. limits: of their values. worker_provides: the
-    worker's capability ids; a request that needs another one is refused.
+    params_checks: the plugins' checks of sampling parameters. limits: maximum sizes of values.
+    worker_provides: the worker's capability ids; a request that needs another one is refused.
     """
 
     params_checks: tuple[ParamsCheck, ...] = ()
@@ -38,7 +39,7 @@ class RequestRules:
 
 
 def load_rules(config: EngineConfig, plugins: PluginRegistry, worker_cls: type) -> RequestRules:
-    """Return the rules of an engine; raise as `load_params_checks`."""
+    """Return the rules of an engine. Raises the errors of `load_params_checks`."""
     return RequestRules(
         params_checks=load_params_checks(config, plugins, worker_cls),
         worker_provides=declared_ids(worker_cls, "provides"),
@@ -51,8 +52,8 @@ def load_params_checks(
 ) -> tuple[ParamsCheck, ...]:
     """Return the checks of the plugins that the user named, in their order.
 
-    Raises PluginError for one that cannot be loaded, ConfigError for one that is named twice, and
-    ContractError if the worker would not run them.
+    Raises PluginError for a plugin that cannot be loaded, ConfigError for a plugin that is named
+    twice, and ContractError if the worker would not run them.
     """
     references = {
         "logits_processor": config.extensions.logits_processors,
@@ -72,15 +73,15 @@ def _checks_of(
     option = _OPTIONS[kind]
     if option not in getattr(worker_cls, "provides", ()):
         raise ContractError(
-            f"{option} names {len(references)}, but the worker {worker_cls.__qualname__} "
-            f"does not declare {option!r} in `provides`: it would not run them. Choose another "
-            "worker_cls, or leave them out."
+            f"{option} is set, but the worker {worker_cls.__qualname__} would ignore it, because "
+            f"its `provides` does not contain {option!r}. Choose another worker_cls, or leave "
+            f"{option} out."
         )
     checks: dict[str, ParamsCheck] = {}
     for reference in references:
         name = plugin_name(plugins, kind, reference)
         if name in checks:
-            raise ConfigError(f"{option} names {name!r} twice; name it once.")
+            raise ConfigError(f"{option} contains {name!r} twice; list it once.")
         checks[name] = _guarded(f"{kind.replace('_', ' ')} {name!r}", plugins.load(kind, reference))
     return checks.values()
 
@@ -93,8 +94,8 @@ def _guarded(name: str, plugin_cls: type[LogitsProcessor] | type[StepExtension])
             raise
         except Exception as error:
             raise RequestError(
-                f"the {name} cannot judge extra_args: {type(error).__name__}: "
-                f"{error}. Leave its arguments out, or correct them.",
+                f"the {name} failed to check extra_args: {type(error).__name__}: "
+                f"{error}. Correct its arguments in extra_args, or leave them out.",
                 parameter="extra_args",
             ) from error
 

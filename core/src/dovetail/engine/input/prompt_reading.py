@@ -1,4 +1,4 @@
-"""Reads the forms that a prompt may have. Depends on no tokenizer: text stays text."""
+"""Reads the forms that a prompt may have. Depends on no tokenizer; texts are not tokenized here."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_LIMITS = LimitsConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """A prompt, whatever its form was. content: its text or its token ids, not yet checked.
+    """A prompt in one form. content: its text or its token ids, not yet checked.
 
-    text: its text, if it was given. The others are those of `dovetail.inputs.PromptTraits`;
-    deadline_s is None for no deadline.
+    text: its text, or None if it has only token ids. cache_salt, tenant, deadline_s: as in
+    `dovetail.inputs.PromptTraits`; deadline_s is None for no deadline.
     """
 
     content: str | Iterable[int]
@@ -35,30 +35,30 @@ class ReadPrompt:
     deadline_s: float | None = None
 
     def deadline_ns(self, now_ns: int) -> int:
-        """Return when its first token is due, on a clock that shows `now_ns`; 0 for never."""
+        """Return the deadline of its first token on the clock of `now_ns`; 0 for no deadline."""
         return 0 if self.deadline_s is None else max(1, now_ns + round(self.deadline_s * 1e9))
 
 
 def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPrompt:
-    """Return what `prompt` says; raise RequestError, naming the key at fault.
+    """Return the parts of `prompt`; raise RequestError that names the invalid key.
 
-    Sizes are checked of names only; texts and tokens are left to who uses them.
+    Checks the sizes of salt and tenant, but not of the text and the token ids.
     """
     if not isinstance(prompt, Mapping):
         content = _content(prompt)
         return ReadPrompt(content=content, text=content if isinstance(content, str) else None)
-    told = _known_entries(prompt)
+    entries = _known_entries(prompt)
     traits: dict[str, Any] = {
-        name: check_text(name, told[name], max_chars=limits.max_id_chars, limit="max_id_chars")
+        name: check_text(name, entries[name], max_chars=limits.max_id_chars, limit="max_id_chars")
         for name in ("cache_salt", "tenant")
-        if name in told
+        if name in entries
     }
-    due = told.get("deadline_s")
+    due = entries.get("deadline_s")
     if due is not None:
         due = check_number("deadline_s", due, 0.0, _MAX_DEADLINE_S, open_low=True)
-    text, ids = told.get("prompt"), told.get("prompt_token_ids")
+    text, ids = entries.get("prompt"), entries.get("prompt_token_ids")
     if ids is not None and text is not None and not isinstance(text, str):
-        raise refuse("prompt", text, "a string where prompt_token_ids are given, too")
+        raise refuse("prompt", text, "a string if prompt_token_ids is also given")
     if isinstance(ids, str):
         raise refuse("prompt_token_ids", ids, 'an iterable of token ids; give a text as "prompt"')
     content = _content(text if ids is None else ids)
@@ -74,16 +74,16 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
 def take_token_ids(
     given: Iterable[int], *, keep_last: int | None, max_model_len: int
 ) -> tuple[int, ...]:
-    """Return token ids, not yet checked, of which `max_model_len` are read at most.
+    """Return unchecked token ids; read at most `max_model_len` of them.
 
-    keep_last: only so many, from the end; None for all. Raises RequestError for more, before they
-    are read, and for an iterable that fails.
+    keep_last: return only this many ids from the end; None for all. Raises RequestError for a
+    prompt that is too long, before its other ids are read, and for an iterable that fails.
     """
     if keep_last is not None and isinstance(given, Sequence):
         sequence = given
         given = guarded("prompt", lambda: _last_of(sequence, keep_last))
     known_length = type(given) in (list, tuple, range)
-    count = len(given) if known_length else None  # type: ignore[arg-type]  # those have one
+    count = len(given) if known_length else None  # type: ignore[arg-type]  # these have a length
     if count is None or count < max_model_len:
         token_ids = guarded("prompt", lambda: tuple(islice(given, max_model_len)))
         if len(token_ids) < max_model_len:
@@ -92,8 +92,8 @@ def take_token_ids(
     shown = f"more than {max_model_len - 1}" if count is None else count
     raise RequestError(
         f"the prompt has {shown} tokens, but at most {max_model_len - 1} fit: max_model_len="
-        f"{max_model_len} must leave room for one more. Shorten the prompt, or give a list and set "
-        f"truncate_prompt_tokens={max_model_len - 1}.",
+        f"{max_model_len} must leave room for one output token. Shorten the prompt, or give a "
+        f"list and set truncate_prompt_tokens={max_model_len - 1}.",
         parameter="prompt",
     )
 
@@ -101,11 +101,11 @@ def take_token_ids(
 def _known_entries(prompt: Mapping[str, Any]) -> dict[str, Any]:
     known = (*_CONTENTS, *_TRAITS)
     entries = guarded("prompt", lambda: dict(islice(prompt.items(), len(known) + 1)))
-    # Plain keys only: looking up a subclass of str calls its own methods.
+    # Only plain strings are accepted as keys: looking up a subclass of str calls its own methods.
     for name in entries:
         if type(name) is not str or name not in known:
             raise RequestError(
-                f'the prompt has {shorten(name)}, which is not known; it may have "prompt" or '
+                f'the prompt has the unknown key {shorten(name)}; use "prompt" or '
                 f'"prompt_token_ids", and {", ".join(_TRAITS)}.{_nearest(name, known)}',
                 parameter="prompt",
             )
@@ -117,7 +117,7 @@ def _nearest(name: object, known: tuple[str, ...]) -> str:
 
 
 def _last_of(sequence: Sequence[int], count: int) -> Iterable[int]:
-    # A deque is a sequence that cannot be sliced.
+    # A deque cannot be sliced.
     return deque(sequence, maxlen=count) if isinstance(sequence, deque) else sequence[-count:]
 
 

@@ -1,7 +1,7 @@
 """Checks of a request that need the model's sizes, shared by front end and engine.
 
-Pure and cheap: no tokenizer, no state. The front end checks to explain early; the engine checks
-again, since it does not know what front end a request came through.
+The checks are fast and need no tokenizer and no state. The front end runs them to report errors
+early. The engine runs them again, because it does not trust front ends.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ CORE_ID_CHARS = 64
 """Characters that front ends may add to a user's id in `EngineCoreRequest.request_id`."""
 
 MAX_REQUEST_IDS = 2**20
-"""Most ids in one call of abort."""
+"""Maximum number of ids in one call of abort."""
 
 ID_CHUNK = 2**12
-"""Ids that are read at a time."""
+"""Number of ids that are read at a time."""
 
 MAX_TOKENS_PER_CHAR = 4
-"""Tokens that a character of a bad word can become: bytes of UTF-8."""
+"""Maximum number of tokens for a character of a bad word: one for each byte of UTF-8."""
 
 
 def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int) -> None:
-    """Raise RequestError naming `parameter` unless all are integers from 0 to vocab_size - 1."""
+    """Raise RequestError for `parameter` unless all are integers from 0 to vocab_size - 1."""
     typecode = token_ids.typecode if isinstance(token_ids, array) else " "
     if typecode == "i" and all_below(token_ids, vocab_size):  # type: ignore[arg-type]
         return
@@ -53,41 +53,45 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
     if not known_ints and set(map(type, ids)) != {int}:
         wrong = next(token for token in ids if type(token) is not int)
         raise RequestError(
-            f"{parameter} holds {shorten(wrong)}, which is not an integer; give token ids.",
+            f"{parameter} contains {shorten(wrong)}, which is not an integer; give token ids.",
             parameter=parameter,
         )
     for wrong in (min(ids), max(ids)):
         if not 0 <= wrong < vocab_size:
             raise RequestError(
-                f"{parameter} holds token id {shorten(wrong)}, but the model's vocabulary has ids "
-                f"from 0 to {vocab_size - 1}.",
+                f"{parameter} contains the token id {shorten(wrong)}, but the model's vocabulary "
+                f"has ids from 0 to {vocab_size - 1}.",
                 parameter=parameter,
             )
 
 
 def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
-    """Raise RequestError if the prompt is empty, too long for one new token, or out of range."""
+    """Raise RequestError if the prompt is empty or too long, or has an invalid token id."""
     if not isinstance(token_ids, Sequence) and not isinstance(token_ids, array):
         raise RequestError(
-            f"the prompt's tokens are a {type(token_ids).__name__}; give a sequence of token ids.",
+            f"prompt_token_ids has the type {type(token_ids).__name__}; give a sequence of token "
+            "ids.",
             parameter="prompt",
         )
     if not token_ids:
         raise RequestError(
-            "the prompt is empty: give at least one token or character.", parameter="prompt"
+            "the prompt is empty; give at least one token or character.", parameter="prompt"
         )
     if len(token_ids) > max_model_len - 1:
         raise RequestError(
             f"the prompt has {len(token_ids)} tokens, but at most {max_model_len - 1} fit: "
-            f"max_model_len={max_model_len} must leave room for one more. Shorten the prompt, or "
-            f"set truncate_prompt_tokens={max_model_len - 1}.",
+            f"max_model_len={max_model_len} must leave room for one output token. Shorten the "
+            f"prompt, or set truncate_prompt_tokens={max_model_len - 1}.",
             parameter="prompt",
         )
     check_token_ids("prompt", token_ids, vocab_size)
 
 
 def check_sampling_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError if a token id in `params`, which are valid, is outside the vocabulary."""
+    """Raise RequestError if a token id in `params` is not in the vocabulary.
+
+    `params` must be valid otherwise.
+    """
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
@@ -105,8 +109,8 @@ def check_sampling_support(params: SamplingParams, worker_provides: frozenset[st
     name, capability = missing
     raise RequestError(
         f"{name}={shorten(getattr(params, name))} needs a worker with the capability "
-        f"{capability!r}, and this one does not declare it. Leave {name} out, or choose a "
-        f"worker_cls that has {capability!r} in `provides`.",
+        f"{capability!r}, which this engine's worker does not declare. Leave {name} out, or choose "
+        f"a worker_cls that has {capability!r} in `provides`.",
         parameter=name,
     )
 
@@ -119,14 +123,16 @@ def validate_core_request(
     worker_provides: frozenset[str] = frozenset(),
     limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> None:
-    """Check a request as the engine receives it; raise RequestError naming the parameter.
+    """Check a request that the engine received; raise RequestError that names the parameter.
 
-    vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits: of
-    strings and lists. Changes nothing.
+    vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits:
+    maximum sizes of strings and lists. Does not change the request.
     """
     _check_id("request_id", request.request_id, limits, more=CORE_ID_CHARS, min_chars=1)
     if not isinstance(request.sampling_params, SamplingParams):
-        raise RequestError("sampling_params must be SamplingParams.", parameter="sampling_params")
+        raise RequestError(
+            "sampling_params must be an instance of SamplingParams.", parameter="sampling_params"
+        )
     check_prompt(request.prompt_token_ids, vocab_size=vocab_size, max_model_len=max_model_len)
     check_integer("max_tokens", request.max_tokens, 1, 2**31 - 1)
     check_integer("seed", request.seed, 0, 2**64 - 1)
@@ -156,15 +162,15 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
     if not isinstance(words, tuple) or not all(isinstance(word, tuple) for word in words):
         raise refuse("bad_words", words, "a tuple of tuples of token ids")
     if not all(words):
-        raise RequestError("bad_words holds a word without tokens.", parameter="bad_words")
-    # Two spellings a word, the second with a space in front.
+        raise RequestError("bad_words contains a word without tokens.", parameter="bad_words")
+    # Each word has two spellings, with and without a space before it.
     chars = limits.max_bad_words_chars + limits.max_bad_words
     num_tokens = sum(map(len, words))
     if len(words) > 2 * limits.max_bad_words or num_tokens > 2 * MAX_TOKENS_PER_CHAR * chars:
         raise RequestError(
-            f"bad_words has {len(words)} words of {num_tokens} tokens; at most "
-            f"{limits.max_bad_words} words of {limits.max_bad_words_chars} characters are accepted "
-            "(max_bad_words, max_bad_words_chars).",
+            f"bad_words has {len(words)} spellings with {num_tokens} tokens; at most "
+            f"{limits.max_bad_words} words with {limits.max_bad_words_chars} characters are "
+            "accepted (max_bad_words, max_bad_words_chars).",
             parameter="bad_words",
         )
     check_token_ids("bad_words", tuple(chain.from_iterable(words)), vocab_size)
@@ -173,26 +179,26 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
 def check_place(
     *, priority: object, cache_salt: object, limits: LimitsConfig = DEFAULT_LIMITS
 ) -> None:
-    """Raise RequestError unless they are an integer of 64 bits and a string of limited length."""
+    """Raise RequestError unless priority has 64 bits and cache_salt is a short string."""
     check_integer("priority", priority, -(2**63), 2**63 - 1)
     _check_id("cache_salt", cache_salt, limits)
 
 
 def check_request_id(request_id: object, limits: LimitsConfig) -> str:
-    """Return a user's id as a plain str; raise RequestError if it is empty, long or no Unicode."""
+    """Return a user's id as a plain str; raise RequestError if it is empty, long or not Unicode."""
     return _check_id("request_id", request_id, limits, min_chars=1)
 
 
 def read_request_ids(request_ids: object) -> list[str]:
     """Return one id or an iterable of ids as a list of plain strings.
 
-    Raises RequestError for anything else, and for more than `MAX_REQUEST_IDS`.
+    Raises RequestError for any other value, and for more than `MAX_REQUEST_IDS` ids.
     """
     return [one for chunk in request_id_chunks(request_ids) for one in chunk]
 
 
 def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
-    """Yield what `read_request_ids` returns in lists of `ID_CHUNK`: a millisecond of work."""
+    """Yield the ids of `read_request_ids` in lists of `ID_CHUNK` ids; each takes 1 ms."""
     if issubclass(type(request_ids), str):
         request_ids = [request_ids]
     if not isinstance(request_ids, Iterable) or isinstance(
@@ -209,15 +215,15 @@ def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
 
 
 def read_pause_scope(scope: object) -> PauseScope:
-    """Return the scope of a pause; raise UserError for anything else."""
+    """Return the scope of a pause; raise UserError for any other value."""
     for known in PauseScope:
         if type(scope) in (str, PauseScope) and scope == known:
             return known
-    raise UserError(f"scope={shorten(scope)} is not a scope of a pause; use 'all' or 'new'.")
+    raise UserError(f"scope={shorten(scope)} is not a valid pause scope; use 'all' or 'new'.")
 
 
 def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
-    """Raise RequestError if a text, a list of texts or `extra_args` is larger than allowed."""
+    """Raise RequestError if `stop`, `bad_words` or `extra_args` is larger than allowed."""
     for name, texts, count, chars in (
         ("stop", params.stop_strings, "max_stop_strings", "max_stop_chars"),
         ("bad_words", params.bad_words or (), "max_bad_words", "max_bad_word_chars"),
@@ -233,8 +239,8 @@ def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
     num_chars = sum(map(len, params.bad_words or ()))
     if num_chars > limits.max_bad_words_chars:
         raise RequestError(
-            f"bad_words has {num_chars} characters in all; at most {limits.max_bad_words_chars} "
-            "are accepted (max_bad_words_chars).",
+            f"the words in bad_words have {num_chars} characters; at most "
+            f"{limits.max_bad_words_chars} are accepted (max_bad_words_chars).",
             parameter="bad_words",
         )
     if params.extra_args:
@@ -254,7 +260,7 @@ def _check_id(
 
 
 def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
-    """Raise RequestError unless all lie within the prompt, in order, without overlap."""
+    """Raise RequestError unless all inputs lie within the prompt, in order, without overlap."""
     if not isinstance(inputs, tuple):
         raise RequestError(
             f"encoder_inputs={shorten(inputs)} must be a tuple of EncoderInput.",
@@ -270,21 +276,22 @@ def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
             or not item.content_hash
         ):
             raise RequestError(
-                f"encoder_inputs holds {shorten(item)}; give EncoderInput(position, num_tokens, "
-                "content_hash), the hash not empty.",
+                f"encoder_inputs contains {shorten(item)}; give EncoderInput(position, num_tokens, "
+                "content_hash) with a content_hash that is not empty.",
                 parameter="encoder_inputs",
             )
         if item.num_tokens < 1 or item.position < end:
             raise RequestError(
-                f"encoder_inputs has tokens {item.position} to "
-                f"{item.position + item.num_tokens - 1}; each needs tokens of its own, in "
-                f"order, from token {end} on.",
+                f"encoder_inputs has an input at tokens {item.position} to "
+                f"{item.position + item.num_tokens - 1}. Inputs must be sorted, must not overlap "
+                f"and must have at least one token; this one must start at token {end} or later.",
                 parameter="encoder_inputs",
             )
         end = item.position + item.num_tokens
     if end > num_prompt_tokens:
         raise RequestError(
-            f"encoder_inputs end at token {end - 1}, but the prompt has {num_prompt_tokens}.",
+            f"encoder_inputs ends at token {end - 1}, but the prompt has only {num_prompt_tokens} "
+            "tokens.",
             parameter="encoder_inputs",
         )
 
@@ -292,7 +299,7 @@ def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
 def _check_provided(parameter: str, capability: str, worker_provides: frozenset[str]) -> None:
     if capability not in worker_provides:
         raise RequestError(
-            f"{parameter} is given, but the worker does not provide {capability!r}; leave it out, "
-            "or choose a worker_cls that does.",
+            f"{parameter} is set, but the worker does not declare {capability!r} in `provides`. "
+            f"Leave {parameter} out, or choose another worker_cls.",
             parameter=parameter,
         )

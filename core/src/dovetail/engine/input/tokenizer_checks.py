@@ -1,6 +1,6 @@
-"""The tokenizer of an engine: loaded by name, and checked against the model's vocabulary.
+"""Loads the tokenizer of an engine and checks it against the model's vocabulary.
 
-No text may become an id that has no embedding.
+Tokenizing a text must not give a token id without an embedding.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ logger = logging.getLogger(__name__)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raise ModelError where ordinary tokens lie beyond the model's `vocab_size` ids.
+    """Raise ModelError if an ordinary token has an id of at least `vocab_size`.
 
-    Special tokens may: fine-tuned models are found whose padding token was never given a row. They
-    are told in a warning, and a request that brings one is refused.
+    Special tokens may have such ids, because some fine-tuned models have a padding token without
+    an embedding. A warning is logged, and requests that contain these tokens are refused.
     """
     beyond = range(vocab_size, tokenizer.vocab_size)
     if not beyond:
         return
     found = (
-        f"the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model's vocabulary "
-        f"(vocab_size in config.json) has {vocab_size}"
+        f"the tokenizer has token ids up to {tokenizer.vocab_size - 1}, but the model's vocabulary "
+        f"has only {vocab_size} (vocab_size in config.json)"
     )
     num_special = sum(token in beyond for token in tokenizer.special_token_ids)
     if num_special == len(beyond):
-        logger.warning("%s; requests that bring one of those special tokens are refused.", found)
+        logger.warning(
+            "%s. Requests with one of the special tokens from id %d are refused.", found, vocab_size
+        )
         return
     raise ModelError(
-        f"{found}: tokenizer.json and weights do not belong together. Copy the tokenizer that "
-        "came with the weights, or name its directory with tokenizer."
+        f"{found}: tokenizer.json belongs to another model. Copy the tokenizer.json of this model "
+        "to its directory, or set the option tokenizer to the directory that has it."
     )
 
 
 def longest_token_chars(tokenizer: Tokenizer) -> int:
-    """Return the characters of the longest token; decodes every id once (0.3 s for 150,000)."""
+    """Return the length of the longest token; decodes every id once (0.3 s for 150,000 ids)."""
     return max((len(tokenizer.decode([token])) for token in range(tokenizer.vocab_size)), default=1)
 
 
 def usable_eos_token_ids(
     configured: frozenset[int], tokenizer_eos: int | None, vocab_size: int
 ) -> frozenset[int]:
-    """Return the ids that end a text; raise ModelError if the model's files name an unknown one.
+    """Return the ids that end a text; raise ModelError if a configured id is not in the vocabulary.
 
-    configured: of config.json or generation_config.json. tokenizer_eos: the tokenizer's own; left
-    out with a warning if the model cannot produce it.
+    configured: the ids in config.json or generation_config.json. tokenizer_eos: the tokenizer's
+    id; ignored with a warning if it is not in the vocabulary.
     """
     for token in sorted(configured):
         if token >= vocab_size:
@@ -65,8 +67,8 @@ def usable_eos_token_ids(
         return configured
     if not 0 <= tokenizer_eos < vocab_size:
         logger.warning(
-            "the tokenizer's end-of-text token %s is not in the model's vocabulary (ids from 0 to "
-            "%d): no text ends with it.",
+            "The tokenizer's end-of-text token %s is not in the model's vocabulary (ids from 0 to "
+            "%d); it is ignored.",
             shorten(tokenizer_eos),
             vocab_size - 1,
         )

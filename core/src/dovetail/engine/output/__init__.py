@@ -1,1 +1,1 @@
-"""From the columns of the core to what users get: tokens, text, log-probabilities, stop strings."""
+"""Turns the core's output columns into users' outputs: tokens, text, log-probabilities."""

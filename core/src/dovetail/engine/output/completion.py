@@ -1,8 +1,8 @@
-"""One completion as it grows: tokens, text, log-probabilities, and how it ended.
+"""The state of one completion: tokens, text, log-probabilities, and its end.
 
-Owned by the output processor. Text is made when an output shows it, of all tokens that have come
-since the last one; with stop strings it is made as the tokens come, and with a tokenizer that does
-not tell its pieces now and then, so that the end of a long output costs little.
+The output processor owns it. Tokens are detokenized when an output needs their text. With stop
+strings they are detokenized immediately. With a tokenizer without pieces they are detokenized
+from time to time, so that the last output of a long completion does not take long.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
 
 MAX_UNREAD_TOKENS = 64
-"""Of a completion that is not plain: tokens whose text may be left for an output."""
+"""Maximum number of tokens that a completion which is not plain detokenizes at once."""
 
 
 class LogprobTexts:
-    """The texts that log-probabilities are shown with."""
+    """The texts of tokens in log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """tokenizer: None gives log-probabilities without texts."""
@@ -32,12 +32,12 @@ class LogprobTexts:
         self._texts = self._no_texts if tokenizer is None else _TokenTexts(tokenizer)
 
     def of(self, params: SamplingParams) -> Mapping[int, str | None]:
-        """Return the text of each token, made when it is looked up."""
+        """Return the texts by token; a token is detokenized when its text is read."""
         return self._texts if params.detokenize else self._no_texts
 
 
 class _TokenTexts(dict[int, str | None]):
-    """Each token's own text; a part of a character is U+FFFD."""
+    """The text of each token; an incomplete character is U+FFFD."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -52,21 +52,22 @@ class _TokenTexts(dict[int, str | None]):
 
 
 class _NoTexts(dict[int, str | None]):
-    """No text for any token."""
+    """Returns None as the text of every token."""
 
     def __missing__(self, token: int) -> None:
         return None
 
 
 class Completion:
-    """What is known of one completion.
+    """One completion.
 
-    request: what the core was asked. token_ids: the output so far; where `is_plain`, new tokens
-    need only be appended to it. finish_reason: None while it continues.
+    request: the core's request. token_ids: the output so far. is_plain: whether new tokens need
+    only be appended to token_ids. finish_reason: None while the completion is unfinished.
     """
 
     __slots__ = (
         "_detokenizer",
+        "_end_sent",
         "_logprobs",
         "_num_hidden",
         "_num_read",
@@ -75,7 +76,6 @@ class Completion:
         "_stops",
         "_text",
         "_tokenizer",
-        "_told_end",
         "cumulative_logprob",
         "finish_reason",
         "index",
@@ -111,31 +111,31 @@ class Completion:
                 params.stop_strings,
                 include_stop_str_in_output=params.include_stop_str_in_output,
             )
-        # Otherwise text costs a call a token, which is not to be left for the end.
+        # Without pieces each token needs a call of `decode`, which would delay the last output.
         has_pieces = self._tokenizer is None or (
             self._tokenizer.token_pieces(skip_special_tokens=params.skip_special_tokens) is not None
         )
         self.is_plain = self._stops is None and self._logprobs is None and has_pieces
-        self._text = ""  # all that has been made; with DELTA what no output has shown yet
-        self._num_read = 0  # tokens whose text has been made
-        self._num_hidden = 0  # tokens at the end that are not to be read in the text
-        self._num_sent = 0  # tokens that an output of kind DELTA has shown
-        self._told_end = False
+        self._text = ""  # the whole text so far; with DELTA the text that no output has had
+        self._num_read = 0  # detokenized tokens
+        self._num_hidden = 0  # tokens at the end that are not part of the text
+        self._num_sent = 0  # tokens in the outputs of kind DELTA so far
+        self._end_sent = False
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something that no output of kind DELTA has shown yet."""
+        """Whether the next output of kind DELTA would contain tokens or the end."""
         return len(self.token_ids) > self._num_sent or (
-            self.finish_reason is not None and not self._told_end
+            self.finish_reason is not None and not self._end_sent
         )
 
     def append(
         self, token_ids: Sequence[int], logprobs: LogprobColumns | None, ending: Finished | None
     ) -> bool:
-        """Take the next tokens; return True if a stop string among them ended the completion.
+        """Add the next tokens; return True if a stop string in their text ended the completion.
 
-        logprobs: of these tokens, where they were requested. ending: how the core ended it with
-            these, if it did.
+        logprobs: log-probabilities of these tokens, if requested. ending: the end that the core
+            reported with these tokens, if any.
         """
         num_kept, stop = len(token_ids), None
         if self._stops is not None:
@@ -152,7 +152,7 @@ class Completion:
         return stop is not None
 
     def finish(self, ending: Finished) -> None:
-        """End it as the core says; a completion that has ended stays as it is."""
+        """End the completion for the core's reason; do nothing if it has ended."""
         if self.finish_reason is not None:
             return
         self.finish_reason = ending.reason.value
@@ -162,7 +162,7 @@ class Completion:
         if self.token_ids and self._hides(self.token_ids[-1], ending):
             self._num_hidden = 1
         if self._stops is not None:
-            # A character that was not complete may complete a stop string as U+FFFD.
+            # An incomplete character becomes U+FFFD, which may complete a stop string.
             rest = self._made_detokenizer().flush()
             armed = len(self.token_ids) >= self._params.min_tokens
             shown, stop = self._stops.push(rest, armed=armed)
@@ -173,7 +173,7 @@ class Completion:
                 self._end_with_stop_string(stop)
 
     def output(self) -> CompletionOutput:
-        """Return everything so far."""
+        """Return an output with all tokens so far."""
         self._text += self._new_text()
         return CompletionOutput(
             self.index,
@@ -186,16 +186,16 @@ class Completion:
         )
 
     def new_output(self) -> CompletionOutput:
-        """Return what is new since this was called last."""
+        """Return an output with the tokens since the last call."""
         first, self._num_sent = self._num_sent, len(self.token_ids)
         text = self._new_text()
         if self._text:
             text, self._text = self._text + text, ""
         if self.finish_reason is not None:
-            self._told_end = True
+            self._end_sent = True
         logprobs = self._logprobs
         if logprobs is not None:
-            self._logprobs = logprobs.empty()  # what was shown belongs to the output now
+            self._logprobs = logprobs.empty()  # the output owns the previous store
         return CompletionOutput(
             self.index,
             text,
@@ -207,9 +207,9 @@ class Completion:
         )
 
     def _new_text(self) -> str:
-        """Return the text of the tokens that have not been read; with stop strings there are none.
+        """Detokenize the new tokens; return "" with stop strings, which detokenize immediately.
 
-        It is whole when the completion has ended.
+        Returns all remaining text if the completion has ended.
         """
         if self._stops is not None or self._tokenizer is None:
             return ""
@@ -235,14 +235,14 @@ class Completion:
     def _search(
         self, stops: StopStringFilter, token_ids: Sequence[int], *, hides: bool
     ) -> tuple[int, str | None]:
-        """Make the text of new tokens, one by one, up to a stop string.
+        """Detokenize new tokens, one by one, up to a stop string.
 
         Returns how many of them belong to the completion, and the stop string that ended it.
-        hides: whether the last one is not to be read in the text.
+        hides: whether the last token is not part of the text.
         """
         push, num_before = self._made_detokenizer().push, len(self.token_ids)
-        spoken = token_ids[:-1] if hides else token_ids
-        for number, token in enumerate(spoken, 1):
+        visible = token_ids[:-1] if hides else token_ids
+        for number, token in enumerate(visible, 1):
             armed = num_before + number >= self._params.min_tokens
             shown, stop = stops.push(push((token,)), armed=armed)
             self._text += shown
@@ -255,7 +255,7 @@ class Completion:
         self.stop_reason = stop
 
     def _hides(self, last: int, ending: Finished) -> bool:
-        """Whether the last token ended the completion and is not to be read in the text."""
+        """Whether the last token is a stop token that is not part of the text."""
         return (
             ending.reason is FinishReason.STOP
             and last in self.request.stop_token_ids

@@ -1,11 +1,11 @@
-"""Incremental detokenization of one request: each new token to the text that it makes certain.
+"""Incremental detokenization of one request: returns the text that each new token makes final.
 
-Two ways to the same text. Where the tokenizer tells what each token adds (`token_pieces`), pieces
-are joined, and bytes that may still become a character are kept back. Otherwise a short window of
-tokens, begun with the prompt's tail, is decoded again for each token, and what goes beyond the text
-already given is new; a tail of U+FFFD is held back, since it may be half a character. Both take
-the tokens one by one, so that the text does not depend on how many come at a time.
-Depends on no vocabulary and no stop strings.
+Two classes give the same text. If the tokenizer has the text of each token (`token_pieces`), pieces
+are joined, and bytes of an incomplete character are held back. Otherwise a short window of tokens,
+which begins with the end of the prompt, is decoded again for each token, and the text after the
+text already returned is new; U+FFFD at the end is held back, because it may be an incomplete
+character. Both process tokens one by one, so that the text does not depend on the number of tokens
+in a call. Depends on no vocabulary and no stop strings.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 6
 MAX_LOOK_BACK = 32
 WINDOW_TOKENS = 16
-"""The window is cut when it has this many tokens, so that a token costs the same at any length."""
+"""Tokens at which the window is shortened, so that the cost per token does not grow."""
 MAX_UNSETTLED_TOKENS = 8
-"""A character has at most 4 bytes, so at most 4 tokens; a longer broken tail is not a character."""
+"""An invalid tail with more tokens is not a character, which has at most 4 bytes and tokens."""
 MAX_HELD_CHARS = 3
-"""What may still become a character of 4 bytes, after a tail that is broken for good."""
+"""U+FFFD characters that may still become one character of 4 bytes, at the end of a long tail."""
 
 _EACH_BYTE = "dovetail-replace-each-byte"
 
@@ -32,16 +32,16 @@ _EACH_BYTE = "dovetail-replace-each-byte"
 class Detokenizer(Protocol):
     """Turns the output tokens of one request into text, piece by piece.
 
-    The pieces together are what `tokenizer.decode(prompt + output)` has beyond
-    `tokenizer.decode(prompt)`; a character that the prompt begins and the output completes is the
-    output's. Bytes that are no UTF-8 become U+FFFD as soon as that is certain.
+    The pieces together are the text that `tokenizer.decode(prompt + output)` has after
+    `tokenizer.decode(prompt)`. A character that begins in the prompt and ends in the output belongs
+    to the output. Bytes that cannot become valid UTF-8 become U+FFFD.
     """
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens; return the text that is certain now, which may be empty."""
+        """Add the next tokens; return the text that is now final, which may be empty."""
 
     def flush(self) -> str:
-        """Return what is held back; call it once, after the last token."""
+        """Return the text that is held back; call it once, after the last token."""
 
 
 def make_detokenizer(
@@ -50,7 +50,7 @@ def make_detokenizer(
     *,
     skip_special_tokens: bool = True,
 ) -> Detokenizer:
-    """Return a detokenizer of the output that follows a prompt."""
+    """Return a detokenizer for the output after a prompt."""
     pieces = tokenizer.token_pieces(skip_special_tokens=skip_special_tokens)
     if pieces is None:
         return WindowDetokenizer(
@@ -60,25 +60,25 @@ def make_detokenizer(
 
 
 class PieceDetokenizer:
-    """A detokenizer for tokens each of which adds its own piece to the text."""
+    """A detokenizer for a tokenizer with a piece of text for each token."""
 
     __slots__ = ("_at_start", "_errors", "_pending", "_pieces", "_plain", "_prompts")
 
     def __init__(self, pieces: TokenPieces, prompt_token_ids: Sequence[int]) -> None:
-        """Begin after the prompt, of which only the ends are looked at."""
+        """Create a detokenizer for the output after a prompt."""
         self._pieces = pieces
         self._errors = _EACH_BYTE if pieces.each_byte else "replace"
         self._at_start = pieces.first is not None and not any(
             map(pieces.__getitem__, prompt_token_ids)
         )
-        # Bytes of a character that is not complete yet, and what the prompt's own text shows for
-        # those of them that are the prompt's.
+        # The bytes of an incomplete character, and the text that the prompt alone has for the
+        # bytes that belong to the prompt.
         self._pending = self._unfinished(prompt_token_ids)
         self._prompts = self._pending.decode("utf-8", self._errors)
         self._plain = not (self._pending or self._at_start)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens; return the text that is certain now, which may be empty."""
+        """Add the next tokens; return the text that is now final, which may be empty."""
         if not self._plain:
             return self._push_bytes(token_ids)
         if len(token_ids) == 1:
@@ -86,11 +86,11 @@ class PieceDetokenizer:
             return piece if isinstance(piece, str) else self._push_bytes(token_ids)
         try:
             return "".join(map(self._pieces.__getitem__, token_ids))  # type: ignore[arg-type]
-        except TypeError:  # there are bytes among them
+        except TypeError:  # a piece is bytes
             return self._push_bytes(token_ids)
 
     def flush(self) -> str:
-        """Return what is held back; call it once, after the last token."""
+        """Return the text that is held back; call it once, after the last token."""
         rest, self._pending = self._pending.decode("utf-8", self._errors), b""
         return self._beyond_prompt(rest)
 
@@ -117,14 +117,14 @@ class PieceDetokenizer:
         return new
 
     def _beyond_prompt(self, text: str) -> str:
-        """Return `text` without what the prompt's own text shows of it."""
+        """Return `text` without the beginning that the prompt's text already has."""
         if not text or not self._prompts:
             return text
         prompts, self._prompts = self._prompts, ""
         return text.removeprefix(prompts)
 
     def _unfinished(self, token_ids: Sequence[int]) -> bytes:
-        """Return the bytes at the end that begin a character and do not complete it."""
+        """Return the bytes of the incomplete character at the end of `token_ids`."""
         tail = b""
         for token in reversed(token_ids[-MAX_LOOK_BACK:]):
             piece = self._pieces[token]
@@ -136,7 +136,7 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """A detokenizer for any tokenizer, by `decode` alone."""
+    """A detokenizer for any tokenizer; needs only `decode`."""
 
     __slots__ = (
         "_decode",
@@ -157,7 +157,7 @@ class WindowDetokenizer:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Begin after the prompt, of which only the tail is looked at."""
+        """Create a detokenizer for the output after a prompt, of which only the end is read."""
         self._decode = tokenizer.decode
         self._skip = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
@@ -168,23 +168,23 @@ class WindowDetokenizer:
         num_whole = self._begin_at_character(is_cut=is_cut)
         text = self._decode_window()
         self._sent = len(text)
-        # The window's text before the output, while a character that it begins may be completed,
-        # and how much of it stands before that character.
+        # The text of the prompt in the window, while the output may complete its last character,
+        # and the number of characters before that one.
         self._prompt_text = text if num_whole < len(self._ids) else ""
         self._num_whole_chars = len(
             self._decode(self._ids[:num_whole], skip_special_tokens=self._skip)
         )
-        # Tokens of the window up to which the text is certain; and an earlier such place, where
-        # the window can be cut without cutting a character.
+        # The number of tokens in the window whose text is final; and an earlier such number, at
+        # which the window can be cut without cutting a character.
         self._settled = len(self._ids)
         self._mark = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens; return the text that is certain now, which may be empty."""
+        """Add the next tokens; return the text that is now final, which may be empty."""
         return "".join([self._push(token) for token in token_ids if token not in self._skipped])
 
     def flush(self) -> str:
-        """Return what is held back; call it once, after the last token."""
+        """Return the text that is held back; call it once, after the last token."""
         text = self._window_text()
         new = text[self._sent :]
         self._sent = len(text)
@@ -205,10 +205,11 @@ class WindowDetokenizer:
         return new
 
     def _begin_at_character(self, *, is_cut: bool) -> int:
-        """Drop tokens so that the window begins with a character; return how many end with one.
+        """Drop the first tokens of the window if they are a part of a character.
 
-        is_cut: whether it may begin inside a character. With byte tokens a broken character at
-        either end spoils whole ones beside it, so both ends are tried together.
+        Returns the number of remaining tokens up to the last complete character. is_cut: whether
+        the window may begin inside a character. With byte tokens an incomplete character at one
+        end changes the text of complete ones next to it, so both ends are tried together.
         """
         length = len(self._ids)
         for num_broken in range(min(MAX_HELD_CHARS, length) + 1):
@@ -224,18 +225,21 @@ class WindowDetokenizer:
         return self._decode(self._ids, skip_special_tokens=self._skip)
 
     def _window_text(self) -> str:
-        """Decode the window; give back the prompt's broken tail where the output completes it."""
+        """Decode the window; return the prompt's last character again if the output completed it.
+
+        For this, `_sent` is set back.
+        """
         text = self._decode_window()
         if self._prompt_text and not text.startswith(self._prompt_text):
             known = self._prompt_text.rstrip(REPLACEMENT)
             self._sent = self._num_whole_chars
-            if text.startswith(known):  # else other characters were spoiled with the broken one
+            if text.startswith(known):  # otherwise the text of other characters changed too
                 self._sent = max(self._sent, len(known))
             self._prompt_text = ""
         return text
 
     def _push_unsettled(self, text: str) -> str:
-        """Give what stands before the tail of U+FFFD; of a long tail, all that is broken."""
+        """Return the text before the tail of U+FFFD; of a long tail, keep only its end."""
         num_tail = len(text) - len(text.rstrip(REPLACEMENT))
         broken = len(self._ids) - self._settled > MAX_UNSETTLED_TOKENS
         num_held = min(num_tail, MAX_HELD_CHARS) if broken else num_tail
@@ -243,7 +247,7 @@ class WindowDetokenizer:
         new = text[self._sent : end]
         self._sent = end
         if broken and len(self._ids) >= 2 * WINDOW_TOKENS:
-            # Nothing here is certain to be the border of a character: cut anywhere.
+            # No boundary between characters is known, so the window is cut at any token.
             num_after = len(text) - end
             del self._ids[:-WINDOW_TOKENS]
             self._sent = max(0, len(self._decode_window()) - num_after)
@@ -253,7 +257,7 @@ class WindowDetokenizer:
         return new
 
     def _cut_window(self) -> None:
-        """Drop the tokens before the mark and set the mark here."""
+        """Drop the tokens before the mark, and set the mark to the end of the window."""
         if self._mark:
             del self._ids[: self._mark]
             self._sent = len(self._decode_window())

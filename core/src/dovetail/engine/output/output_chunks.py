@@ -1,7 +1,7 @@
-"""What one step gave, cut into pieces that are each processed in a fraction of a millisecond.
+"""Splits the outputs of one step into chunks, each processed in a fraction of a millisecond.
 
-An event loop can breathe between them, however many requests a step served and however many
-log-probabilities they asked for. Depends on no text, and not how long anything takes: it counts.
+An event loop can run other tasks between the chunks, for any number of requests and
+log-probabilities in a step. The work is counted, not measured. Depends on no text.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.result import LogprobColumns
 
 ENDING_WORK = 16
-"""A request's end in tokens: all of its text may have to be made then."""
+"""The work of a request's end, in tokens: all of its text may be detokenized then."""
 
 LOGPROBS_PER_TOKEN = 16
-"""Log-probabilities that are as much work as a token: they are copied, no objects are made."""
+"""Number of log-probabilities that are as much work as one token; they are only copied."""
 
 
 def work_of(outputs: EngineCoreOutputs) -> int:
-    """Return the work that the outputs are, counted as for `cut_outputs`."""
+    """Return the work to process the outputs, counted as in `cut_outputs`."""
     work = len(outputs.token_ids) + ENDING_WORK * len(outputs.finished)
     work += len(outputs.num_cached_tokens)
-    for told in (outputs.logprobs, outputs.prompt_logprobs):
-        if told:
-            work += sum(map(_work_of_logprobs, told.values()))
+    for columns_by_id in (outputs.logprobs, outputs.prompt_logprobs):
+        if columns_by_id:
+            work += sum(map(_work_of_logprobs, columns_by_id.values()))
     return work
 
 
@@ -33,10 +33,10 @@ def _work_of_logprobs(columns: LogprobColumns) -> int:
 
 
 def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
-    """Yield the outputs in pieces which, one after the other, say what `outputs` says.
+    """Yield chunks that together have the content of `outputs`, in order.
 
-    most: work in a piece, counted in tokens and log-probabilities; a single request's new tokens
-    may be more. What is little is yielded as it is. Statistics are left out otherwise.
+    most: maximum work of a chunk, counted in tokens and log-probabilities; the new tokens of one
+    request may be more. Small outputs are yielded unchanged; otherwise the statistics are omitted.
     """
     if work_of(outputs) <= most:
         yield outputs
@@ -56,7 +56,7 @@ def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOut
 
 
 def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]:
-    """Yield the positions in order, in pieces of up to `most` work, or of one position."""
+    """Yield the positions in order, in chunks of up to `most` work, or of one position."""
     first = start = end = 0
     for position, count in enumerate(columns.counts):
         work = position + 1 - first + (end + count - start) // LOGPROBS_PER_TOKEN
@@ -69,7 +69,7 @@ def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]
 
 
 def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
-    """Yield pieces of the requests that got tokens, each with its ending if it has one."""
+    """Yield chunks of the requests with new tokens, each with its end if it has ended."""
     endings = {ending.request_id: ending for ending in outputs.finished}
     first = start = end = work = 0
     for place, core_id in enumerate(outputs.request_ids):

@@ -1,9 +1,8 @@
-"""From the core's columns to what users get: text, stop strings, several completions as one.
+"""Turns the core's output columns into users' outputs: text, stop strings, completions.
 
-The only place that knows which completions belong together, and the only one that looks for stop
-strings: it names the requests that the engine must abort because of them. Does not depend on
-scheduling. Tokens of requests that it does not know are dropped: with a plan in flight, an aborted
-request may still get some.
+Only this module groups the completions of a request and searches for stop strings; it returns
+the requests that the engine must abort because of them. Does not depend on scheduling. Tokens of
+unknown requests are dropped: an aborted request may still get tokens from plans in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dovetail.request import EngineCoreRequest, FinishReason
 
 @dataclass(slots=True, kw_only=True)
 class ProcessedOutputs:
-    """What came of one step.
+    """The outputs of one step.
 
     request_outputs: for the users. to_abort: the core's ids of requests that the engine must abort.
     """
@@ -34,26 +33,26 @@ class ProcessedOutputs:
 
 @dataclass(slots=True, kw_only=True)
 class DueGroups:
-    """What came of one step, before outputs are made of it.
+    """The processed results of one step, before outputs are created.
 
-    due: groups whose users are to get an output. to_abort: as in `ProcessedOutputs`.
+    due: groups with a new output. to_abort: as in `ProcessedOutputs`.
     """
 
     due: list[CompletionGroup]
     to_abort: list[str]
 
     def processed(self) -> ProcessedOutputs:
-        """Return it with the outputs made."""
+        """Create the outputs and return them."""
         outputs = [group.output() for group in self.due]
         return ProcessedOutputs(request_outputs=outputs, to_abort=self.to_abort)
 
 
 class CompletionGroup:
-    """The completions of one user's request, and what they have in common.
+    """The completions of one user's request, and their common data.
 
-    Owned by the output processor. Others read `request_id`, `first` (what the core was asked for
-    the first completion), `first_token_ns` and `num_open` (completions that continue), and call
-    `output`. error: what went wrong, or None.
+    The output processor owns it. Other code reads `request_id`, `first` (the core's request of
+    the first completion), `first_token_ns` and `num_open` (unfinished completions), and calls
+    `output`. error: the error message, or None.
     """
 
     __slots__ = (
@@ -98,9 +97,9 @@ class CompletionGroup:
         self._metrics: RequestMetrics | None = None
 
     def output(self) -> RequestOutput:
-        """Return what the group's kind of output asks for now.
+        """Return the next output, of the group's kind.
 
-        With DELTA that is what no output has shown yet; so whoever asks late gets more at once.
+        With DELTA it contains everything since the last output.
         """
         if self.kind is RequestOutputKind.DELTA:
             outputs = [one.new_output() for one in self.completions if one.has_news]
@@ -117,7 +116,7 @@ class CompletionGroup:
         if metrics is None:
             arrival_ns = self.first.arrival_ns
             metrics = RequestMetrics(arrival_ns, self.first_token_ns, self.finished_ns)
-            # The same one until there is more to say.
+            # Reused until the request ends.
             self._metrics = metrics if self.first_token_ns is not None else None
         elif not self.num_open:
             metrics = RequestMetrics(metrics.arrival_ns, metrics.first_token_ns, self.finished_ns)
@@ -135,7 +134,7 @@ class CompletionGroup:
 
 
 class OutputProcessor:
-    """Keeps the requests that are under way and turns each step's columns into outputs."""
+    """Stores the unfinished requests and turns each step's columns into outputs."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, clock: Clock) -> None:
         """tokenizer: None gives outputs without text."""
@@ -143,14 +142,14 @@ class OutputProcessor:
         self._clock = clock
         self._logprob_texts = LogprobTexts(tokenizer)
         self._groups: dict[str, CompletionGroup] = {}
-        # By the core's ids: all open completions; and, of those that need no more than that, the
-        # list that new tokens are appended to, so that a token costs one look-up.
+        # By the core's ids: all unfinished completions; and the token list of each completion to
+        # which new tokens need only be appended, so that a token costs one look-up.
         self._open: dict[str, tuple[CompletionGroup, Completion]] = {}
         self._quiet: dict[str, list[int]] = {}
 
     @property
     def num_unfinished(self) -> int:
-        """How many users' requests are under way."""
+        """Number of unfinished requests of users."""
         return len(self._groups)
 
     def add_request(
@@ -161,10 +160,10 @@ class OutputProcessor:
         prompt: str | None = None,
         kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
     ) -> CompletionGroup:
-        """Expect outputs for the completions of one user's request.
+        """Register the completions of one user's request.
 
-        requests: one a completion, in order, as `InputProcessor.process` made them. prompt: its
-        text, if it was text. Raises RequestError if one of the ids is in use.
+        requests: the result of `InputProcessor.process`, one per completion. prompt: the text of
+        the prompt, or None for token ids. Raises RequestError if one of the ids is in use.
         """
         self.check_unused(request_id, *(request.request_id for request in requests))
         texts = self._logprob_texts
@@ -186,16 +185,16 @@ class OutputProcessor:
         for name in names:
             if name in self._groups or name in self._open:
                 raise RequestError(
-                    f"request_id={name!r} is in use by a request under way; choose another.",
+                    f"request_id={name!r} is in use by an unfinished request; choose another id.",
                     parameter="request_id",
                 )
 
     def process(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
-        """Take in what one step gave; return the outputs due, in the order of their tokens."""
+        """Process the outputs of a step; return the users' outputs, in the order of the tokens."""
         return self.process_chunk(outputs).processed()
 
     def process_chunk(self, outputs: EngineCoreOutputs) -> DueGroups:
-        """Take in what one step gave, and leave it to others when outputs are made of it."""
+        """Process a chunk of a step's outputs; the caller decides when outputs are created."""
         to_abort: list[str] = []
         now_ns = self._clock.now_ns()
         touched: dict[CompletionGroup, None] = {}
@@ -207,7 +206,7 @@ class OutputProcessor:
                 group, completion = entry
                 completion.finish(ending)
                 if ending.reason is FinishReason.ERROR:
-                    group.error = ending.message or "the engine gave no reason"
+                    group.error = ending.message or "The engine gave no reason."
                 self._close(group, completion, now_ns)
                 touched[group] = None
         due = [
@@ -218,14 +217,14 @@ class OutputProcessor:
         return DueGroups(due=due, to_abort=to_abort)
 
     def abort(self, request_ids: Iterable[str]) -> ProcessedOutputs:
-        """End users' requests; return their last outputs and what the engine must abort.
+        """End users' requests; return their last outputs and the ids that the engine must abort.
 
         Unknown and finished ids are ignored.
         """
         return self.end(request_ids).processed()
 
     def end(self, request_ids: Iterable[str], error: str | None = None) -> DueGroups:
-        """Do as `abort`, and leave it to others when outputs are made. error: why, for the user."""
+        """End requests as `abort` does, without creating outputs. error: the cause, for users."""
         ended = DueGroups(due=[], to_abort=[])
         now_ns = self._clock.now_ns()
         for request_id in request_ids:
@@ -242,7 +241,7 @@ class OutputProcessor:
         return ended
 
     def _take_prompt_facts(self, outputs: EngineCoreOutputs) -> None:
-        """Keep what is said of prompts; all completions share one, so the first one's counts."""
+        """Store the data about prompts from each first completion; the others have the same."""
         for core_id, num_cached in outputs.num_cached_tokens.items():
             entry = self._open.get(core_id)
             if entry is not None and entry[1].index == 0:
@@ -293,7 +292,7 @@ class OutputProcessor:
                     to_abort.append(core_id)
 
     def _close(self, group: CompletionGroup, completion: Completion, now_ns: int) -> None:
-        """Take a completion that has ended, and with the last one its group, from the tables."""
+        """Remove an ended completion, and the group after its last completion."""
         core_id = completion.request.request_id
         del self._open[core_id]
         self._quiet.pop(core_id, None)

@@ -1,8 +1,8 @@
-"""Stop strings in a stream of text: found over any borders, and never shown too early.
+"""Finds stop strings in a stream of text, even across the pieces in which it arrives.
 
-Works on characters only. The text arrives in pieces; which pieces does not matter: the match that
-ends first wins, and of those that end together the longest, just as if the characters came one by
-one. What may be the beginning of a stop string is held back until that is decided.
+Works on characters only. The result does not depend on the pieces: the match that ends first
+wins, and among matches with the same end the longest. Text that may be the beginning of a stop
+string is held back until more text decides it.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 
 
 class StopStringFilter:
-    """Passes the text of one request through until a stop string is in it."""
+    """Returns the text of one request up to a stop string."""
 
     __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
-        """stops: strings of at least one character, at least one of them."""
+        """stops: at least one string; each has at least one character."""
         if not stops or not all(stops):
-            raise ValueError(f"stops={stops!r} must be non-empty strings, at least one")
+            raise ValueError(f"stops={stops!r} must have at least one string, and no empty string")
         self._stops = tuple(stops)
         self._include = include_stop_str_in_output
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """Take the next piece; return the text to show and the stop string found, if any.
+        """Add the next piece; return the text to show and the stop string found, if any.
 
-        armed: whether a stop string that ends in this piece counts; one that ends in an unarmed
-        piece is ordinary text. After a match nothing may be pushed any more.
+        armed: whether a stop string that ends in this piece is a match; if False it is ordinary
+        text. Do not call it again after a match.
         """
         held = self._held
         text = held + piece if held else piece
@@ -45,12 +45,12 @@ class StopStringFilter:
         return text[:border], None
 
     def flush(self) -> str:
-        """Return what is held back; call it when no more text will come."""
+        """Return the text that is held back; call it once, after the last piece."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, text: str, num_old: int) -> tuple[int, str] | None:
-        """Return start and stop string of the first match that ends beyond `num_old`."""
+        """Return the start and the stop string of the first match that ends after `num_old`."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             first = num_old + 1 - len(stop)
@@ -61,7 +61,7 @@ class StopStringFilter:
         return None if best is None else best[1:]
 
     def _first_to_hold(self, text: str) -> int:
-        """Return where the longest tail of `text` begins that begins, but is not, a stop string."""
+        """Return the start of the longest tail of `text` that is an incomplete stop string."""
         num = border = len(text)
         for stop in self._stops:
             first = num + 1 - len(stop)

@@ -7,7 +7,7 @@
     attached_engine  the process, as seen by other front ends
     child            the process itself: start, serve, exit
     server           its loop: receive messages, run steps, send messages
-    front_ends       which front end gets which outputs, and which have left
+    front_ends       the front ends, their outputs, and their disconnection
     request_intake   adds requests to the core between two steps
     outgoing         outputs as messages, and the limit of unread ones
     boot             the settings of the process, and the paths of its sockets

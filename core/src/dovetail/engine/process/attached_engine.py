@@ -1,6 +1,6 @@
 """An engine that another process has started, as seen by a further front end.
 
-The front end connects to the engine's sockets, by the address of its owner, and leaves without
+The front end connects to the engine's sockets, by the address of its owner, and detaches without
 ending the engine. It owns only its sockets.
 """
 
@@ -90,7 +90,7 @@ class AttachedEngine(EngineLink):
         )
 
     def close(self) -> None:
-        """Leave the engine, which aborts this front end's requests. May be called twice."""
+        """Detach from the engine, which aborts this front end's requests. May be called twice."""
         if not self.is_open or os.getpid() != self._owner_pid:
             return
         with self._sending:

@@ -101,7 +101,7 @@ class ProcessChannel(Channel):
             self.link.send(Taken(num_taken))
 
     def close(self) -> None:
-        """End the engine, if this process has started it; otherwise leave it."""
+        """End the engine if this process has started it; otherwise detach from it."""
         self.link.close()
 
     @property

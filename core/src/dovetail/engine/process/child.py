@@ -33,7 +33,7 @@ def serve(context: ChildContext) -> int:
     inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # checked before receiving
     inbox.setsockopt(zmq.RCVHWM, 0)  # a front end's send never waits for the engine
     outbox.setsockopt(zmq.SNDHWM, 0)  # the front ends' windows limit unread messages
-    outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending fails if a front end has left
+    outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a disconnected front end fails
     outbox.setsockopt(zmq.LINGER, _LINGER_MS)
     try:
         fault("engine.bind")

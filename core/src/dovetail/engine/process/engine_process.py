@@ -24,7 +24,7 @@ from dovetail.transport.private_folder import make_private_folder
 from dovetail.transport.wire_types import encode
 
 START_GRACE_S = 15.0
-"""How much longer than the engine its parent waits for a phase of the start."""
+"""Seconds that the parent waits for a phase of the start in addition to the engine's timeout."""
 
 HEARTBEAT_S = 1.0
 STOP_TIMEOUT_S = 5.0

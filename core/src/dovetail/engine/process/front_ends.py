@@ -1,4 +1,4 @@
-"""The front ends of an engine: which gets which outputs, and which have left.
+"""The front ends of an engine: their requests, their outputs, and their disconnection.
 
 Each front end has a name, which is the identity of its sockets, a number, its own requests and its
 own window. Request ids are scoped by the number, so that a front end cannot refer to another's
@@ -140,7 +140,10 @@ class FrontEnds:
         return any(peer.live and not peer.window.is_full for peer in peers)
 
     def send(self, peer: FrontEndPeer, content: bytes, *, counts: bool = True) -> bool:
-        """Send a message; return False if the front end has left. counts: towards its window."""
+        """Send a message; return False if the front end is disconnected.
+
+        counts: whether the message counts towards the front end's window.
+        """
         fault("engine.send")
         try:
             self._outbox.send(peer.name, zmq.SNDMORE)
@@ -154,7 +157,7 @@ class FrontEnds:
         return True
 
     def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndPeer]:
-        """Send each front end its part of a step's outputs; return those that have left."""
+        """Send each front end its part of a step's outputs; return disconnected front ends."""
         gone = []
         alone = len(self._peers) == 1
         for peer, part in self._split(outputs):

@@ -22,10 +22,10 @@ MAX_UNREAD_MESSAGES = 64
 
 MAX_UNREAD_BYTES = 64 << 20
 MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
-"""Bytes that are kept for a front end that does not read, while others are served."""
+"""Unread bytes that are kept for one front end while other front ends are served."""
 
 FLOOD = 16
-"""At this multiple a front end that only calls, and does not read the answers, is detached."""
+"""Multiple of `MAX_KEPT_BYTES` at which a front end that does not read answers is detached."""
 
 ACKNOWLEDGE_EVERY = 16
 """The front end acknowledges after this many messages."""

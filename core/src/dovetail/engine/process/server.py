@@ -3,8 +3,8 @@
 One thread does everything in turn, so the core needs no lock; ZMQ's own threads read and write
 meanwhile. Messages are checked by the reader, by the operation's declaration and by the core. An
 unreadable message is counted and an invalid request is refused with a reason; neither stops the
-engine. A failed step ends the engine, with its digest. If a front end leaves or is killed, only its
-own requests are aborted. Depends on no process and no parent.
+engine. A failed step ends the engine, with its digest. If a front end detaches or is killed, only
+its own requests are aborted. Depends on no process and no parent.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class EngineServer:
 
     def _add(self, peer: FrontEndPeer, request: EngineCoreRequest) -> None:
         if self._front_ends.find(peer.name) is not peer:
-            raise RequestError("the front end has left.")
+            raise RequestError("The front end has disconnected.")
         own_id = request.request_id
         core_id = peer.scope(own_id)
         if core_id != own_id:
@@ -294,7 +294,7 @@ class EngineServer:
             self._forget(peer)
 
     def _forget(self, peer: FrontEndPeer) -> None:
-        """Abort the requests of a front end that has left; the owner's end stops the engine."""
+        """Abort the requests of a disconnected front end; stop the engine if it is the owner."""
         if peer.is_owner:
             return
         self._front_ends.remove(peer)

@@ -1,5 +1,6 @@
-"""What `AsyncLLM` streams with, for one event loop: the desk, a reader's stream, and portions.
+"""The parts of `AsyncLLM` that stream outputs in one event loop.
 
-The desk takes requests in, brings outputs to their readers and ends what nobody reads; a stream is
-where one reader waits; portions are outputs cut into short pieces of work.
+`request_streamer` sends requests, notifies the readers of their outputs, and aborts requests
+without a reader. `output_stream` is the stream of one request. `preparation` tokenizes in threads.
+`event_loop_yield` lets other tasks of the event loop run.
 """

@@ -1,6 +1,6 @@
-"""Shares the turns of an event loop: many tasks do a little work of one kind in each turn.
+"""Limits how long tasks that do the same kind of work occupy one iteration of an event loop.
 
-Without it, tasks that become ready together, each with little to do, fill one turn of the loop.
+Without a limit, many short tasks that become ready together would run in one long iteration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dovetail.clock import Clock
 
 
 class EventLoopYield:
-    """Work of one kind in one event loop, `slice_ns` of it in each turn, whoever does it."""
+    """Allows `slice_ns` of work in each iteration of an event loop, for all tasks together."""
 
     def __init__(self, clock: Clock, slice_ns: int) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class EventLoopYield:
         self._start_ns: int | None = None
 
     async def wait(self) -> None:
-        """Return at once if this turn has time left, else in a later turn."""
+        """Return at once if this iteration has time left, otherwise in a later iteration."""
         while self._start_ns is not None and self._is_over(self._start_ns):
             await asyncio.sleep(0)
         if self._start_ns is None:

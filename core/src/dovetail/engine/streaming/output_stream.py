@@ -1,8 +1,8 @@
-"""Where one reader waits for the outputs of its request.
+"""The stream of one request, in which its reader waits for outputs.
 
-Nothing is queued here. A stream knows only that there is news; the output is made when the reader
-takes it, so that a reader who comes late gets all that is new at once. What waits for a slow
-reader is the text itself and no more, and it slows nobody down.
+Outputs are not queued. The stream records only that there are new results, and creates the
+output when the reader takes it. A slow reader gets all new results in one output, delays no other
+request, and needs no memory except for the text itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dovetail.outputs import RequestOutput
 
 
 class OutputStream:
-    """The outputs of one request, for one reader, in one event loop. ended: the last one is out."""
+    """The outputs of a request, for one reader in one event loop. ended: the last one was read."""
 
     __slots__ = ("_error", "_loop", "_news", "_timers", "_waiter", "ended", "make_output")
 
     def __init__(self, make_output: Callable[[], RequestOutput]) -> None:
-        """make_output: returns what there is to say now; asked only when there is news."""
+        """make_output: returns the next output; called only when there are new results."""
         self.ended = False
         self.make_output = make_output
         self._loop = asyncio.get_running_loop()
@@ -31,17 +31,17 @@ class OutputStream:
         self._timers: list[asyncio.TimerHandle] = []
 
     def notify(self) -> None:
-        """Say that there is news."""
+        """Tell the reader that there are new results."""
         self._news = True
         self._wake()
 
     def fail(self, error: DovetailError) -> None:
-        """Let the reader have `error`, after what there is already."""
+        """Raise `error` in the reader, after the outputs that have arrived."""
         self._error = error
         self._wake()
 
     def watch(self, timer: asyncio.TimerHandle) -> None:
-        """Keep a timer that is to be cancelled when the stream is closed."""
+        """Store a timer, which is cancelled when the stream is closed."""
         self._timers.append(timer)
 
     def close(self) -> None:
@@ -51,12 +51,12 @@ class OutputStream:
         self._timers.clear()
 
     async def next(self) -> RequestOutput:
-        """Return the next output; wait for it. Raise the error that the stream failed with."""
+        """Wait for the next output and return it; raise the error given to `fail`."""
         while not self._news:
             if self._error is not None:
-                raise copy(self._error)  # others raise it too; each has its own traceback
+                raise copy(self._error)  # other readers raise it too; each has its own traceback
             if asyncio.get_running_loop() is not self._loop:
-                raise UserError("a stream is read in the event loop in which it began.")
+                raise UserError("A stream must be read in the event loop in which it was created.")
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
@@ -70,5 +70,5 @@ class OutputStream:
     def _wake(self) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        if not self._loop.is_closed():  # else its reader is gone as well
+        if not self._loop.is_closed():  # a closed loop has no readers
             self._waiter.set_result(None)

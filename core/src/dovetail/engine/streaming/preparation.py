@@ -1,7 +1,7 @@
-"""Prepares requests without holding up an event loop: what takes long runs in threads of its own.
+"""Prepares requests without blocking the event loop: long requests are prepared in threads.
 
-Long texts, many bad words and long lists are read in pieces of a few milliseconds between which the
-interpreter is free. Very long ones have one thread, so that they do not delay the others.
+Long texts, many bad words and long lists are read in pieces of a few milliseconds, between which
+other threads can run. Very long requests share one thread, so that they do not delay shorter ones.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from dovetail.request import EngineCoreRequest
 
 LONG_WORK = 2048
-"""Characters, or ids, beyond which a request is prepared in a thread: a millisecond at most."""
+"""Characters above which a request is prepared in a thread; this many take up to 1 ms."""
 
 VERY_LONG_WORK = 2**18
-"""Beyond this it is prepared in the one thread for such requests: about a tenth of a second."""
+"""Characters above which a request uses the thread for very long ones; this many take 0.1 s."""
 
 ID_WORK = 4
-"""How many ids of a list take as long as one character of text."""
+"""Number of ids in a list that take as long as one character of text."""
 
 NUM_THREADS = 2
 
 
 class Preparers:
-    """Threads that prepare requests for one front end. Close them at the end."""
+    """Threads that prepare requests for one front end. The owner closes them."""
 
     def __init__(self, front: FrontEnd) -> None:
         self._front = front
@@ -47,13 +47,13 @@ class Preparers:
         return await loop.run_in_executor(pool, self._front.prepare, checked)
 
     def close(self) -> None:
-        """Begin nothing more; do not wait for what runs."""
+        """Drop queued requests; do not wait for the running ones."""
         for pool in (self._long, self._very_long):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def work_of(checked: CheckedRequest) -> int:
-    """Return how long preparing a request may take, in characters of text to tokenize."""
+    """Return the work to prepare a request, counted in characters of text to tokenize."""
     content, params = checked.read.content, checked.user_request.params
     work = len(checked.read.text or "")
     if not isinstance(content, str):

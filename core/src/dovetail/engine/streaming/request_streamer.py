@@ -1,8 +1,8 @@
-"""Where requests are handed in and their outputs fetched: the middle of `AsyncLLM`.
+"""Sends the requests of `AsyncLLM` to the engine, and streams their outputs.
 
-Joins a front end to the client of an engine in another process. One task reads what the engine
-gives, in portions between which the event loop runs on; readers make their outputs themselves,
-when they take them. Depends on neither how an engine starts nor what else it can be asked.
+Connects a front end with the client of an engine in another process. One task reads the engine's
+outputs, in chunks between which other tasks of the event loop run; each reader creates its output
+when it takes it. Depends neither on the start of an engine nor on its other operations.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 MAX_TIMEOUT_S = 1e9
 
 CHUNK_WORK = 128
-"""Tokens and log-probabilities that are processed between two looks at the clock."""
+"""Tokens and log-probabilities that are processed between two clock readings."""
 
 SLICE_NS = 4_000_000
-"""How long outputs are processed before whoever else is ready in the loop has a turn."""
+"""How long outputs are processed before other tasks of the event loop run."""
 
 
 class RequestStreamer:
-    """The requests of one engine, for one event loop. last_stats: of the latest step, or None."""
+    """Streams requests in one event loop. last_stats: statistics of the latest step, or None."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RequestStreamer:
         max_asked: int,
         clock: Clock,
     ) -> None:
-        """max_asked: completions that may be asked for at a time. Both parts stay the caller's."""
+        """max_asked: maximum number of completions at a time. The caller owns front and client."""
         self.last_stats: SchedulerStats | None = None
         self._front = front
         self._client = client
@@ -77,19 +77,21 @@ class RequestStreamer:
         self._chores: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Begin to read the engine's outputs, if nobody does yet.
+        """Start the task that reads the engine's outputs, if it does not run.
 
-        Raises the error that ended the desk, and UserError in another event loop.
+        Raises the error that ended the streamer, and UserError in another event loop.
         """
         if self._error is not None:
-            raise copy(self._error)  # each caller's own, with its own traceback
+            raise copy(self._error)  # each caller gets a copy with its own traceback
         loop = _running_loop()
         if loop is None:
-            raise UserError("an AsyncLLM is used within an event loop; call this from a coroutine.")
+            raise UserError("AsyncLLM needs a running event loop; call this from a coroutine.")
         if self._reader is None:
             self._reader = loop.create_task(self._read_outputs(), name="engine-outputs")
         elif self._reader.get_loop() is not loop:
-            raise UserError("this AsyncLLM belongs to another event loop; make one for this loop.")
+            raise UserError(
+                "this AsyncLLM belongs to another event loop; create an AsyncLLM in this loop."
+            )
 
     async def serve(
         self, user_request: UserRequest, timeout_s: float | None
@@ -113,12 +115,12 @@ class RequestStreamer:
             await self._forget(request_id)
 
     async def end(self, request_ids: Sequence[str], error: str | None = None) -> None:
-        """End requests and tell their readers; unknown ids are ignored. error: why, for them."""
+        """Abort requests and notify their readers; unknown ids are ignored. error: the cause."""
         self._arriving.difference_update(request_ids)
         await self._abort(self._settle(request_ids, error))
 
     def close(self, error: DovetailError) -> None:
-        """Read no more, and let everybody who waits have `error`; from any thread."""
+        """Stop reading, and raise `error` in all waiting readers; from any thread."""
         loop = None if self._reader is None else self._reader.get_loop()
         if loop is None or loop is _running_loop() or not loop.is_running():
             self._close(error)
@@ -135,7 +137,7 @@ class RequestStreamer:
     # --- one request --------------------------------------------------------------------------
 
     def _check(self, user_request: UserRequest) -> CheckedRequest:
-        """Check what costs little; give a request without an id one that is not in use."""
+        """Run the fast checks; generate an unused id for a request without an id."""
         while isinstance(user_request.request_id, str) and not user_request.request_id:
             self._num_requests += 1
             if not self._in_use(f"~{self._num_requests}"):
@@ -153,28 +155,28 @@ class RequestStreamer:
     def _check_room(self, request_id: str, num: int) -> None:
         if self._in_use(request_id):
             raise RequestError(
-                f"request_id={shorten(request_id)} is in use by a request under way; choose "
-                "another.",
+                f"request_id={shorten(request_id)} is in use by an unfinished request; choose "
+                "another id.",
                 parameter="request_id",
             )
         if self._num_asked + num > self._max_asked:
             raise CapacityError(
-                f"{num} more on top of {self._num_asked} completions that are requested: this "
-                f"engine takes {self._max_asked} at a time (max_num_seqs + max_waiting). Wait "
-                "until some have been read to their end, or start it with a larger max_waiting."
+                f"The engine has {self._num_asked} completions and cannot accept {num} more: at "
+                f"most {self._max_asked} are allowed at a time (max_num_seqs + max_waiting). Read "
+                "some outputs to their end, or start the engine with a larger max_waiting."
             )
 
     async def _open(self, checked: CheckedRequest, timeout_s: float | None) -> OutputStream:
-        """Hand a request over to the engine; return where its outputs will be."""
+        """Send a request to the engine; return the stream of its outputs."""
         request_id = checked.user_request.request_id
         try:
             await self._event_loop.wait()
             prepared = await self._preparers.prepare(checked)
             self.begin()  # the engine may have died meanwhile
             first, *others = self._front.complete(checked, prepared)
-            if request_id in self._arriving:  # else aborted while it was prepared
+            if request_id in self._arriving:  # not aborted while it was prepared
                 await self._client.add_request(first)
-            # Nothing is awaited in between, so the outputs of the first cannot be read before.
+            # Nothing is awaited in between, so no output is read before the registration.
             group = self._front.register(checked, (first, *others))
         except RequestError as error:
             self._front.listeners.request_failed(request_id, error)
@@ -190,15 +192,15 @@ class RequestStreamer:
         return stream
 
     async def _send(self, requests: Sequence[EngineCoreRequest], group: CompletionGroup) -> None:
-        """Send the other requests of a group; others in the loop have a turn in between."""
+        """Send the other requests of a group; other tasks of the loop run in between."""
         for request in requests:
             await self._event_loop.wait()
-            if not group.num_open:  # ended meanwhile, those that were sent are aborted
+            if not group.num_open:  # the group has ended, and its sent requests are aborted
                 return
             await self._client.add_request(request)
 
     async def _pause_after(self, start_ns: int) -> int:
-        """Let others have a turn if a slice of work is done; return when the next one began."""
+        """Let other tasks run if the time slice is over; return the start of the current slice."""
         if self._clock.now_ns() - start_ns <= SLICE_NS:
             return start_ns
         await asyncio.sleep(0)
@@ -219,22 +221,22 @@ class RequestStreamer:
                 expire(why)
 
         if timeout_s is not None:
-            why = f"it was not done within timeout_s={timeout_s} s."
+            why = f"The request was not finished within timeout_s={timeout_s} s."
             stream.watch(loop.call_later(timeout_s, expire, why))
         if group.first.deadline_ns:
             left_s = (group.first.deadline_ns - self._clock.now_ns()) / 1e9
-            why = "its first token was not there by its deadline_s."
+            why = "The request had no token by its deadline_s."
             stream.watch(loop.call_later(left_s, expire_without_token, why))
 
     def _settle(self, request_ids: Sequence[str], error: str | None) -> list[str]:
-        """End requests here and tell their readers; return what the engine must abort."""
+        """End requests and notify their readers; return the ids that the engine must abort."""
         ended = self._front.outputs.end(request_ids, error)
         for group in ended.due:
             self._streams[group.request_id].notify()
         return ended.to_abort
 
     async def _forget(self, request_id: str) -> None:
-        """Let nothing of a request remain: nobody reads it any more."""
+        """Remove a request that has no reader any more."""
         self._arriving.discard(request_id)
         stream = self._streams.pop(request_id, None)
         if stream is not None:
@@ -247,11 +249,11 @@ class RequestStreamer:
         try:
             await self._client.abort_requests(core_ids)
         except DovetailError as error:
-            # It concerns these requests alone; the death of the engine is told by who reads its
-            # outputs. Raised here it would hide why a reader left.
-            logger.warning("requests could not be aborted: %s", error)
+            # Not raised, because it would hide why the reader left. If the engine has died, the
+            # task that reads its outputs reports it.
+            logger.warning("Requests could not be aborted: %s", error)
 
-    # --- all of them --------------------------------------------------------------------------
+    # --- all requests -------------------------------------------------------------------------
 
     async def _read_outputs(self) -> None:
         try:
@@ -260,17 +262,17 @@ class RequestStreamer:
         except DovetailError as error:
             self._fail(error)
         except Exception as error:
-            why = f"its outputs could not be read: {describe_failure(error)}; make a new engine."
-            self._fail(EngineDeadError(why))
-        finally:  # whoever cancels this task must not leave others waiting for ever
-            why = "its event loop has ended, or cancelled all tasks: nobody reads its outputs now."
-            self._fail(EngineDeadError(f"{why} Make a new engine, for one loop."))
+            why = f"the engine's outputs could not be read: {describe_failure(error)}."
+            self._fail(EngineDeadError(f"{why} Create a new engine."))
+        finally:  # if this task is cancelled, readers must not wait forever
+            why = "the event loop has ended or cancelled the task that reads the engine's outputs."
+            self._fail(EngineDeadError(f"{why} Create a new engine, and use it in one loop."))
 
     async def _process_all(self, outputs: EngineCoreOutputs | None) -> None:
-        """Tell readers of these outputs and of all that have come after them.
+        """Notify the readers of these outputs and of all later ones that have arrived.
 
-        Others have a turn after `SLICE_NS`, and at the end; so a reader gets in one output what
-        several steps gave where the loop is behind the engine.
+        Other tasks run after each `SLICE_NS`, and at the end. If the loop is slower than the
+        engine, a reader gets the results of several steps in one output.
         """
         start_ns = self._clock.now_ns()
         while outputs is not None:
@@ -290,7 +292,7 @@ class RequestStreamer:
             await self._abort(taken.to_abort)
 
     def _fail(self, error: DovetailError) -> None:
-        """Let everybody have the first error, once what there is has been read."""
+        """Raise the first error in all readers, after the outputs that have arrived."""
         self._error = self._error or error
         for stream in self._streams.values():
             stream.fail(self._error)

@@ -135,7 +135,7 @@ class Supervisor:
     def receive(self, timeout_s: float | None) -> Received | None:
         """Return the next message of the engine, or of a dead one; None if none arrived in time.
 
-        Waits likewise while an engine is started. Raises EngineDeadError.
+        Also waits while an engine is being started. Raises EngineDeadError.
         """
         begun_ns = self._clock.now_ns()
         while not self._work.lost:
@@ -161,7 +161,7 @@ class Supervisor:
     def _receive(
         self, channel: ProcessChannel, timeout_s: float | None
     ) -> tuple[Received | None, bool]:
-        """Return the next message of an engine, and whether it died instead."""
+        """Return the next message of an engine, and whether the engine has died."""
         try:
             with self._reading:
                 message = channel.receive(timeout_s)
@@ -173,7 +173,7 @@ class Supervisor:
     def lose(self, channel: ProcessChannel, error: DovetailError) -> None:
         """Handle an engine that died of `error`: its unfinished work is lost.
 
-        Begins to start another one. Does nothing if this engine was handled before.
+        Starts another engine in a thread. Does nothing if this engine was handled before.
         """
         with self._changed:
             if channel is not self._channel:
@@ -192,9 +192,9 @@ class Supervisor:
             self._begin(delay_s, _first_line(error))
 
     def shutdown(self) -> None:
-        """End the engine, or one that is being started. May be called twice.
+        """End the engine, even while it is being started. May be called twice.
 
-        Waits for it, at most half a minute.
+        Waits at most half a minute for its end.
         """
         self._closing.set()
         with self._changed:
@@ -235,7 +235,7 @@ class Supervisor:
         logger.warning("The engine was restarted in process %d.", channel.process_id)
 
     def _fail_to_start(self, error: Exception) -> float | None:
-        """Return the delay of the next attempt; None, after giving up, for no more attempts."""
+        """Return the delay of the next attempt, or give up and return None."""
         logger.error("The engine could not be restarted: %s", error)
         delay_s = self._restarts.next_delay_s()
         if delay_s is None:
@@ -260,7 +260,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _bury_dead(self) -> ProcessChannel | None:
-        """Return the channel of the running engine; handle one that has ended unnoticed."""
+        """Return the channel of the running engine; handle an engine that has ended."""
         channel = self._channel
         if channel is None or not channel.link.has_ended():
             return channel

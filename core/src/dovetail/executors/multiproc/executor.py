@@ -38,7 +38,10 @@ from dovetail.transport.ring import MAX_FRAME_BYTES
 
 _ROOM_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
-"""Fraction of a phase's deadline: earlier than the start's own, whose error names no worker."""
+"""Part of a phase's time after which the executor gives up, before the engine's start does.
+
+The executor's error names the worker, unlike the error of the start.
+"""
 _FAILED_STOP_S = 1.0
 """How long workers may take to exit after a failed start."""
 _OF_THE_START = ("init_device", "load_model")
@@ -46,11 +49,11 @@ _NOTHING = "dovetail.executors.multiproc.host:do_nothing"
 
 
 class MultiprocExecutor(Executor):
-    """A worker process for each rank, on this machine.
+    """Runs a worker process for each rank on this machine.
 
-    A step's result is rank 0's, with the KV-connector reports of every rank. If another rank fails,
-    the handle raises if rank 0 waits for it, as ranks that exchange tensors do; otherwise the next
-    call raises.
+    The result of a step is rank 0's result, with the KV-connector reports of all ranks. If another
+    rank fails while rank 0 waits for its tensors, the handle raises its error; otherwise the next
+    call does.
     """
 
     max_world_size: ClassVar[int] = MAX_WORKERS
@@ -229,6 +232,6 @@ def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:
     if most > MAX_FRAME_BYTES:
         raise ConfigError(
             f"max_num_batched_tokens={max_num_batched_tokens} with max_logprobs={max_logprobs} "
-            f"gives results of up to {most >> 20} MiB per step; between processes at most "
-            f"{MAX_FRAME_BYTES >> 20} MiB can be sent. Reduce one of them."
+            f"gives results of up to {most >> 20} MiB per step, but a worker process can send at "
+            f"most {MAX_FRAME_BYTES >> 20} MiB. Reduce one of the two options."
         )

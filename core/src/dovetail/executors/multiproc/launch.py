@@ -25,15 +25,18 @@ from dovetail.transport.ring_memory import RingShape
 from dovetail.transport.wire_types import encode
 
 _SHARE_OF_DEADLINE = 0.9
-"""Fraction of a phase's deadline: a worker knows what it waits for, so it reports first."""
+"""Part of a phase's time after which a worker gives up, before the executor does.
+
+The worker's error tells which operation took too long.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Worker processes, and what is shared with them.
+    """Worker processes, and the rings that they share with the executor.
 
-    answers: each rank's ring. reading: a lock held while a ring is used, so that it is not closed
-    meanwhile. folder: for their rendezvous; "" for none.
+    orders: the ring for orders to all ranks. answers: each rank's ring. reading: a lock held while
+    a ring is used, so that it is not closed meanwhile. folder: for the rendezvous; "" for none.
     """
 
     group: ChildGroup
