@@ -322,7 +322,7 @@ BROKEN = [
         error=ContractError,
         told=(
             "platform 'fake' sets the default of cache.gpu_memory_utilization to",
-            "write (value, reason)",
+            "it must be a tuple (value, reason)",
         ),
     ),
     # --- the plugin fails while the engine runs

@@ -360,5 +360,5 @@ def test_a_full_disk_ends_only_the_log(record, path, caplog):
         step(scheduler)
     assert list(plan.rows) == [0]
     (message,) = caplog.messages
-    assert "ends here: No space left" in message
+    assert "has stopped: No space left" in message
     assert [kind for kind, *_ in read(path)] == [RecordKind.HEADER, RecordKind.ADD]

@@ -242,7 +242,7 @@ def test_given_values_are_passed_to_the_config(model: Path) -> None:
         ("worker_cls", "", "must name a plugin"),
         ("attention_backend", None, "must name a plugin"),
         ("scheduler_cls", 7, "must name a plugin"),
-        ("quantization", "", "name a plugin"),
+        ("quantization", "", "the name of a plugin"),
         ("served_model_name", ["a", "b"], "must be a string"),
         ("served_model_name", "", "must be a string"),
         ("hf_overrides", ["a"], "a mapping with strings as keys"),

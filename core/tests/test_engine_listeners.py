@@ -196,7 +196,7 @@ def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
         assert len(output.outputs[0].token_ids) == 6
         warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 2
-        assert "Jams failed and is closed: OSError: disk full" in warnings[0]
+        assert "Jams failed and was closed: OSError: disk full" in warnings[0]
         assert "'" in warnings[1] and "failed in on_step: RuntimeError: tired" in warnings[1]
         (jam,), (well,) = Kept.made[Jams], Kept.made[Logged]
         assert jam.num_closed == 1 and len(well.steps) >= 6
@@ -253,7 +253,7 @@ def test_plugins_that_cannot_be_made_are_named(make):
     assert Kept.made[Logged][0].num_closed == 1
     assert Kept.made[Worker][0].calls[-1] == "shutdown"
     for option in ("stat_loggers", "hooks"):
-        with pytest.raises(ConfigError, match=f"{option} names .* twice"):
+        with pytest.raises(ConfigError, match=rf"{option} \w+ .* twice"):
             make(**{option: [Logged] * 2 if option == "stat_loggers" else [Heard] * 2})
 
 

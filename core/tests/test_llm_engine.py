@@ -263,7 +263,7 @@ def test_without_a_tokenizer_prompts_and_outputs_are_token_ids(engine):
     one.add_request("a", [1, 2], GREEDY)
     last = run(one)[-1]
     assert bytes(last.outputs[0].token_ids) == PIECE.encode()[:12] and last.outputs[0].text == ""
-    with pytest.raises(RequestError, match="needs a tokenizer"):
+    with pytest.raises(RequestError, match="has no tokenizer"):
         one.add_request("b", "say")
 
 

@@ -81,7 +81,7 @@ def test_without_logits_processors_nothing_is_checked(make):
 
 
 def test_a_worker_without_logits_processors_is_rejected(make):
-    with pytest.raises(ContractError, match="FakeWorker does not declare 'logits_processors'"):
+    with pytest.raises(ContractError, match="`provides` does not contain 'logits_processors'"):
         make(FakeLogitsProcessor, worker_cls=FakeWorker)
 
 

@@ -34,7 +34,7 @@ def check(*provides, **changes):
 )
 def test_a_feature_without_worker_support_is_rejected_by_name(field, value, capability):
     check(capability, **{field: value})
-    with pytest.raises(RequestError, match=f"does not provide '{capability}'") as refusal:
+    with pytest.raises(RequestError, match=f"does not declare '{capability}'") as refusal:
         check("logits_processors", **{field: value})
     assert refusal.value.parameter == field
 

@@ -67,7 +67,7 @@ def test_a_chunk_before_min_tokens_can_begin_a_stop_string():
 
 @pytest.mark.parametrize("stops", [[], ["a", ""]])
 def test_empty_stop_strings_are_rejected(stops):
-    with pytest.raises(ValueError, match="non-empty"):
+    with pytest.raises(ValueError, match="no empty string"):
         StopStringFilter(stops)
 
 

@@ -160,7 +160,7 @@ def test_a_disallowed_token_ends_the_request_and_is_not_returned(engine):
     assert not tokens
     assert str(ends["a"].reason) == "error"
     assert ends["a"].message == (
-        "structured_output: the request's grammar does not allow token 9, which was sampled."
+        "structured_output: the request's grammar does not allow the sampled token 9."
     )
 
 

@@ -26,14 +26,18 @@ SIZES = {
             ),
         ),
         ({}, 6, ("intermediate_size=112", "Use 1, 2, 4, 7")),
-        ({}, 8, ("6 heads",)),
-        ({"num_attention_heads": 32, "num_key_value_heads": 8}, 64, ("32 heads",)),
+        ({}, 8, ("num_attention_heads=6",)),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, 64, ("num_attention_heads=32",)),
         (
             {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 5},
             4,
             ("vocab_size=5",),
         ),
-        ({"intermediate_size": 33}, 2, ("intermediate_size=33", "Use 1, 3, 11, 33 (1 with all")),
+        (
+            {"intermediate_size": 33},
+            2,
+            ("intermediate_size=33", "Use 1, 3, 11, 33 (all sizes of the model allow 1)"),
+        ),
     ],
 )
 def test_the_error_names_the_size_and_valid_alternatives(changes, num_workers, words):

@@ -92,7 +92,7 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSpec:
-    """A requested fault. point: "*" for all. value: "" for none. hit: at which visit, from 1."""
+    """A requested fault. point: "*" for all points. value: "" for none. hit: visit, from 1."""
 
     point: str
     action: str

@@ -26,7 +26,7 @@ _NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """CPU cores. logical: of the machine. usable: by this process. quota: of the cgroup."""
+    """Numbers of CPU cores: logical cores, cores for this process, and the cgroup's quota."""
 
     logical: int
     usable: int

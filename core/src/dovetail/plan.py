@@ -38,7 +38,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> NewRequest:
-        """Return the worker's part of `request`, whose row is set. Copies the tokens."""
+        """Return the part of `request` for the worker; the row must be set. Copies the tokens."""
         return cls(
             request_id=request.request_id,
             row=request.row,

@@ -157,8 +157,8 @@ def take_items(
 ) -> list[T]:
     """Return the items of an iterable; raise RequestError if there are more than `max_items`.
 
-    Only the iterator of `given` is used, for at most `max_items` + 1 items. An iterator that raises
-    also gives a RequestError. what: a noun for the items, for the message.
+    Reads at most `max_items` + 1 items, with the iterator of `given`; an error of the iterator
+    becomes a RequestError. what: a noun for the items, for the message.
     """
     built_in = type(given) in _BUILT_IN
     if built_in and len(given) > max_items:  # type: ignore[arg-type]  # those have a length

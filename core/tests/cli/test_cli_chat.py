@@ -171,7 +171,7 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
         ("/params temperature=-1", "temperature=-1"),
         ("/params max_tokens=many", "max_tokens='many'"),
         ("/params temperature", "temperature=…"),
-        ("/params stop='x", "cannot be read"),
+        ("/params stop='x", "cannot be split"),
         ("/params n=2", "not a parameter"),
         ("/rest", "'/reset'"),
     ],

@@ -85,7 +85,7 @@ def test_load_adds_the_declarations_of_the_class(site, capsys):
     (site / "shown_mod/dovetail.toml").write_text("")
     assert main(["plugins", "show", "policy:shown@shown-dist", "--load"]) == 0
     shown = rows(capsys.readouterr().out)
-    assert "meets its contract" in shown["loaded"]
+    assert "fulfills its contract" in shown["loaded"]
     assert shown["static_rank"].strip() == "False"
     assert "printed 'hello'" in shown["note"]
     assert "none; default values apply" in shown["manifest"]
@@ -111,7 +111,7 @@ def test_a_class_path_is_shown_too(capsys):
     assert main(["plugins", "show", f"policy:{path}"]) == 0
     shown = rows(capsys.readouterr().out)
     assert shown["source"].strip().endswith("dovetail_devkit/fakes/policy.py")
-    assert "named directly" in shown["distribution"]
+    assert "named by its class" in shown["distribution"]
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_an_invalid_reference_is_reported_with_the_expected_form(site, plugin, o
 def test_an_options_class_without_source_is_shown_by_name_only(site, capsys):
     (site / "shown_mod/dovetail.toml").write_text(MANIFEST.replace("shown_mod:Opt", "gone:Opt"))
     assert main(["plugins", "show", "policy:shown"]) == 0
-    assert "gone:Options (its fields cannot be read" in capsys.readouterr().out
+    assert "gone:Options (use --load to read its fields)" in capsys.readouterr().out

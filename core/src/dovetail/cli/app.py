@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_installed(app: App, tokens: Sequence[str]) -> None:
-    """Add the commands of installed packages to `app`; import only the one that is typed."""
+    """Add the commands of installed packages to `app`; import only the command in `tokens`."""
     typed = " ".join(tokens) + " "
     built_in = [words for words, *_ in COMMANDS]
     if any(typed.startswith(f"{words} ") for words in built_in):

@@ -81,7 +81,7 @@ def measure(
     clock: Clock,
     note: Callable[[str], None],
 ) -> list[Run]:
-    """Return the counted runs, each of `num_prompts` requests at once.
+    """Run the workload and return the counted runs, each with `num_prompts` requests at once.
 
     note: called with a description before each run. Raises ConfigError if a request is longer than
     the engine's `max_model_len`.

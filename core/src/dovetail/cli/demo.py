@@ -1,4 +1,4 @@
-"""`dovetail demo`: answer a batch of questions, then again with one other plugin at a time.
+"""`dovetail demo`: answers a batch of questions, and repeats this with different plugins.
 
 Shows that plugins are selected by name or by class path, that the answers stay the same, which
 plugin was selected for each place and why, and what each replaced plugin changes in speed. Needs
@@ -73,7 +73,7 @@ def demo(
         args = EngineArgs(subject.model, trust_local_code=trust_local_code, **asked)
         config = args.create_engine_config()
         check_plugin_choices(config, make_registry(config))
-        console.print(f"[bold]Dovetail[/] asks {subject.description}.\n")
+        console.print(f"[bold]Dovetail[/] {subject.description}.\n")
         first = run_demo(subject, {})
         _print_answers(console, subject, first)
         others = [

@@ -67,7 +67,7 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
     if model in (None, DEMO) and (tasks := _installed_tasks()):
         yield Subject(
             model=DEMO,
-            description="the demo model ten questions that were not in its training data",
+            description="asks the demo model ten questions that were not in its training data",
             questions=tuple(_question(task) for task in tasks.values()),
             as_chat=True,
             max_tokens=64,
@@ -75,12 +75,14 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
         return
     beginnings = tuple(Question(text=text) for text in _BEGINNINGS)
     if model is not None:
-        yield Subject(model=model, description=f"{model} to continue prompts", questions=beginnings)
+        yield Subject(
+            model=model, description=f"asks {model} to continue prompts", questions=beginnings
+        )
         return
     with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as folder:
         yield Subject(
             model=str(write_random_checkpoint(Path(folder))),
-            description="a tiny Llama with random weights to continue prompts (without meaning)",
+            description="runs a tiny Llama with random weights, whose answers have no meaning",
             questions=beginnings,
         )
 

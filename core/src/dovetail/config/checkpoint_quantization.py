@@ -23,7 +23,7 @@ _SIDE_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files of quantization tools, and the method of each tool if the file names none."""
+"""Files of quantization tools, and the method to assume if a file does not name its method."""
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Draft:
         self.paths = [path for path in paths if path in _OF_MODEL or not path.startswith("model.")]
         left = {path for path in self.paths if self.get(path) in (None, AUTO)}
         if not left.issuperset(_CACHE_SIZES):
-            # Both set the size of the cache, so if the user gave one, the other is not open.
+            # Both options set the size of the cache: if the user set one, the other is not open.
             left.difference_update(_CACHE_SIZES)
         self.open = frozenset(left)
 

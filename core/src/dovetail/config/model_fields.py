@@ -20,7 +20,7 @@ MAX_SIZE = 2**31 - 1
 MAX_VOCAB_SIZE = 2**31 - 1
 MAX_HEADS = 2**16
 MAX_LAYERS = 2048
-"""Far above published models; creating a layer takes about a millisecond."""
+"""Maximum number of layers: far above published models; creating a layer takes about 1 ms."""
 MAX_LENGTH = 2**31 - 1
 MAX_NUMBER = 1e30
 MAX_LIST = 1_000_000
@@ -164,7 +164,7 @@ def check_model_fields(config: Mapping[str, Any]) -> None:
 def check_token_ids(name: str, file: str, value: Any, vocab_size: object) -> None:
     """Raise ModelError unless `value`, a token id or a list of them, is in the vocabulary.
 
-    vocab_size: of config.json; if it is missing, any integers are accepted.
+    vocab_size: the value in config.json; without it, all integers are accepted.
     """
     most = vocab_size - 1 if type(vocab_size) is int else MAX_LENGTH
     for token in value if isinstance(value, (list, tuple)) else (value,):

@@ -30,7 +30,7 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
     """Select a linear method that reads the checkpoint's format, if the checkpoint is quantized.
 
     If the weight loader can dequantize the weights, no such method is needed. Otherwise raises
-    ModelError if the method that the user named, or every automatic candidate, cannot read it.
+    ModelError if the requested method does not read the format, or no automatic candidate does.
     """
     quantization = draft.requested.model.quantization
     if not quantization:
@@ -43,9 +43,7 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
             plugins.load(_KIND, reference), "provides"
         ):
             name = reference_name(reference)
-            raise _refusal(
-                quantization, plugins, f", which the linear method {name!r} does not read"
-            )
+            raise _refusal(quantization, plugins, f" The linear method {name!r} does not read it.")
         return
     criteria = Criteria(references=(AUTO,), platform=platform, provides=frozenset({capability}))
     try:
@@ -67,7 +65,7 @@ def _refusal(quantization: Mapping[str, Any], plugins: PluginRegistry, detail: s
     names = sorted({candidate.name for candidate in plugins.candidates(_KIND)})
     return ModelError(
         f"This checkpoint is quantized with {quantization['method']!r} "
-        f"({quantization['source']}){detail}. Installed methods: {', '.join(names) or 'none'}; a "
+        f"({quantization['source']}).{detail} Installed methods: {', '.join(names) or 'none'}; a "
         f'method that reads it declares "{capability_of(quantization["method"])}" in `provides`. '
         "Use an unquantized checkpoint of the model, or install a plugin that reads this one."
     )

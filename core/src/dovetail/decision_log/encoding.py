@@ -40,7 +40,7 @@ class Codebook:
 
 
 class Plain:
-    """Keeps tokens unchanged, for a replay whose tokens are codes."""
+    """Keeps tokens unchanged, for a replay in which tokens are already codes."""
 
     def codes(self, things: Iterable[int]) -> array[int]:
         """Return `things`, int32."""
@@ -49,7 +49,7 @@ class Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Codebooks:
-    """The codes of one log: of tokens, of encoder contents and of cache salts."""
+    """The codes of one log, for tokens, encoder contents and cache salts."""
 
     tokens: Codebook = field(default_factory=Codebook)
     contents: Codebook = field(default_factory=Codebook)
@@ -116,7 +116,7 @@ def decode_output(payload: bytes) -> ModelRunnerOutput:
 
 
 def encode_names(names: Sequence[str]) -> bytes:
-    """Encode the arguments of a call that takes names."""
+    """Encode arguments that are names, such as request ids."""
     return json.dumps(names).encode()
 
 

@@ -86,7 +86,7 @@ class DecisionRecorder:
         self._append(RecordKind.ADD, encode_request(request, self._codes))
 
     def told(self, kind: RecordKind, *names: str) -> None:
-        """Write a call whose arguments are names."""
+        """Write a call and its arguments, which are names, such as request ids."""
         self._append(kind, encode_names(names))
 
     def planned(self, plan: SchedulerOutput) -> None:
@@ -98,7 +98,7 @@ class DecisionRecorder:
         self._append(RecordKind.OUTPUT, encode_output(output, self._codes.tokens))
 
     def forget(self) -> None:
-        """Write nothing for a refused call, and drop its clock readings."""
+        """Drop the clock readings of a refused call, which is not recorded."""
         self._clock.readings.clear()
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class RecordedScheduler(SchedulerInterface):
         return outputs
 
     def depth(self) -> Depth:
-        """Return the numbers of requests. Not recorded, because it decides nothing."""
+        """Return the numbers of requests. Not recorded, because it changes no state."""
         return self.scheduler.depth()
 
     def pause(self, scope: PauseScope) -> None:

@@ -47,9 +47,9 @@ class EngineFacts:
 class Progress:
     """The progress of an engine.
 
-    num_steps: executed steps, num_refused: messages that could not be read, as of the last
-    heartbeat. age_s: seconds since the last heartbeat of the engine or of its least recent worker;
-    a long step does not count. step_s: seconds since the current step began; 0.0 without one.
+    num_steps, num_refused: executed steps and unreadable messages, as of the last heartbeat. age_s:
+    seconds since the last heartbeat of the engine or of its least recent worker; heartbeats
+    continue during a long step. step_s: seconds since the current step began; 0.0 between steps.
     """
 
     num_steps: int = 0
@@ -74,7 +74,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation. number: of its reply, from 1; 0 for a call without a reply."""
+    """A call of an operation. number: the number of its reply, from 1; 0 for no reply."""
 
     number: int
     operation: Operation[..., Any]
@@ -109,7 +109,7 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, call: Call) -> None:
-        """Begin a call. Raises EngineDeadError, RequestError or MessageError if known at once.
+        """Send a call. Raises EngineDeadError, RequestError or MessageError at once if possible.
 
         A channel whose engine is in this thread performs the call now.
         """
@@ -127,7 +127,7 @@ class Channel(ABC):
         """End the engine if this client owns it, or else detach. May be called twice."""
 
     def acknowledge(self) -> None:
-        """Record that the caller has taken outputs: the engine may send more."""
+        """Record that the caller has taken outputs, so that the engine can send more."""
         return
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
@@ -138,7 +138,7 @@ class Channel(ABC):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine, or None while none is known."""
+        """The error that ended the engine, or None."""
         return None
 
     @property
@@ -148,7 +148,7 @@ class Channel(ABC):
 
     @property
     def paused(self) -> PauseScope | None:
-        """The scope of the engine's pause, by any client, as of the last message."""
+        """The scope of the engine's pause, as of the last message; None without a pause."""
         return None
 
     @property

@@ -56,7 +56,7 @@ class BaseClient(EnginePort):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine, or None while none is known."""
+        """The error that ended the engine, or None."""
         return self.channel.error
 
     @property
@@ -66,7 +66,7 @@ class BaseClient(EnginePort):
 
     @property
     def paused(self) -> PauseScope | None:
-        """The scope of the engine's pause, by any client, as of the last message."""
+        """The scope of the engine's pause, as of the last message; None without a pause."""
         return self.channel.paused
 
     @property
@@ -335,7 +335,7 @@ class _OutputThread:
 
 
 def without(outputs: EngineCoreOutputs, request_ids: Collection[str]) -> EngineCoreOutputs:
-    """Return the outputs without those of these requests."""
+    """Return the outputs without the outputs of `request_ids`."""
     names: list[str] = []
     counts, tokens = array("i"), array("i")
     end = 0

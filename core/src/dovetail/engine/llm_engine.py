@@ -47,7 +47,7 @@ class LLMEngine:
 
     Several threads may call it: one call runs at a time, the others wait. `guard` is the lock; a
     thread that calls `step` in a loop gets the outputs of all threads' requests.
-    client: of the engine core, in this process or another. front: the front-end parts.
+    client: the client of the engine core, in this or another process. front: the front end.
     """
 
     def __init__(self, config: RequestedConfig) -> None:

@@ -132,7 +132,9 @@ class Operation(Generic[P, R]):
                     "leave engine_process out."
                 )
         content = encode(arguments)
-        self.decode_arguments(content)  # raises here what the engine would refuse
+        self.decode_arguments(
+            content
+        )  # raises the error in the caller, before the engine gets the message
         return content
 
     def decode_arguments(self, content: bytes | memoryview) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""The plugins that a configuration names, looked up before anything heavy is imported.
+"""Looks up the plugins that a configuration names, before any slow import.
 
-A wrong name is reported in milliseconds, not after a tensor library and the weights are loaded.
-Reads metadata only; whether a class loads and meets its contract shows when it is loaded.
+An unknown name is reported in milliseconds, before a tensor library and the weights are loaded.
+Only metadata is read; a class is checked when it is loaded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check_pick(kind: Kind, reference: str | type, plugins: PluginRegistry) -> N
 def check_options_are_used(config: EngineConfig, plugins: PluginRegistry) -> None:
     """Raise ConfigError for options of an installed plugin that this engine does not use.
 
-    config: resolved. A kind that is still left open is checked when its plugin is selected.
+    config: resolved. A kind without a resolved plugin is checked when its plugin is selected.
     """
     chosen: dict[str, list[str | type]] = {
         kind: [] for kind in KINDS if AUTO not in named_plugins(kind, config)

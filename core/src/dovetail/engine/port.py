@@ -52,11 +52,11 @@ class EnginePort:
 
     @operation()
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once. Unknown ids, and those of other clients, are ignored."""
+        """End requests at once. Unknown ids and ids of other clients are ignored."""
 
     @operation()
     def pause(self, scope: PauseScope) -> None:
-        """Hold requests: ALL runs nothing, NEW admits none. Requests may be added and aborted."""
+        """Pause all requests (ALL) or only new ones (NEW). Requests can be added and aborted."""
 
     @operation()
     def resume(self) -> None:

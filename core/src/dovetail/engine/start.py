@@ -1,4 +1,4 @@
-"""From a configuration to a running engine core: choose, create and size every part, in order.
+"""Starts an engine core from a configuration: chooses, creates and sizes every part.
 
 This module alone defines the order of the start, in the phases of
 `dovetail.processes.startup_phases`. Each part is chosen by `dovetail.plugins` and created from its

@@ -20,7 +20,7 @@ _ONE_PROMPT = (str, bytes, bytearray, memoryview, Mapping, set, frozenset, range
 _TEMPLATE_PARAMETERS = ("self", "messages", "chat_template", "add_generation_prompt")
 _MAX_KWARGS_BYTES = 2**20
 _BYTES_PER_CHAR = 8
-"""Bytes that a conversation may have per character of the longest prompt."""
+"""Maximum bytes of a conversation for each character of the longest allowed prompt."""
 
 
 def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> list[Any]:

@@ -34,7 +34,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        """Load the model and start the engine; raise a DovetailError that says what to do."""
+        """Load the model and start the engine; raise a DovetailError that names the problem."""
         from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
         args = EngineArgs.from_kwargs(model=model, **options)
@@ -55,7 +55,7 @@ class LLM:
         prompts: one or several texts, lists of token ids, or mappings (`dovetail.inputs`);
             several in any iterable.
         sampling_params: one for all, one per prompt, or None for the model's defaults.
-        use_tqdm: show a progress bar on stderr where that is a terminal.
+        use_tqdm: show a progress bar on stderr if it is a terminal.
         on_error: "raise" refuses the whole call, before anything runs, if one request is refused
             (RequestError, with its index); "return" gives that request an output with `error` set,
             and runs the others.
@@ -176,7 +176,7 @@ class LLM:
 
         processor = self.llm_engine.io_processor
         if processor is None:
-            raise ConfigError("This engine has no IO processor; make it with io_processor='…'.")
+            raise ConfigError("This engine has no IO processor; start it with io_processor='…'.")
         request = IORequest(data=data, sampling_params=sampling_params)
         batch = processor.pre_process(request)
         params = [one.sampling_params or sampling_params for one in batch.prompts]
@@ -190,9 +190,9 @@ class LLM:
         return processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; raise RequestError if the engine was made without one."""
+        """Return the tokenizer; raise RequestError if the engine has none."""
         if self.llm_engine.tokenizer is None:
-            raise RequestError("skip_tokenizer_init=True: this engine has no tokenizer.")
+            raise RequestError("This engine has no tokenizer, because skip_tokenizer_init=True.")
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""The operations of `collective_rpc`: from a name to a callable of one worker.
+"""The operations of `collective_rpc`: finds the callable of a worker for a name.
 
 A name is that of a method; "pkg.mod:function" is a plain function of that module, whose first
 argument is the worker. Nothing else can be named, so a name received over a wire reaches only

@@ -23,10 +23,10 @@ _MARK = b"\0ranks\0"
 
 
 def aggregate_outputs(outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput:
-    """Return the result of a step from those of all ranks, in rank order.
+    """Combine the results of a step, in rank order, to one result.
 
-    It is rank 0's, but `kv_transfer` contains every rank's. Executors of several ranks call it for
-    each step of an engine with a KV connector; of other ranks only `kv_transfer` is read.
+    Returns rank 0's result with the `kv_transfer` of all ranks. Executors of several ranks call it
+    for each step of an engine with a KV connector; only `kv_transfer` of other ranks is read.
     """
     answers = [output.kv_transfer for output in outputs]
     return replace(outputs[0], kv_transfer=_gather(answers)) if any(answers) else outputs[0]
@@ -59,7 +59,7 @@ class OutcomeAggregator:
         self._ranks: dict[int, set[int]] = {}
 
     def add(self, rank: int, outcome: KVOutcome) -> KVOutcome:
-        """Add what ended on a rank; return what has thereby ended on all ranks.
+        """Add transfers that ended on a rank; return transfers that have now ended on all ranks.
 
         Raises ContractError if a rank ends a transfer twice.
         """
@@ -87,7 +87,7 @@ class RankedSide:
     """
 
     def __init__(self, side: KVSchedulerSide, num_ranks: int) -> None:
-        """side: the connector's, owned by this object."""
+        """side: the connector's scheduler side, which this object owns."""
         self._side = side
         self._num_ranks = num_ranks
         self._outcomes = OutcomeAggregator(num_ranks)
@@ -105,11 +105,11 @@ class RankedSide:
         return self._side.store(transfer)
 
     def take_instructions(self) -> bytes:
-        """Return what every rank has to do with the next plan."""
+        """Return the message to all ranks that is sent with the next plan."""
         return self._side.take_instructions()
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Read the reports that `aggregate_outputs` gathered; return what ended on all ranks."""
+        """Read the gathered reports; return transfers that have ended on all ranks."""
         done: list[int] = []
         failed: dict[int, tuple[int, ...]] = {}
         for place, one in enumerate(_split(answer, self._num_ranks)):

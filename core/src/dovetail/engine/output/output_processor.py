@@ -137,7 +137,7 @@ class OutputProcessor:
     """Stores the unfinished requests and turns each step's columns into outputs."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, clock: Clock) -> None:
-        """tokenizer: None gives outputs without text."""
+        """tokenizer: None for outputs without text."""
         self._tokenizer = tokenizer
         self._clock = clock
         self._logprob_texts = LogprobTexts(tokenizer)

@@ -65,8 +65,8 @@ class AttachedEngine(EngineLink):
     def progress(self) -> Progress:
         """The progress of the engine, as of its last heartbeat.
 
-        age_s: 0 unless the engine is stopped, since it sends no heartbeats during a step; its owner
-        has more information.
+        age_s: 0 unless the engine is stopped: it sends no heartbeats to this front end during a
+        step, but its owner can read newer ones.
         """
         silent_s = (self.clock.now_ns() - self._heard_ns) / 1e9 if _is_stopped(self.pid) else 0.0
         return Progress(
@@ -76,14 +76,14 @@ class AttachedEngine(EngineLink):
         )
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
-        """Return the next message, or None if none arrived; record the time."""
+        """Return the next message, or None if no message arrived; record the time."""
         message = super().receive(timeout_s)
         if message is not None:
             self._heard_ns = self.clock.now_ns()
         return message
 
     def died(self) -> EngineDeadError:
-        """Return the error for the process's end; only its owner knows how it ended."""
+        """Return the error for the end of the process; only its owner knows the cause."""
         return EngineDeadError(
             f"the engine's process {self.pid} ended; unfinished requests are lost. Attach to "
             "another engine."

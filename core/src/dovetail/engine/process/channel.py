@@ -37,8 +37,8 @@ from dovetail.transport.wire_types import encode
 
 _BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 _BATCH_REQUESTS = 4096
-"""Limits of a batch of requests that one message sends, in bytes and in number; the answer, which
-may refuse all of them, is then within a message's limit, too."""
+"""Limits of the requests in one message, in bytes and in number. They also limit the answer, which
+may contain a refusal of each request."""
 
 
 class ProcessChannel(Channel):
@@ -90,7 +90,7 @@ class ProcessChannel(Channel):
         return self._received.popleft()
 
     def acknowledge(self) -> None:
-        """Record that a message was taken; inform a live engine from time to time."""
+        """Record that a message was taken; acknowledge messages from time to time."""
         with self._counting:  # answers and outputs may be taken in two threads
             self._num_taken += 1
             num_taken = self._num_taken
@@ -192,7 +192,7 @@ class _Pending:
 def _batches(
     requests: Sequence[EngineCoreRequest], refused: dict[str, RequestError]
 ) -> Iterator[tuple[PackedRequest, ...]]:
-    """Yield batches of encoded requests; record in `refused` those that cannot be sent."""
+    """Yield batches of encoded requests; record requests that cannot be sent in `refused`."""
     batch: list[PackedRequest] = []
     num_bytes = 0
     for request in requests:

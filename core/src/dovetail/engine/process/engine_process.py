@@ -43,10 +43,10 @@ class EngineProcess(EngineLink):
     ) -> None:
         """Start the process and wait until it is ready.
 
-        start_timeout_s: for each phase of its start; None for a little more than the configuration
-        allows, so that the engine itself can report what takes long. Raises the DovetailError of
-        its start, or EngineDeadError if it ended otherwise or was not ready in time. All resources
-        are released then.
+        start_timeout_s: timeout of each phase of the start; None for a little more than the
+        configuration's timeout, so that the engine itself can report the slow phase.
+        Raises the DovetailError of the start, or EngineDeadError if the process ended without an
+        error or was not ready in time. Then all resources are released.
         """
         clock = clock or MonotonicClock()
         super().__init__(make_private_folder(), clock)

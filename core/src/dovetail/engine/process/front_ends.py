@@ -28,10 +28,10 @@ _SCOPE = "\x1f"
 """Separates the number of a front end at the end of a scoped id."""
 
 _QUIET_BEATS = 60
-"""After this many heartbeats to a silent front end, only one of this many is sent."""
+"""Heartbeats to a silent front end; after these it gets only one in this many heartbeats."""
 
 _MAX_BEHIND = 2
-"""Heartbeats for which a front end may be too far behind before its requests are aborted."""
+"""Number of heartbeats after which the requests of a front end that is behind are aborted."""
 
 GAUGES = (
     "num_waiting",
@@ -79,7 +79,7 @@ class FrontEndPeer:
         return f"{request_id}{_SCOPE}{self.number}"
 
     def is_too_far_behind(self) -> bool:
-        """Whether too much has been unread for a second; called at each heartbeat."""
+        """Whether the front end has been too far behind for a second; called at each heartbeat."""
         self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
         return self.num_behind >= _MAX_BEHIND
 
@@ -133,7 +133,7 @@ class FrontEnds:
         self._peers.pop(peer.name, None)
 
     def may_step(self) -> bool:
-        """Whether a step may run: not while all front ends with outputs are behind."""
+        """Whether a step may run: False while all front ends with outputs are behind."""
         peers = self._peers.values()
         if not any(peer.window.is_full for peer in peers):
             return True
@@ -173,7 +173,7 @@ class FrontEnds:
         return gone
 
     def is_beat_due(self, peer: FrontEndPeer) -> bool:
-        """Return whether a front end gets this heartbeat: few are sent if it does not read."""
+        """Return whether a front end gets this heartbeat; a silent one gets only a few."""
         peer.num_beats += 1
         return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
 

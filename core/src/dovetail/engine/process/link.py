@@ -31,7 +31,7 @@ from dovetail.transport.messages import (
 )
 
 OWNER = b"owner"
-"""The identity of the front end that started the engine; the others' are random."""
+"""The identity of the front end that started the engine; other front ends have random ones."""
 
 _DRAIN_MS = 100
 _RECONNECT_MS = 5
@@ -47,14 +47,14 @@ class Sockets:
     ending: int | None = None
 
     def open(self, folder: Path, name: bytes) -> None:
-        """Create and connect the sockets; after an error `close` closes those that exist."""
+        """Create and connect the sockets. After an error, call `close`."""
         self.context = zmq.Context()
         self.context.linger = 0  # closing the sockets never waits for the engine
         self.to_engine = self._connect(folder, INPUT_SOCKET, name)
         self.from_engine = self._connect(folder, OUTPUT_SOCKET, name)
 
     def close(self) -> None:
-        """Close all, and drop unsent messages. From any thread, while none uses them."""
+        """Close all sockets, and drop unsent messages. From any thread, while they are unused."""
         if self.context is not None:
             self.context.destroy(linger=0)
         if self.ending is not None:
@@ -144,7 +144,7 @@ class EngineLink(ABC):
                 raise
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
-        """Return the next message, or None if none arrived within `timeout_s`; None: no limit.
+        """Return the next message, or None if none arrived within `timeout_s` (None: no limit).
 
         Heartbeats are recorded. After the last message of a dead engine, this and every later
         call raises EngineDeadError.
@@ -182,7 +182,7 @@ class EngineLink(ABC):
             raise self.error
 
     def _receive(self, wait_ms: int | None) -> FromEngine | None:
-        """Return the next message, or None if none arrived."""
+        """Return the next message, or None if no message arrived."""
         from_engine = self._sockets.from_engine
         events = dict(self._poller.poll(wait_ms))
         # Messages of a dead process may still be in ZMQ's own thread.

@@ -18,7 +18,7 @@ from dovetail.interfaces import EngineCoreOutputs
 from dovetail.transport.messages import Answer, Outputs, pack
 
 MAX_UNREAD_MESSAGES = 64
-"""Limit of unacknowledged messages with outputs; a front end takes all available ones at once."""
+"""Maximum number of unacknowledged messages with outputs; a front end may take all at once."""
 
 MAX_UNREAD_BYTES = 64 << 20
 MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
@@ -31,7 +31,7 @@ ACKNOWLEDGE_EVERY = 16
 """The front end acknowledges after this many messages."""
 
 MESSAGE_WORK = 1 << 16
-"""Tokens per message, up to 16 bytes each, or as many log-probabilities: 128 bytes each."""
+"""Maximum tokens (16 bytes each) or positions with log-probabilities (128 bytes) per message."""
 
 
 class OutputWindow:
@@ -44,13 +44,13 @@ class OutputWindow:
     @property
     def is_full(self) -> bool:
         """Whether no step may run until the front end has taken some messages."""
-        # Of fewer than `ACKNOWLEDGE_EVERY` the front end may have taken all without a report.
+        # The front end does not acknowledge fewer than `ACKNOWLEDGE_EVERY` messages.
         too_large = self._num_bytes >= MAX_UNREAD_BYTES and len(self._sizes) >= ACKNOWLEDGE_EVERY
         return too_large or len(self._sizes) >= MAX_UNREAD_MESSAGES
 
     @property
     def is_overflowing(self) -> bool:
-        """Whether more is unread than is kept for a front end."""
+        """Whether the unread messages exceed `MAX_KEPT_BYTES`."""
         return self._num_bytes > MAX_KEPT_BYTES
 
     @property
@@ -64,7 +64,7 @@ class OutputWindow:
         self._num_bytes += num_bytes
 
     def taken(self, num_messages: int) -> None:
-        """Count messages that the front end has taken; more than were sent count as all."""
+        """Subtract messages that the front end has taken, at most the number sent."""
         for _ in range(min(num_messages, len(self._sizes))):
             self._num_bytes -= self._sizes.popleft()
 

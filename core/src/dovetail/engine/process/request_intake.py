@@ -17,7 +17,7 @@ from dovetail.request import EngineCoreRequest
 from dovetail.transport.wire_types import read_request
 
 INTAKE_NS = 8_000_000
-"""How long messages are read between two steps. One more request may begin within it."""
+"""How long messages are read between two steps; the last request may take longer."""
 
 Add = Callable[[EngineCoreRequest], None]
 Done = Callable[[dict[str, RequestError]], None]
@@ -39,7 +39,7 @@ class _Batch:
 
 
 class RequestIntake:
-    """Adds requests to a core, in one turn of its loop after the other."""
+    """Adds requests to a core, in turns between its steps."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

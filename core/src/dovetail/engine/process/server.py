@@ -133,14 +133,14 @@ class EngineServer:
     # --- messages -----------------------------------------------------------------------------
 
     def _do(self, name: bytes, message: ToEngine) -> None:
-        """Process a message; raise MessageError for one that its sender may not send."""
+        """Process a message; raise MessageError if its sender is not allowed to send it."""
         peer = self._front_ends.find(name)
         if isinstance(message, Hello):
             if peer is None and (new := self._front_ends.attach(name)) is not None:
                 self._send_beat(new)
             return
         if peer is None or (isinstance(message, Stop) and not peer.is_owner):
-            raise self._reader.refuse("a message that its sender may not send")
+            raise self._reader.refuse("the sender is not allowed to send this message")
         peer.num_beats = 0
         match message:
             case Call():
@@ -230,7 +230,7 @@ class EngineServer:
         peer.wants_stats = True
 
     def _refuse(self, peer: FrontEndPeer, refused: dict[str, RequestError]) -> None:
-        """Report refusals of requests without a waiting call with the outputs."""
+        """Report refusals with the outputs, for requests without a waiting call."""
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
             for name, error in refused.items()

@@ -22,7 +22,7 @@ from dovetail.interfaces import PauseScope
 class SupervisedChannel(Channel):
     """The channel to successive engines. A new engine is paused if the previous one was.
 
-    facts: of the first engine; the others have the same configuration.
+    facts: the facts of the first engine; later engines have the same configuration.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SupervisedChannel(Channel):
 
     @property
     def error(self) -> DovetailError | None:
-        """Why no engine is started again, or None."""
+        """The reason why the engine is not restarted, or None."""
         return self._supervisor.error
 
     @property

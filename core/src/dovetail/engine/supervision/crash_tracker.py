@@ -40,7 +40,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Record:
-    """num_deaths: of engines, while the key was unfinished. last_ns: time of the last one."""
+    """num_deaths: engines that died while the key was unfinished. last_ns: time of the last."""
 
     num_deaths: int = 0
     last_ns: int = 0
@@ -109,7 +109,7 @@ class CrashTracker:
     ) -> None:
         """Record that an engine died with these requests unfinished, by user id.
 
-        was_killed: by a SIGKILL that was not the supervisor's.
+        was_killed: whether a SIGKILL from outside the supervisor killed it.
         """
         keys_of = {request.request_id: _keys(user_id, request) for user_id, request in under_way}
         now_ns = self._clock.now_ns()

@@ -9,7 +9,7 @@ from dovetail.engine.supervision.rules import SupervisionRules
 
 
 class Restarts:
-    """The deaths of one engine's processes. Not thread-safe.
+    """Counts the deaths of one engine's processes. Not thread-safe.
 
     A death that is blamed on a request is no reason to give up: the engine works. It does not count
     towards `max_restarts`, unless that is 0.

@@ -12,7 +12,7 @@ _LEAST = {"max_restarts": 0, "max_deaths": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisionRules:
-    """When an engine counts as stalled, when it is killed, and when it is restarted.
+    """The rules by which a supervisor detects a stall, and kills and restarts an engine.
 
     max_restarts: within `window_s`; the next death is final. A death that is blamed on a request
     does not count, unless this is 0; see `crash_tracker`. first_delay_s, max_delay_s: before a

@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def error(self) -> EngineDeadError | None:
-        """Why no engine runs or will be started; None otherwise."""
+        """The error if no engine runs or will be started; None otherwise."""
         return self._final
 
     def channel(self) -> ProcessChannel:
@@ -298,7 +298,7 @@ class Supervisor:
 
     def _why_kill(self, progress: Progress) -> str:
         if progress.age_s > self._rules.kill_silence_s:
-            return f"it sent no heartbeat for {progress.age_s:.0f} s"
+            return f"the engine sent no heartbeat for {progress.age_s:.0f} s"
         if progress.step_s > self._rules.kill_step_s:
             return f"a step has not ended within {progress.step_s:.0f} s"
         return ""

@@ -23,7 +23,7 @@ _NORMAL_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 class Work:
     """The unfinished work of successive engines. Thread-safe.
 
-    lost: replies and ends of requests of dead engines, which waiting callers are to receive.
+    lost: messages for callers that wait for dead engines: replies, and ends of requests.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock | None = None) -> None:
@@ -60,7 +60,7 @@ class Work:
             return known
 
     def note(self, message: Received) -> Received:
-        """Record what a message completes; return it in the form for the caller."""
+        """Record the calls and requests that a message completes; return it for the caller."""
         with self._lock:
             if isinstance(message, EngineCoreOutputs):
                 for ending in message.finished:
@@ -83,7 +83,7 @@ class Work:
     def lose(self, reason: str, *, was_killed: bool, restarts_left: int) -> int:
         """Move all unfinished work into `lost`; return the number of requests.
 
-        was_killed: by a SIGKILL that was not the supervisor's.
+        was_killed: whether a SIGKILL from outside the supervisor killed it.
         """
         with self._lock:
             self._crashes.restarts_left = restarts_left

@@ -1,9 +1,9 @@
-"""The workers' answers: the rings that carry them, and the handles that wait for them.
+"""Reads the workers' answers from rings, and passes them to the handles that wait for them.
 
 A thread that waits for a result reads the rings for all waiting threads; there is no reader thread
-that would delay a step's result. Answers arrive in the order of the orders, so the next result
-belongs to the oldest step. Calls are found by the number of their order; an answer whose handle was
-dropped is dropped. Does not depend on the content of an order.
+that would delay a step's result. Answers arrive in the order of the commands, so the next result
+belongs to the oldest step. Calls are found by the number of their command. An answer without a
+handle is dropped. Does not depend on the content of a command.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ class Answers:
         """In a forked child: let every call raise `error`; the rings belong to the parent."""
         self._forked = error
 
-    def await_step(self, order: int, timeout_s: float) -> Pending:
-        """Return a handle for the step whose second half is `order`."""
+    def await_step(self, command: int, timeout_s: float) -> Pending:
+        """Return a handle for a step. command: the number of its second command, for sampling."""
         deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
-        handle = Pending(self, order, len(self._steps), _step_result, deadline_ns=deadline_ns)
+        handle = Pending(self, command, len(self._steps), _step_result, deadline_ns=deadline_ns)
         for steps in self._steps:
             steps.append(handle)
         return handle
 
-    def await_call(self, order: int, rank: int | None) -> Pending:
-        """Return a handle for the call `order`; `rank`: the rank whose value is returned."""
-        handle = Pending(self, order, self.world_size, partial(_call_result, rank))
-        self._calls[order] = handle
+    def await_call(self, command: int, rank: int | None) -> Pending:
+        """Return a handle for a call. command: its number. rank: the rank with the value."""
+        handle = Pending(self, command, self.world_size, partial(_call_result, rank))
+        self._calls[command] = handle
         return handle
 
-    def has_done(self, order: int) -> bool:
-        """Return whether rank 0 has completed `order` and all before it, as far as known."""
+    def has_done(self, command: int) -> bool:
+        """Return whether rank 0 is known to have completed `command` and all earlier commands."""
         self.look()
-        return self._last_done >= order
+        return self._last_done >= command
 
     def has_step(self) -> bool:
         """Return whether the result of a step is outstanding."""
@@ -76,7 +76,7 @@ class Answers:
         return awaited.missing_rank() is None or self._group.is_over()
 
     def look(self) -> None:
-        """Read available frames without waiting; `wait_for` raises a worker's end."""
+        """Read available frames without waiting; only `wait_for` reports a worker's exit."""
         if self._forked is not None:
             raise self._forked
         with self.lock:
@@ -85,7 +85,7 @@ class Answers:
                     pass
 
     def wait_for(self, awaited: Pending, timeout_s: float | None) -> None:
-        """Return when `awaited` is settled.
+        """Wait until `awaited` is settled.
 
         Raises TimeoutError after `timeout_s` seconds, and the cause if the workers have failed.
         """
@@ -140,26 +140,26 @@ class Answers:
             return
         output = decode_result(frame)
         if rank >= len(self._steps) or not self._steps[rank]:
-            raise MessageError(f"unexpected result of step {output.step_id}.")
+            raise MessageError(f"received an unexpected result of step {output.step_id}.")
         step = self._steps[rank].popleft()
         step.settle(rank, output)
         if rank == 0:
-            self._last_done = step.order
+            self._last_done = step.command
 
 
 class Pending:
-    """A handle for the answers of the first ranks to an order: the result of a step or call.
+    """A handle for the answers of the first ranks to a command: the result of a step or call.
 
-    order: its number. deadline_ns: when a missing answer becomes a failure; 0 for never. finish:
+    command: its number. deadline_ns: when a missing answer becomes a failure; 0 for never. finish:
     combines the answers to a result, or raises their error.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_by_rank", "_finish", "deadline_ns", "order")
+    __slots__ = ("__weakref__", "_answers", "_by_rank", "_finish", "command", "deadline_ns")
 
     def __init__(
         self,
         answers: Answers,
-        order: int,
+        command: int,
         num_ranks: int,
         finish: Callable[[list[Any]], Any],
         *,
@@ -168,7 +168,7 @@ class Pending:
         self._answers = answers
         self._by_rank: list[Any] = [None] * num_ranks
         self._finish = finish
-        self.order = order
+        self.command = command
         self.deadline_ns = deadline_ns
 
     def settle(self, rank: int, answer: ModelRunnerOutput | CallAnswer) -> None:

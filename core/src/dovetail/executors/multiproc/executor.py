@@ -1,7 +1,7 @@
 """The executor whose workers run in separate processes.
 
-Orders are sent to all workers over one shared-memory ring, in the order of the calls. Rank 0
-answers steps, every rank answers operations. A call returns when its order is in the ring, so the
+Commands are sent to all workers over one shared-memory ring, in the order of the calls. Rank 0
+answers steps, every rank answers operations. A call returns when its command is in the ring, so the
 engine plans the next step while this one is executed. If one worker ends, all are killed.
 """
 
@@ -67,11 +67,11 @@ class MultiprocExecutor(Executor):
         self._options = MultiprocOptions.model_validate(dict(context.options))
         self._clock: Clock = MonotonicClock()
         self._closed = False
-        self._num_orders = 0
+        self._num_commands = 0
         self._has_begun = False
         self._ranks = range(config.worker.tensor_parallel_size)
         self._workers = launch(context, self._clock)
-        self._group, self._orders = self._workers.group, self._workers.orders
+        self._group, self._commands = self._workers.group, self._workers.commands
         self._end = finalize_in_owner(self, self._workers.close, 0.0)
         self._owner_pid = os.getpid()
         try:
@@ -108,7 +108,7 @@ class MultiprocExecutor(Executor):
                 'or "pkg.mod:function".'
             )
         with self._answers.lock:
-            number = self._num_orders + 1
+            number = self._num_commands + 1
             call = WorkerCall(
                 number=number,
                 operation=operation,
@@ -116,33 +116,33 @@ class MultiprocExecutor(Executor):
                 kwargs=kwargs or {},
                 reply_rank=unique_reply_rank,
             )
-            self._order(encode_call(call))
+            self._send(encode_call(call))
             handle = self._answers.await_call(number, unique_reply_rank)
         return handle if non_block else handle.result(timeout)
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
-        """Order the model run of `plan`."""
+        """Send the command to run the model for `plan`."""
         if self._forked is not None:
             raise self._forked
         with self._answers.lock:
-            self._order(encode_plan(plan))
+            self._send(encode_plan(plan))
             self._has_begun = True
-            return _Executed(self, self._answers, self._num_orders)
+            return _Executed(self, self._answers, self._num_commands)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Order the sampling of the last plan given to `execute_model`."""
+        """Send the command to sample for the last plan of `execute_model`."""
         if self._forked is not None:
             raise self._forked
         with self._answers.lock:
             has_begun, self._has_begun = self._has_begun, False
             try:
-                self._order(encode_sample(grammar))
+                self._send(encode_sample(grammar))
             except EngineDeadError:
                 if not has_begun or self._answers.has_step():
                     raise
                 # Only this step was in flight, so its own error ended the workers.
                 raise self._group.cause() from None
-            return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
+            return self._answers.await_step(self._num_commands, self._options.step_timeout_s)
 
     def check_health(self) -> None:
         """Raise EngineDeadError if a worker has exited, StalledError if one sends no heartbeat."""
@@ -158,7 +158,7 @@ class MultiprocExecutor(Executor):
         return self._group.silence_s()
 
     def shutdown(self) -> None:
-        """Let the workers finish their orders and exit. May be called twice."""
+        """Let the workers finish their commands and exit. May be called twice."""
         fault("multiproc.shutdown")
         self._closed = True
         if self._end.alive and os.getpid() == self._owner_pid:
@@ -170,22 +170,22 @@ class MultiprocExecutor(Executor):
         self._forked = forked_error("this engine", self._owner_pid)
         self._answers.disown(self._forked)
 
-    def _order(self, frame: bytes) -> None:
-        """Put an order into the ring; the caller holds the lock."""
+    def _send(self, frame: bytes) -> None:
+        """Put a command into the ring; the caller holds the lock."""
         self._check_alive()
         deadline_ns = self._clock.now_ns() + int(self._options.step_timeout_s * 1e9)
         while True:
             try:
                 fault("multiproc.order")
-                self._orders.send(frame, timeout_s=_ROOM_S)
-                self._num_orders += 1
+                self._commands.send(frame, timeout_s=_ROOM_S)
+                self._num_commands += 1
                 return
             except TimeoutError as error:
-                # A worker that waits for room in its answer ring does not read orders either.
+                # A worker that waits for room in its answer ring does not read commands either.
                 self._answers.look()
                 self._check_alive()
                 if self._clock.now_ns() >= deadline_ns:
-                    self._group.fail(EngineDeadError(f"the workers do not read orders: {error}"))
+                    self._group.fail(EngineDeadError(f"the workers do not read commands: {error}"))
             except TransportError:
                 raise self._group.cause() from None
 
@@ -199,23 +199,23 @@ class MultiprocExecutor(Executor):
 
 
 class _Executed:
-    """The handle of `execute_model`: waits until rank 0 has executed the order."""
+    """The handle of `execute_model`: waits until rank 0 has executed the command."""
 
-    __slots__ = ("_answers", "_executor", "_order")
+    __slots__ = ("_answers", "_command", "_executor")
 
-    def __init__(self, executor: MultiprocExecutor, answers: Answers, order: int) -> None:
+    def __init__(self, executor: MultiprocExecutor, answers: Answers, command: int) -> None:
         self._executor = executor
         self._answers = answers
-        self._order = order
+        self._command = command
 
     def done(self) -> bool:
-        """Return whether the order is known to be completed."""
-        return self._answers.has_done(self._order)
+        """Return whether the command is known to be completed."""
+        return self._answers.has_done(self._command)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until the order is completed; raise its error."""
-        if not self._answers.has_done(self._order):
-            # The order has no answer; the answer of a second order shows that it is completed.
+        """Wait until the command is completed; raise its error."""
+        if not self._answers.has_done(self._command):
+            # The command has no answer; the answer to another command shows that it is completed.
             self._executor.collective_rpc(_NOTHING, timeout=timeout)
 
 

@@ -1,10 +1,10 @@
-"""The worker's side: executes the executor's orders, one after the other, in one thread.
+"""Executes the executor's commands in the worker process, one after the other, in one thread.
 
-A failed step ends the worker, since the state of its rows is then unknown. A failed operation is
-answered with its error, and the next order follows. Rank 0 answers steps (with a KV connector every
-rank does), and every rank answers calls. If the worker returns a handle, its device is still
-computing: one more order is executed meanwhile, and the answer is sent before the order after that.
-Depends on no process and no parent.
+A failed step ends the worker, because the state of its rows is then unknown. After a failed
+operation the error is sent as the answer, and the next command follows. Rank 0 answers steps (with
+a KV connector every rank does), and every rank answers calls. If the worker returns a handle, its
+device is still computing: one more command is executed before the answer is sent. Depends on no
+process and no parent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ when it needs a result, and this process ends with it."""
 
 
 def do_nothing(worker: WorkerBase) -> None:
-    """Do nothing. The answer to this operation shows that all orders before it are completed."""
+    """Do nothing. The answer to this operation shows that all commands before it are completed."""
 
 
 class WorkerHost:
@@ -49,7 +49,7 @@ class WorkerHost:
         self,
         worker: WorkerBase,
         rank: int,
-        orders: RingReader,
+        commands: RingReader,
         answers: RingWriter,
         *,
         reports_transfers: bool = False,
@@ -58,47 +58,47 @@ class WorkerHost:
         self._reports_transfers = reports_transfers
         self._worker = worker
         self._rank = rank
-        self._orders = orders
+        self._commands = commands
         self._answers = answers
         self._late: list[Handle[ModelRunnerOutput]] = []
 
     def serve(self) -> None:
-        """Execute orders until the executor closes the ring; raise the error of a failed step."""
+        """Execute commands until the executor closes the ring; raise the error of a failed step."""
         while True:
             try:
-                order = self._receive()
+                command = self._receive()
             except PeerLostError:
                 return
-            self._do(order)
+            self._do(command)
 
     def _receive(self) -> bytes:
-        """Return the next order; answer the last step as soon as its result is available."""
+        """Return the next command; answer the last step as soon as its result is available."""
         while self._late:
             if self._late[0].done():
                 self._answer_late()
                 break
             with suppress(TimeoutError):
-                return self._orders.receive(timeout_s=0)
-        return self._orders.receive()
+                return self._commands.receive(timeout_s=0)
+        return self._commands.receive()
 
-    def _do(self, order: bytes) -> None:
-        kind = frame_kind(order)
+    def _do(self, command: bytes) -> None:
+        kind = frame_kind(command)
         if kind == PLAN:
             fault("worker.before_execute")
-            self._worker.execute_model(decode_plan(order))
+            self._worker.execute_model(decode_plan(command))
             self._answer_late()
         elif kind == SAMPLE:
             fault("worker.before_sample")
-            output = self._worker.sample_tokens(decode_sample(order))
+            output = self._worker.sample_tokens(decode_sample(command))
             if isinstance(output, ModelRunnerOutput):
                 self._answer_step(output)
             else:
                 self._late.append(output)
         elif kind == CALL:
             self._answer_late()
-            self._answers.send(self._answer(decode_call(order)), timeout_s=_PATIENCE_S)
+            self._answers.send(self._answer(decode_call(command)), timeout_s=_PATIENCE_S)
         else:
-            raise MessageError(f"An order has the unknown kind {kind}.")
+            raise MessageError(f"A command has the unknown kind {kind}.")
 
     def _answer_late(self) -> None:
         """Wait for the results that are due, and send them; raise the error of a failed step."""

@@ -35,22 +35,22 @@ The worker's error tells which operation took too long.
 class Workers:
     """Worker processes, and the rings that they share with the executor.
 
-    orders: the ring for orders to all ranks. answers: each rank's ring. reading: a lock held while
-    a ring is used, so that it is not closed meanwhile. folder: for the rendezvous; "" for none.
+    commands: the ring for commands to all ranks. answers: each rank's ring. reading: a lock held
+    while a ring is used, so that it is not closed meanwhile. folder: for the rendezvous, or "".
     """
 
     group: ChildGroup
-    orders: RingWriter
+    commands: RingWriter
     answers: Sequence[RingReader]
     reading: threading.RLock
     folder: str
 
     def close(self, timeout_s: float) -> None:
-        """Let the processes exit, or kill them; close what is shared. May be called twice."""
-        if self.folder:  # before the kill below: a killed process does not remove it
+        """Let the processes exit, or kill them; close the rings. May be called twice."""
+        if self.folder:  # removed here, because a killed process does not remove it
             shutil.rmtree(self.folder, ignore_errors=True)
         with self.reading:
-            self.orders.close()
+            self.commands.close()
         self.group.close(timeout_s)
         with self.reading:
             for reader in self.answers:
@@ -68,8 +68,8 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
         folder = str(make_private_folder()) if world_size > 1 else ""
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         rendezvous = f"file://{Path(folder) / 'rendezvous'}" if folder else ""
-        orders, places = make_ring(RingShape(num_readers=world_size))
-        undo.callback(orders.close)
+        commands, places = make_ring(RingShape(num_readers=world_size))
+        undo.callback(commands.close)
         group = ChildGroup(PHASES, clock)
         undo.callback(group.close, 0.0)
         answers = []
@@ -82,7 +82,7 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
             undo.callback(answers[-1].close)
             boot = WorkerBoot(
                 spec=WorkerSpec.of(context, rank=place.index, rendezvous=rendezvous),
-                orders=place.descriptors,
+                commands=place.descriptors,
                 answers=writer.descriptors,
                 reports_transfers=context.config.worker.kv_connector is not None,
                 phase_timeout_s=_SHARE_OF_DEADLINE * context.config.start_timeout_s,
@@ -93,12 +93,12 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
                     "dovetail.executors.multiproc.worker_main:serve",
                     encode(boot),
                     name=f"worker {place.index}",
-                    descriptors=(*boot.orders, *boot.answers),
+                    descriptors=(*boot.commands, *boot.answers),
                     folder=folder,
                     clock=clock,
                 )
             )
         undo.pop_all()
     return Workers(
-        group=group, orders=orders, answers=answers, reading=threading.RLock(), folder=folder
+        group=group, commands=commands, answers=answers, reading=threading.RLock(), folder=folder
     )

@@ -1,4 +1,4 @@
-"""The options of the executor `multiproc`; unknown ones are an error."""
+"""The options of the executor `multiproc`; unknown options are an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_S = 86_400
 class MultiprocOptions(BaseModel):
     """Options of the executor `multiproc`, all in seconds.
 
-    step_timeout_s: from a plan's order to its result; a longer step ends workers and engine.
+    step_timeout_s: maximum duration of a step; a longer step ends workers and engine.
     stall_s: a worker without heartbeats for this long counts as stalled. stop_timeout_s: how long
     the workers may take to exit.
     """

@@ -1,4 +1,4 @@
-"""The worker's process: from its settings to a serving worker."""
+"""The worker's process: creates the worker from its settings, and serves it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dovetail.transport.wire_types import decode
 
 
 class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """orders, answers: the descriptors of this worker's places in the two rings.
+    """commands, answers: the descriptors of this worker's places in the two rings.
 
     reports_transfers: whether each rank answers each step with its KV connector's report.
     phase_timeout_s: for each phase of the start.
     """
 
     spec: WorkerSpec
-    orders: tuple[int, ...]
+    commands: tuple[int, ...]
     answers: tuple[int, ...]
     reports_transfers: bool
     phase_timeout_s: float
@@ -36,12 +36,12 @@ def serve(context: ChildContext) -> int:
     boot = decode(context.settings, WorkerBoot)
     status = 0
     with ExitStack() as ends:
-        orders = RingPlace(index=boot.spec.rank, descriptors=boot.orders).take()
-        ends.callback(orders.close)
+        commands = RingPlace(index=boot.spec.rank, descriptors=boot.commands).take()
+        ends.callback(commands.close)
         answers = RingWriterPlace(descriptors=boot.answers).take()
         ends.callback(answers.close)
         try:
-            _work(context, boot, orders, answers, ends)
+            _work(context, boot, commands, answers, ends)
         except BaseException as error:
             # Before the worker is shut down, which may take long: the closed ring
             # informs a process that waits for an answer.
@@ -55,7 +55,7 @@ def serve(context: ChildContext) -> int:
 def _work(
     context: ChildContext,
     boot: WorkerBoot,
-    orders: RingReader,
+    commands: RingReader,
     answers: RingWriter,
     ends: ExitStack,
 ) -> None:
@@ -74,4 +74,4 @@ def _work(
     fault("worker.ready")
     context.ready(describe_plugins(plugins))
     rank, reports = boot.spec.rank, boot.reports_transfers
-    WorkerHost(worker, rank, orders, answers, reports_transfers=reports).serve()
+    WorkerHost(worker, rank, commands, answers, reports_transfers=reports).serve()
