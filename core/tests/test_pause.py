@@ -117,6 +117,6 @@ def test_generate_raises_while_the_engine_is_paused(llm):
 
 
 def test_an_unknown_scope_is_refused(llm):
-    with pytest.raises(UserError, match="'some' is not a scope of a pause"):
+    with pytest.raises(UserError, match="'some' is not a valid pause scope"):
         llm.llm_engine.pause("some")
     assert llm.llm_engine.paused is None

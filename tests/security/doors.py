@@ -321,7 +321,7 @@ def _worker_doors() -> dict[str, Door]:
         world_size=1,
     )
     boot = WorkerBoot(
-        spec=spec, orders=(3, 4), answers=(5, 6), reports_transfers=False, phase_timeout_s=1
+        spec=spec, commands=(3, 4), answers=(5, 6), reports_transfers=False, phase_timeout_s=1
     )
     call = WorkerCall(
         number=1,

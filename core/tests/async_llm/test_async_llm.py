@@ -217,7 +217,7 @@ def test_prefixes_are_shared_within_a_salt_and_reset_on_request(bench, llm):
 
 def test_collective_rpc_returns_the_workers_results(bench, llm):
     assert bench.run(llm.collective_rpc("echo", 1, deep=[None])) == [[[1], {"deep": [None]}]]
-    with pytest.raises(UserError, match="scope='most' is not a scope"):
+    with pytest.raises(UserError, match="scope='most' is not a valid pause scope"):
         bench.run(llm.pause("most"))
     assert llm.max_model_len == 512 and llm.supported_tasks == ("generate",)
     assert llm.config.model.architecture == "Paced" and llm.tokenizer.decode([65]) == "A"
