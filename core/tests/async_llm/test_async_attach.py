@@ -54,7 +54,7 @@ def test_max_waiting_applies_to_each_front_end(bench, llm):
     room = llm.config.scheduler.max_num_seqs
 
     async def ask():
-        with pytest.raises(CapacityError, match=f"takes {room} at a time"):
+        with pytest.raises(CapacityError, match=f"at most {room} are allowed"):
             await read(other, "abc", SamplingParams(n=room + 1, max_tokens=1))
         most = await read(llm, "abc", SamplingParams(n=room + 1, max_tokens=1))
         assert len(most.outputs) == room + 1
