@@ -214,7 +214,7 @@ SETTINGS = [
     setting(ConfigError, kv_cache_dtype="int3"),
     setting(ConfigError, tensor_parallel_size=0),
     setting(ConfigError, tensor_parallel_size=HUGE),
-    setting(ConfigError, "4 heads (num_attention_heads", tensor_parallel_size=8),
+    setting(ConfigError, "num_attention_heads=4", tensor_parallel_size=8),
     setting(ConfigError, "multiproc", tensor_parallel_size=2, executor_backend="uniproc"),
     setting(ConfigError, trust_remote_code=True),
     setting(ConfigError, revision="main"),
