@@ -1,6 +1,6 @@
 """Tasks about numbers: sum, difference, numbers in words, unit conversion.
 
-Contract: all numbers are integers from 0 up; constants at the top define the ranges. This module
+Contract: all numbers are non-negative integers; constants at the top define the ranges. This module
 does not depend on how a model learns the tasks.
 """
 
@@ -211,6 +211,6 @@ UNIT_CONVERSION = Task(
     read=_read_units,
     answer=_answer_units,
     grade=_grade_units,
-    # The model must memorize conversions of times and feet; only decimal ones are held out.
+    # The model must memorize times and feet; only decimal conversions are held out.
     canonical=lambda facts: facts if UNITS[facts[1:]][0] in (10, 100, 1000) else None,
 )
