@@ -100,7 +100,7 @@ def test_strided_blocks_are_refused_for_a_backend_that_requires_contiguous_block
         take(BlocksFirst, [spec(head_size=3)], [spec(head_size=2)])
 
 
-def test_dividing_the_memory_allocates_no_pages():
+def test_creating_the_buffers_allocates_no_pages():
     code = (
         "import resource, torch\n"
         "from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup\n"

@@ -59,8 +59,8 @@ class TritonAttentionBackend(AttentionBackend):
         reasons = list(probe().reasons)
         if requirements.kv_cache_dtype not in (requirements.dtype, FP8):
             reasons.append(
-                f"kv_cache_dtype {requirements.kv_cache_dtype}, dtype {requirements.dtype}; "
-                f"it supports {requirements.dtype} or {FP8}"
+                f"kv_cache_dtype {requirements.kv_cache_dtype!r} is not supported for dtype "
+                f"{requirements.dtype}; the kernels support {requirements.dtype} or {FP8}"
             )
         if requirements.device_type == "xpu" and requirements.kv_cache_dtype == FP8:
             reasons.append(f"a KV cache of {FP8} is supported on CUDA devices only")
@@ -89,7 +89,7 @@ class TritonAttentionBackend(AttentionBackend):
         if spec.scale_bytes != (SCALE_BYTES[FP8] if spec.dtype == FP8 else 0):
             raise ConfigError(
                 f"the attention backend 'triton' was given a KV cache of {spec.dtype} with "
-                f"scale_bytes={spec.scale_bytes}; {FP8} has scales of 4 bytes, other dtypes none"
+                f"scale_bytes={spec.scale_bytes}; set 4 for {FP8}, 0 for other dtypes"
             )
         return TritonMetadataBuilder(context, device_facts(context.device).num_processors)
 

@@ -255,7 +255,7 @@ def test_splits_stay_within_options_and_workspace():
     assert [one.num_splits for one in metadata.passes(rows.layer._shape)] == [2]
 
 
-def test_a_mixed_step_with_many_runs_lists_its_work():
+def test_a_mixed_step_with_many_runs_is_computed_correctly():
     """There are more runs than `list_work` counts at a time; short and long runs alternate."""
     lengths = [(1, 6, 2)[row % 3] for row in range(150)]
     rows = Rows(lengths, num_heads=4, num_kv_heads=1, head_size=32)

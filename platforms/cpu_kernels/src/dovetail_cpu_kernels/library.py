@@ -96,7 +96,9 @@ def status() -> NativeStatus:
     except NativeUnavailableError as error:
         return NativeStatus(available=False, level="", reason=str(error), compiler=compiler)
     level, highest = loaded.dk_level(), loaded.dk_highest_level()
-    lowered = f"{LEVEL_VARIABLE} or a caller selected it; this CPU supports {LEVELS[highest]}"
+    lowered = (
+        f"{LEVEL_VARIABLE} or a caller selected the level; this CPU supports {LEVELS[highest]}"
+    )
     reason = lowered if level < highest else ""
     return NativeStatus(available=True, level=LEVELS[level], reason=reason, compiler=compiler)
 

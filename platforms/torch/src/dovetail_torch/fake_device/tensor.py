@@ -111,7 +111,7 @@ class FakeDeviceTensor(torch.Tensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """The effects of an operation. run: called instead, if not None.
+    """The effects of an operation. run: replacement function, or None.
 
     written: positions and names of the arguments that it writes to. waits: returns whether the host
     waits.

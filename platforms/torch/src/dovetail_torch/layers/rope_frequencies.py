@@ -43,7 +43,7 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(
-            f"config.json: rope type {shorten(rope_type)} is not supported, known are "
+            f"config.json: rope type {shorten(rope_type)} is not supported; supported types are "
             f"{', '.join(sorted(ROPE_TYPES))}.{nearest(str(rope_type), ROPE_TYPES)}"
         )
     parameters["rope_type"] = rope_type
