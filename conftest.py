@@ -1,4 +1,4 @@
-"""Options and hooks of every test run: it skips tests that the machine cannot run, and lists them.
+"""Options and hooks of every test run. Tests that the machine cannot run are skipped and listed.
 
 With pytest-xdist, the controller collects the omitted tests and the notes of all processes.
 """
@@ -21,7 +21,7 @@ _deselected: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of this project's runs."""
+    """Add this project's pytest options."""
     # A test that passes with a contract's fake instead of every implementation shows nothing.
     parser.addoption(
         "--with-fake",
@@ -59,11 +59,11 @@ def note(record_property: Callable[[str, object], None]) -> Callable[[str], None
 
 @pytest.hookimpl(tryfirst=True)  # before slow cases are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the requested part of the tests; skip accelerator tests on a machine without one."""
+    """Select the requested part of the tests; skip accelerator tests on a machine without one."""
     _sample(items)
     part = config.getoption("--clock")
     if part is not None:
-        # Not reported as left out: another run has the other part.
+        # Not reported as omitted: another run executes these tests.
         items[:] = [x for x in items if bool(x.get_closest_marker("clock")) == (part == "only")]
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_tests and not _has_accelerator():
@@ -102,7 +102,7 @@ def _has_accelerator() -> bool:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Record the tests that this run leaves out."""
+    """Record the tests that this run omits."""
     _deselected.extend(item.nodeid for item in items)
 
 

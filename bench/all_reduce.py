@@ -1,7 +1,7 @@
 """Measure an all-reduce over CPU ranks: µs of `RankGroup.all_reduce` between processes, by size.
 
-Run `python bench/all_reduce.py --ranks 2`. Method: as many processes as ranks, one torch thread
-each. "pairwise" is the CPU platform's method over unix sockets, "gloo" the all_reduce of torch's
+Run `python bench/all_reduce.py --ranks 2`. Method: one process for each rank, with one torch
+thread. "pairwise" is the CPU platform's method over unix sockets, "gloo" the all_reduce of torch's
 gloo over loopback. A round is CALLS consecutive calls, as the layers of a model make them. A figure
 is the time per call on rank 0: median of the rounds, with the fastest and the slowest. Three
 warm-up rounds are not counted.

@@ -1,6 +1,6 @@
-"""Batches with shuffled blocks and layer contexts for the attention benchmarks.
+"""Batches with shuffled blocks and layer contexts for the attention benchmarks on the CPU.
 
-On the CPU, in bfloat16. Depends on no backend and measures nothing.
+The dtype is bfloat16. Depends on no backend and measures nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ DEVICE = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step to measure: the context tokens of each row, and the new tokens of every row."""
+    """A step to measure.
+
+    contexts: number of context tokens of each row. query_len: number of new tokens of each row.
+    """
 
     label: str
     contexts: tuple[int, ...]
@@ -53,7 +56,7 @@ def make_batch(step: Step, block_size: int) -> tuple[AttentionBatch, int]:
 
 
 def group_context(batch: AttentionBatch, spec: FullAttentionSpec) -> AttentionGroupContext:
-    """Return the context for a backend's metadata builder, with room for this batch."""
+    """Return the context of a backend's metadata builder, with sizes for this batch."""
     return AttentionGroupContext(
         spec=spec,
         device=DEVICE,
@@ -64,7 +67,7 @@ def group_context(batch: AttentionBatch, spec: FullAttentionSpec) -> AttentionGr
 
 
 def layer_context(heads: tuple[int, int, int]) -> AttentionLayerContext:
-    """Return what a backend's layer is made from. heads: query, key-value heads, head size."""
+    """Return the context of a backend's layer. heads: query heads, key-value heads, head size."""
     num_heads, num_kv_heads, head_size = heads
     return AttentionLayerContext(
         layer_name="bench",

@@ -2,7 +2,7 @@
 
 A case is a list of requests that are sent at the same time: prompts of random token ids and exact
 numbers of output tokens (greedy, EOS ignored). The shapes are common in measurements of other
-engines. Standard library only: a script may import this module where Dovetail is not installed.
+engines. Standard library only: a script may import this module in an environment without Dovetail.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import cached_property
 from types import MappingProxyType
 
 LOWEST_ID, HIGHEST_ID = 300, 7899
-"""Bounds of the token ids in prompts: plain tokens in the vocabulary of every model used."""
+"""Bounds of the token ids in prompts: ordinary tokens in the vocabulary of every measured model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One case. prompt_lens, output_lens: tokens, one entry per request. seed: of the prompts."""
+    """One case. prompt_lens, output_lens: tokens of each request. seed: seed of the prompts."""
 
     name: str
     prompt_lens: tuple[int, ...]
@@ -28,11 +28,11 @@ class Case:
 
     @cached_property
     def prompts(self) -> tuple[list[int], ...]:
-        """The prompts as token ids: the same ones in every process."""
+        """The prompts as token ids, which are the same in every process."""
         return self.prompts_of(0)
 
     def prompts_of(self, repeat: int) -> tuple[list[int], ...]:
-        """Return prompts of the same lengths for another repeat, with no prefix in common."""
+        """Return prompts of the same lengths for another repeat, without common prefixes."""
         source = random.Random(self.seed + repeat)
         return tuple(
             [source.randint(LOWEST_ID, HIGHEST_ID) for _ in range(length)]

@@ -1,7 +1,7 @@
-"""Random-weight checkpoints in the shapes of real models, for benchmarks: created once.
+"""Random-weight checkpoints in the shapes of real models, for benchmarks.
 
-The usual distribution for such measurements: bfloat16, normal(0, 0.02), norm weights 1, a fixed
-seed. The generated text is meaningless, but the speed is that of the real model.
+The weights have the usual distribution for such measurements: bfloat16, normal(0, 0.02), norm
+weights 1, a fixed seed. The generated text is meaningless, but the speed is that of the real model.
 """
 
 from __future__ import annotations

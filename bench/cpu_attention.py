@@ -5,10 +5,10 @@ members of this repository and a native library.
 
 Method: several layers with separate caches, larger than the processor's cache, are called in turn,
 as a model does; block tables are shuffled. Each figure is the median of the rounds without the
-first two, with the fastest and slowest. Decodes are compared with the read probe of the same round,
-in bytes of keys and values of useful tokens. Prefills count 4 H D for each pair of a token and a
-token that it attends to. torch: `scaled_dot_product_attention` on contiguous keys, without a cache
-and without the time to gather keys, on the same number of threads.
+first two, with the fastest and slowest. The rate of decodes counts the bytes of keys and values of
+useful tokens and is compared with the read probe of the same round. Prefills count 4 H D for each
+pair of a token and a token that it attends to. torch: `scaled_dot_product_attention` on contiguous
+keys, without a cache and without the time to gather keys, on the same number of threads.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def prepare_torch(step: Step, heads: tuple[int, int, int]) -> Callable[[], int]:
 
 
 def work_of(step: Step, setting: Setting) -> tuple[str, float]:
-    """Return the unit of a step and its amount per layer: bytes read, or operations."""
+    """Return the unit of a step's rate and the amount per layer: bytes read, or operations."""
     num_heads, _, head_size = setting.heads
     if step.query_len == 1:
         token_bytes = setting.spec.page_size_bytes // setting.block_size
@@ -125,7 +125,7 @@ def work_of(step: Step, setting: Setting) -> tuple[str, float]:
 
 
 def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Return the ns per layer by name and round, after two warm-up rounds; measured in turn."""
+    """Call the functions in turn; return the ns per layer by name and round, without warm-up."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, call in calls.items():
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--heads", default="16/8/128", help="query / key-value heads / head size")
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--cache", default="bfloat16", choices=sorted({"bfloat16", "int8"}))
-    parser.add_argument("--steps", default="", help="only steps whose label contains this")
+    parser.add_argument("--steps", default="", help="only steps with this text in their label")
     arguments = parser.parse_args()
     num_heads, num_kv_heads, head_size = map(int, arguments.heads.split("/"))
     setting = Setting(

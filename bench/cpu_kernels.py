@@ -1,11 +1,12 @@
 """Measure how close the packed linear layers of dovetail-cpu-kernels come to the machine's limits.
 
 Method: each weight of a 0.6 B model's shapes is packed once and copied until the copies have at
-least 160 MB, so that no copy stays in a cache; one pass over the copies is one native replay. Each
+least 160 MB, so that no copy stays in a cache; one native replay is a pass over all copies. Each
 measurement also probes, in the same run and with the same threads, the read bandwidth (256 MiB) and
 the peak of the multiply instruction in registers. The first percentage is weight bytes per second
-relative to the bandwidth, the second is operations per second relative to the peak. Median of 7
-passes, 3 above 64 rows. `--team` is a decode-like pass, alone and beside one busy process.
+relative to the bandwidth, the second is operations per second relative to the peak. Each figure is
+the median of 7 passes, or of 3 passes above 64 rows. `--team` measures a pass as in a decode step,
+alone and beside one busy process.
 
     python bench/cpu_kernels.py [--kinds bf16,int8,int4] [--group 32] [--threads 1,2]
         [--rows 1,2,4,8,16,32,64,256,512] [--shapes qkv,o,gate_up,down,head] [--team] [--json FILE]
@@ -41,7 +42,7 @@ HOG_PASSES = 60
 
 
 class Call(ctypes.Structure):
-    """`dk_call`."""
+    """The C struct `dk_call`."""
 
     _fields_ = (("fn", ctypes.c_void_p), ("args", ctypes.c_void_p))
 
@@ -70,16 +71,16 @@ class Memory:
         self.address = native.library().dk_alloc(num_bytes)
 
     def __enter__(self) -> int:
-        """Return the address."""
+        """Allocate the memory and return its address."""
         return self.address
 
     def __exit__(self, *_: object) -> None:
-        """Unmap it."""
+        """Free the memory."""
         native.library().dk_free(self.address, self.num_bytes)
 
 
 def fill_bf16(address: int, count: int, seed: int) -> None:
-    """Write `count` bf16 values between 1 and 2 in magnitude, of both signs."""
+    """Write `count` bf16 values of both signs with magnitudes between 1 and 2."""
     block = random.Random(seed).randbytes(1 << 20)
     words = bytearray(block)
     words[1::2] = bytes((byte & 0x80) | 0x3F for byte in words[1::2])
@@ -98,18 +99,18 @@ def timed_passes(calls: ctypes.Array[Call], repeats: int) -> list[float]:
 
 
 def calls_of(kind: int, args: list[linear.LinearArgs]) -> ctypes.Array[Call]:
-    """Return the recorded calls of `args`."""
+    """Return the recorded native calls for these arguments."""
     function = ctypes.cast(linear.operation(kind), ctypes.c_void_p).value
     return (Call * len(args))(*(Call(function, ctypes.addressof(one)) for one in args))
 
 
-def measure(name: str, kind: int, group: int, wish: argparse.Namespace) -> Iterator[Figure]:
-    """Yield the figures of one weight, over threads and rows."""
+def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> Iterator[Figure]:
+    """Yield the figures of one weight for every number of threads and rows."""
     N, K = SHAPES[name]
     shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group if kind == linear.INT4 else 0)
     size = -(-shape.num_bytes // 4096) * 4096
     copies = max(2, MIN_BYTES // size + 1)
-    most = max(wish.rows)
+    most = max(options.rows)
     with (
         Memory(N * K * 2) as weight,
         Memory(size * copies) as packed,
@@ -125,16 +126,16 @@ def measure(name: str, kind: int, group: int, wish: argparse.Namespace) -> Itera
         args = [linear.new_args(shape, packed + copy * size) for copy in range(copies)]
         for one in args:
             one.x, one.y = rows, rows + most * K * 2
-        for threads in wish.threads:
+        for threads in options.threads:
             native.set_num_threads(threads)
-            for count in wish.rows:
+            for count in options.rows:
                 yield figure_of(name, shape, args, count, probed)
 
 
 def figure_of(
     name: str, shape: linear.PackedLinear, args: list[linear.LinearArgs], count: int, probed: int
 ) -> Figure:
-    """Measure `count` rows, with probes before and after."""
+    """Measure `count` rows, with probes before and after the measurement."""
     used = args if count <= 64 else args[: max(1, len(args) // 8)]
     for one in used:
         one.M = count
@@ -166,7 +167,7 @@ def burn() -> None:
 
 
 def measure_team() -> dict[str, float]:
-    """Return the ms of a decode-like pass of 112 linear layers, alone and beside a busy process."""
+    """Return the ms of a pass of 112 linear layers, alone and beside a busy process."""
     shapes = [linear.PackedLinear(kind=linear.BF16, N=N, K=K) for N, K in list(SHAPES.values())[:4]]
     sizes = [-(-shape.num_bytes // 4096) * 4096 for shape in shapes]
     native.set_num_threads(os.cpu_count() or 1)
@@ -212,12 +213,12 @@ def main() -> None:
     parser.add_argument("--group", default=32, type=int)
     parser.add_argument("--team", action="store_true")
     parser.add_argument("--json")
-    wish = parser.parse_args()
+    options = parser.parse_args()
     print(native.status())
     figures = []
-    for kind in wish.kinds:
-        for name in wish.shapes:
-            for one in measure(name, linear.KIND_NAMES.index(kind), wish.group, wish):
+    for kind in options.kinds:
+        for name in options.shapes:
+            for one in measure(name, linear.KIND_NAMES.index(kind), options.group, options):
                 figures.append(one)
                 print(
                     f"{one.kind:8} {one.shape:8} T={one.threads} M={one.rows:4} {one.us:9.1f} us  "
@@ -225,11 +226,11 @@ def main() -> None:
                     f"{one.gflop:7.1f} GFLOP/s ({one.peak_share:4.0%})  spread {one.spread:4.0%}",
                     flush=True,
                 )
-    team = measure_team() if wish.team else {}
+    team = measure_team() if options.team else {}
     for key, value in team.items():
         print(f"team {key:14} {value:7.2f}")
-    if wish.json:
-        with open(wish.json, "w", encoding="utf-8") as file:
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"linear": [asdict(one) for one in figures], "team": team}, file, indent=1)
 
 

@@ -2,11 +2,11 @@
 
 Method: every engine runs in a separate process (and optionally a separate environment), is loaded
 once per weight format, and runs the cases round by round in turn with the other engines
-(`peers/race.py`). Greedy, EOS ignored, exact numbers of tokens, new prompts each time (`cases.py`).
-Around each repetition, probes measure the machine's read bandwidth and GEMM rates
-(`peers/probe.py`), which give a limit for the case (`peers/limits.py`). Repetitions that other
-processes disturbed are marked and measured again. Prints medians with their spread, Dovetail's
-ratio to the best peer, and its share of the limit (`peers/tables.py`).
+(`peers/race.py`). Requests are greedy, ignore EOS, have exact numbers of tokens and new prompts
+each time (`cases.py`). Around each repetition, probes measure the machine's read bandwidth and GEMM
+rates (`peers/probe.py`), which give a limit for the case (`peers/limits.py`). Repetitions that
+other processes disturbed are marked and measured again. Prints medians with their spread,
+Dovetail's ratio to the best peer, and its share of the limit (`peers/tables.py`).
 
 `startup` is the time from the start of a process to its first token; `hog` measures beside a
 process that keeps one core busy. Peers are optional: `peers/README.md` describes their set-up. A
@@ -41,7 +41,7 @@ CASES = (*MEASURES, START_UP)
 
 
 def main() -> int:
-    """Run, or read results; print the tables and write what is requested."""
+    """Measure or read results; print the tables and write the requested files."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = _parser().parse_args()
     if arguments.results:
@@ -115,17 +115,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--attempts", type=int, default=2, help="attempts per repetition, if disturbed"
+        "--attempts", type=int, default=2, help="maximum attempts for a disturbed repetition"
     )
     parser.add_argument("--deadline", type=float, default=180, help="seconds for one request")
     parser.add_argument("--load-deadline", type=float, default=300, help="seconds for loading")
     parser.add_argument(
-        "--one-at-a-time", action="store_true", help="keep one engine in memory: slower, smaller"
+        "--one-at-a-time",
+        action="store_true",
+        help="keep only one engine in memory, which is slower",
     )
     parser.add_argument("--json", help="write the result to this file, too")
     parser.add_argument("--results", nargs="+", help="read these files instead of measuring")
     parser.add_argument("--write-docs", help="write the page of docs/performance.md to this file")
-    parser.add_argument("--note", default="", help="a sentence to stand at the top of that page")
+    parser.add_argument("--note", default="", help="a sentence for the top of that page")
     return parser
 
 

@@ -1,12 +1,12 @@
-"""What the engine's own process costs: throughput and time to the first token, in turns with one.
+"""Measure the cost of a separate engine process: throughput and time to the first token.
 
-Method: a random-weight Llama of 160 M parameters in bfloat16, made once under `.bench/` from a
-fixed seed. One engine in this process and one in a process of its own take turns, run by run, on
-the same number of threads, after one warm-up each; the first of a pair alternates.
-Throughput: the case of 16 requests at once of `cases.py` (128 tokens of prompt, 64 of answer),
-greedy; output tokens per second. First token: `LLM.generate` of one request of 32 tokens that asks
-for one token, on an idle engine. Printed are medians and quartiles, and the medians of what the
-process costs pair by pair.
+Method: a random-weight Llama of 160 M parameters in bfloat16, created once under `.bench/` from a
+fixed seed. An in-process engine and an engine with its own process take turns, run by run, on the
+same number of threads, after one warm-up each. The order within a pair alternates. Throughput:
+output tokens per second of 16 simultaneous greedy requests from `cases.py` (128 prompt tokens, 64
+output tokens). First token: the time of `LLM.generate` for one request of 32 prompt tokens and one
+output token, on an idle engine. Prints medians and quartiles, and the median cost of the process
+over the pairs.
 
     python bench/engine_process.py [--model PATH] [--repeats 9] [--first 200] [--threads 2]
 """
@@ -30,7 +30,7 @@ MAX_SLOWER = 0.05
 MAX_LATER_MS = 1.0
 PROMPT_LEN = 32
 REST_S = 0.02
-"""Before a first token is requested: what the other engine's threads do after a run is over."""
+"""Wait before a first token is requested, until the threads of the other engine are idle."""
 
 
 def make_engine(path: Path, threads: int, *, engine_process: bool) -> LLM:
@@ -72,7 +72,7 @@ def first_token_ms(llm: LLM, case: Case, repeat: int) -> float:
 def in_turns(
     measure: Callable[[LLM, Case, int], float], engines: tuple[LLM, LLM], case: Case, repeats: int
 ) -> list[tuple[float, float]]:
-    """Return pairs: the first engine's figure and the second's, for the same prompts."""
+    """Return pairs of the first and the second engine's figure for the same prompts."""
     pairs = []
     for repeat in range(-1, repeats):
         order = engines if repeat % 2 else engines[::-1]
@@ -89,7 +89,7 @@ def spread(figures: list[float]) -> str:
 
 
 def main() -> int:
-    """Print the table; return 1 if the process costs more than it may."""
+    """Print the table; return 1 if the cost of the process exceeds the target."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, help="another checkpoint")
     parser.add_argument("--repeats", type=int, default=9)

@@ -1,7 +1,8 @@
 """Measure the time from the command `dovetail demo` to its first answer on the terminal.
 
 Method: `dovetail demo` on a pseudo-terminal; the clock runs from the start of the process to the
-first line with an answer of the model. One run to warm the page cache, then five; median, spread.
+first line with an answer of the model. One run warms the page cache; then the median and spread of
+five runs are printed.
 
     python bench/first_answer.py
 """

@@ -1,15 +1,15 @@
-"""Measure the front-end cost per token: text, outputs, log-probabilities, and streams end to end.
+"""Measure the front-end CPU time per token: text, outputs, log-probabilities and whole streams.
 
 Method. Part one passes the columns of synthetic steps, one new token for each of N requests, to
 `OutputProcessor.process`, which creates the outputs; tokens are drawn from real text with the demo
 model's tokenizer (byte-level BPE, 2,048 entries). After 16 warm-up steps, 100 steps are measured in
 CPU time of the thread; the figure is the median step divided by N. FINAL_ONLY includes the step
-that ends all requests, divided among its tokens. Adding a request is the work of `FrontEnd`:
-validation, the engine's request, and the state of the completion; the median of 200.
+that ends all requests, divided among its tokens. The cost of adding a request is the median of 200
+calls of `FrontEnd`: validation, the engine's request, and the state of the completion.
 
 Part two runs `AsyncLLM` with N readers over an engine process whose worker answers at once, and
 divides the CPU time of this process by the number of tokens: the whole front end, including the
-thread that reads messages. The median of three.
+thread that reads messages. The figure is the median of three runs.
 
     python bench/front_end.py [--requests N] [--repeats R] [--json FILE] [--no-streams]
 """
@@ -59,7 +59,7 @@ TARGETS_US = {
 
 
 class Rig:
-    """Processors of a front end without an engine. token_ids: tokens of a text, to draw from."""
+    """The processors of a front end without an engine. token_ids: tokens of a text to draw from."""
 
     def __init__(self) -> None:
         self.tokenizer = HuggingFaceTokenizer.from_directory(DEMO)
@@ -174,7 +174,7 @@ def streams_cost_us(num: int, kind: RequestOutputKind) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)

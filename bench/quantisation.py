@@ -1,12 +1,12 @@
-"""What quantised weights cost in accuracy: KL divergence, best tokens, and right answers.
+"""Measure the accuracy of quantized weights: KL divergence, most likely tokens, right answers.
 
-Method: teacher-forced logits at every position, each format against bfloat16 by torch's own linear
-on the same weights. KL(bf16 || format) in nats and the share of positions whose best token is the
-same, over texts of the demo model (held-out questions in its chat form with its own answers) and
-over random tokens on a random-weight checkpoint (`checkpoints.py`), whose flat distributions are
-the hardest. Then the demo model answers held-out questions of its ten tasks through the engine,
-greedily; an answer counts when the task's checker accepts it and the model ended it by itself.
-Deterministic: one run is enough.
+Method: teacher-forced logits at every position; each format is compared with bfloat16 linear layers
+of torch on the same weights. Figures: KL(bf16 || format) in nats, and the share of positions with
+the same most likely token. Texts: held-out questions in the demo model's chat format with its own
+answers, and random tokens on a random-weight checkpoint (`checkpoints.py`), which are the hardest
+because its distributions are flat. Then the demo model answers held-out questions of its ten tasks
+through the engine, greedily; an answer is right if the task's checker accepts it and it ends with
+EOS. The results are deterministic, so one run is enough.
 
     python bench/quantisation.py [--per-task 50] [--random-tokens 2048] [--json FILE]
 """
@@ -41,7 +41,7 @@ REFERENCE = "torch"
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A linear method with its options, as an engine is told them."""
+    """A linear method with its engine options."""
 
     name: str
     method: str
@@ -61,7 +61,7 @@ FORMATS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """How far a format's logits are from bfloat16's. kl: mean, nats. top1: share of positions."""
+    """Divergence of a format from bfloat16. kl: mean in nats. top1: share of equal top tokens."""
 
     kl: float
     top1: float
@@ -69,7 +69,7 @@ class Divergence:
 
 
 class SequenceAttention:
-    """The attention context of one whole sequence: causal, nothing cached."""
+    """The attention context of one whole sequence: causal, without a cache."""
 
     def attend(
         self,
@@ -79,7 +79,7 @@ class SequenceAttention:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return [T, H, D]; heads without windows or caps."""
+        """Return [T, H, D]. Supports neither windows nor soft caps."""
         if rotary_args is not None:
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q_THD, k_TKD, v_TKD))
@@ -92,7 +92,7 @@ class SequenceAttention:
 
 
 def load_model(path: Path, method: str, options: Mapping[str, object]) -> Any:
-    """Return the checkpoint's model in bfloat16 with one linear method, packed."""
+    """Return the checkpoint's model in bfloat16, with linear layers packed by one method."""
     registry = PluginRegistry()
     config = json.loads((path / "config.json").read_text("utf-8"))
     method_cls = registry.load("linear_method", method)
@@ -122,7 +122,7 @@ def logits_of(model: Any, texts: Sequence[Sequence[int]]) -> Iterator[torch.Tens
 def measure_divergence(
     path: Path, form: Format, texts: Sequence[Sequence[int]], reference: Sequence[torch.Tensor]
 ) -> Divergence:
-    """Return how far a format is from `reference`, which holds the logits of `texts`."""
+    """Return the divergence of a format from `reference`, the bfloat16 logits of `texts`."""
     total_kl, same, count = 0.0, 0, 0
     model = load_model(path, form.method, form.options)
     for wanted_TV, got_TV in zip(reference, logits_of(model, texts), strict=True):
@@ -135,12 +135,12 @@ def measure_divergence(
 
 @torch.inference_mode()
 def reference_logits(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Return bfloat16's logits of `texts`."""
+    """Return the logits of `texts` in bfloat16."""
     return list(logits_of(load_model(path, REFERENCE, {}), texts))
 
 
 def questions(per_task: int) -> list[tuple[str, str]]:
-    """Return (task, prompt) of held-out questions."""
+    """Return (task, prompt) for each held-out question."""
     from dovetail_demo_model.tasks import TASKS, held_out_set
 
     return [
@@ -151,9 +151,9 @@ def questions(per_task: int) -> list[tuple[str, str]]:
 
 
 def answer(form: Format | None, asked: Sequence[tuple[str, str]]) -> tuple[float, list[list[int]]]:
-    """Return the share of right answers of the demo model, and each whole text's token ids.
+    """Return the share of right answers of the demo model, and the token ids of each whole text.
 
-    form: None for bfloat16 by torch's own linear.
+    form: None for bfloat16 with torch's linear layers.
     """
     from dovetail_demo_model.tasks import TASKS
 
@@ -182,7 +182,7 @@ def random_texts(num_tokens: int) -> list[list[int]]:
 
 
 def report(per_task: int, random_tokens: int, formats: Sequence[Format] = FORMATS) -> list[dict]:
-    """Return a row of figures for each format. random_tokens: 0 leaves that model out."""
+    """Return a row of figures for each format. random_tokens: 0 omits the random model."""
     from dovetail_demo_model import model_dir
 
     asked = questions(per_task)
@@ -202,7 +202,7 @@ def report(per_task: int, random_tokens: int, formats: Sequence[Format] = FORMAT
 
 
 def print_table(rows: Sequence[dict], num_questions: int) -> None:
-    """Print the rows as a table in Markdown."""
+    """Print the rows as a Markdown table."""
     names = [name for name in ("demo", "random") if name in rows[-1]]
     head = "".join(f" {name}: KL, nats | {name}: same best token |" for name in names)
     print(f"| format |{head} demo: right of {num_questions} |")

@@ -1,4 +1,4 @@
-"""Measure sending plans from one process to its readers: the shared-memory ring, a queue and ZMQ.
+"""Compare the shared-memory ring, a queue and ZMQ for sending plans from one process to readers.
 
 Method: one writer, R reader processes, plans of N decoding rows that differ from each other.
 Throughput: the writer encodes and sends; each reader receives and decodes every plan and answers
@@ -52,7 +52,7 @@ def make_plans(num_rows: int) -> list[SchedulerOutput]:
 
 
 class RingWay:
-    """The ring; a forked child inherits its descriptors."""
+    """Sends plans over the ring; a forked child inherits its file descriptors."""
 
     def __init__(self, num_readers: int) -> None:
         self._writer, self._places = make_ring(RingShape(num_readers=num_readers))
@@ -77,7 +77,7 @@ class RingWay:
 
 
 class ZmqWay:
-    """PUB and SUB without limits on queued messages, because PUB drops plans at a limit."""
+    """Sends plans over PUB and SUB sockets without a queue limit, at which PUB would drop plans."""
 
     def __init__(self, num_readers: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dovetail-")
@@ -111,7 +111,7 @@ class ZmqWay:
 
 
 class QueueWay:
-    """One queue per reader, with the capacity of the ring."""
+    """Sends plans over one queue per reader, with the capacity of the ring."""
 
     def __init__(self, num_readers: int) -> None:
         fork = multiprocessing.get_context("fork")
@@ -154,7 +154,7 @@ def read_plans(way: Any, index: int, pipe: Connection, num_plans: int) -> None:
 
 
 def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int) -> dict[str, Any]:
-    """Return the plans per second, and the microseconds from a send to all readers' answers."""
+    """Return the plans per second, and the microseconds from a send to the last answer."""
     way, fork = WAYS[name](num_readers), multiprocessing.get_context("fork")
     pipes, children = [], []
     for index in range(num_readers):
@@ -188,7 +188,7 @@ def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--readers", type=int, default=2)

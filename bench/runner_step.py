@@ -1,12 +1,11 @@
 """Measure the model runner without a model: host µs of a step in which all requests decode.
 
-Run `python bench/runner_step.py`. Method: the rows decode in every step; each begins a block in
-every sixteenth step, at different steps. The model returns random logits of width 256 and has no
-attention. "host": the path of synchronous devices, which gathers each step again. "device": the
-path of asynchronous devices, on a fake device that copies at once; its figures include torch
-operations on the CPU, which are launches on a real device. A step is `execute_model`,
-`sample_tokens` and the handle's result; each figure is the median of the steps after the first
-fifty.
+Run `python bench/runner_step.py`. Method: all rows decode in every step, and each row starts a new
+block in every sixteenth step. The model returns random logits of width 256 and has no attention.
+"host": the path of synchronous devices, which gathers each step again. "device": the path of
+asynchronous devices, on a fake device that copies at once; its figures include torch operations on
+the CPU, which are launches on a real device. A step is `execute_model`, `sample_tokens` and the
+handle's result; each figure is the median of the steps after the first fifty.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class AtOnce:
 
     @torch.inference_mode()
     def fetch(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Event:
-        """Copy."""
+        """Copy `source` to `target`."""
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source)
         return Event()

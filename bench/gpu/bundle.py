@@ -2,11 +2,12 @@
 
     python bench/gpu/bundle.py [--python 3.12] [--into .gpu-bundle]
 
-The wheels of the members, and every third-party wheel that they need and that such a machine lacks,
-at the versions of `requirements/constraints.txt` or, for indirect dependencies, the versions
-installed here, which the tests ran with. torch, Triton, numpy and transformers must be installed on
-the machine. Members with native code for the CPU are left out, and so are those that depend on
-them. The target machine resolves nothing, because the bundle has one version of each package.
+The bundle contains the wheels of the members, and every third-party wheel that they need and that
+such a machine lacks. Versions follow `requirements/constraints.txt` or, for indirect dependencies,
+the versions installed here, which were tested. torch, Triton, numpy and transformers must be
+installed on the machine. Members with native code for the CPU, and members that depend on them, are
+omitted. pip on the target machine resolves no versions, because the bundle has one version of each
+package.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gpu.bundle_contents import BUNDLE, INDEX  # noqa: E402
 MAX_BYTES = 60 * 10**6
 NATIVE = frozenset({"dovetail-cpu-kernels"})
 PROVIDED = frozenset({"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors"})
-"""Packages of a machine with torch for its GPU, whose builds must not be replaced."""
+"""Packages of a machine with torch for its GPU; the bundle must not replace their builds."""
 TOOLS = ("pytest",)
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -58,8 +59,9 @@ def members() -> dict[str, Path]:
 
 def needed(travelling: dict[str, Path], python: str) -> dict[str, str]:
     """Return the third-party distributions that members need on the target, with versions."""
-    wishes = [wish for folder in travelling.values() for wish in _project(folder)["dependencies"]]
-    waiting = [*_names(wishes, python), *TOOLS]
+    projects = [_project(folder) for folder in travelling.values()]
+    requirements = [one for project in projects for one in project["dependencies"]]
+    waiting = [*_names(requirements, python), *TOOLS]
     pins = _pins()
     found: dict[str, str] = {}
     while waiting:
@@ -78,8 +80,8 @@ def _project(folder: Path) -> dict[str, Any]:
     return project
 
 
-def _names(wishes: Iterable[str], python: str = "3.12") -> Iterator[str]:
-    """Yield the names of the requirements that apply to Linux with that Python, without extras."""
+def _names(requirements: Iterable[str], python: str = "3.12") -> Iterator[str]:
+    """Yield the names of the requirements that apply to this Python on Linux, without extras."""
     there = {
         "extra": "",
         "python_version": python,
@@ -91,10 +93,10 @@ def _names(wishes: Iterable[str], python: str = "3.12") -> Iterator[str]:
         "platform_python_implementation": "CPython",
         "os_name": "posix",
     }
-    for text in wishes:
-        wish = Requirement(text)
-        if wish.marker is None or wish.marker.evaluate(there):
-            yield canonicalize_name(wish.name)
+    for text in requirements:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate(there):
+            yield canonicalize_name(requirement.name)
 
 
 def _pins() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The contents of a bundle: wheels, and an index with their names and the commit.
+"""Describes the contents of a bundle: wheels, and an index with their names and the commit.
 
 Standard library only: it is used before packages are installed.
 """
@@ -14,7 +14,7 @@ INDEX = "bundle.json"
 
 
 def read_bundle(folder: Path) -> dict[str, Any]:
-    """Return the index of a bundle; empty if there is none."""
+    """Return the index of a bundle, or an empty dict without one."""
     file = folder / INDEX
     if not file.is_file():
         return {}

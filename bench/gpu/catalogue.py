@@ -1,7 +1,7 @@
 """The sections of the GPU check, their figures and the targets of these figures.
 
-The check runs this list, and the printed table and `docs/gpu.md` show it. A figure that a run does
-not measure is shown as "never run". Uses the standard library only.
+The check runs the sections of this list; the printed table and `docs/gpu.md` show them. A figure
+that a run does not measure is shown as "never run". Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class FigureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SectionSpec:
-    """One part of the check, run in a process of its own.
+    """One part of the check, which runs in a separate process.
 
-    question: the question that it answers. deadline_s: time limit on a device. on_cpu: whether it
-    is useful on a CPU. figures: what it measures. module: the module with its `run`; "" for the
-    module of the same name in `gpu.sections`.
+    question: the question that it answers. deadline_s: time limit on a device. on_cpu: whether its
+    result is useful on a CPU. figures: what it measures. module: the module with its `run`; "" for
+    the module of the same name in `gpu.sections`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tests and measures everything on this machine's GPU, in ten minutes, without a network.
+"""Tests and measures the plugins on this machine's GPU, in ten minutes, without a network.
 
     python bench/gpu/check.py                        on a GPU; `make gpu-check`
     python bench/gpu/check.py --device cpu --small   the same sections on a CPU, in seconds
@@ -36,13 +36,13 @@ from gpu.report import DIED, LATE, NO_DEVICE, OK, read_report  # noqa: E402
 from gpu.tables import aims_missed, render_table  # noqa: E402
 
 _LEAST_S = 2.0
-"""A section is not started with less time than this."""
+"""A section does not start with less time than this."""
 _INSTALL_S = 60.0
 _SEED = 20261121
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class CheckOptions:
     """The options of the command line.
 
     device: "auto" for the first accelerator that torch finds.
@@ -59,18 +59,18 @@ class Wishes:
 class Check:
     """One run of the check; its results are written to disk after every section."""
 
-    def __init__(self, wishes: Wishes, scratch: Path, begun: float | None = None) -> None:
-        """begun: start of the time limit, by `time.monotonic`; None for now."""
-        self._wishes = wishes
+    def __init__(self, options: CheckOptions, scratch: Path, begun: float | None = None) -> None:
+        """begun: start of the time limit as a value of `time.monotonic`; None for now."""
+        self._options = options
         self._scratch = scratch
         self._begun = time.monotonic() if begun is None else begun
-        self._device = wishes.device
+        self._device = options.device
         self.run: dict[str, Any] = {
             "format": 1,
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "commit": read_commit(),
             "command": " ".join(["python", "bench/gpu/check.py", *sys.argv[1:]]),
-            "small": wishes.small,
+            "small": options.small,
             "device": {"type": ""},
             "versions": {},
             "seconds": 0.0,
@@ -79,7 +79,7 @@ class Check:
 
     def go(self) -> None:
         """Run all requested sections, `machine` first."""
-        for spec in self._wishes.sections:
+        for spec in self._options.sections:
             print(f"{spec.name}: {spec.question}", file=sys.stderr, flush=True)
             found = self._section(spec)
             self.run["sections"][spec.name] = found
@@ -103,9 +103,9 @@ class Check:
             return _unrun(NO_DEVICE, "torch finds no device")
         if self._device == "cpu" and not spec.on_cpu:
             return _unrun(NO_DEVICE, "not meaningful on a CPU")
-        left_s = self._wishes.total_s - (time.monotonic() - self._begun)
+        left_s = self._options.total_s - (time.monotonic() - self._begun)
         if left_s < _LEAST_S:
-            return _unrun(LATE, f"the {self._wishes.total_s:g} s total limit has passed")
+            return _unrun(LATE, f"the {self._options.total_s:g} s total limit has passed")
         return self._run_process(spec, min(spec.deadline_s, left_s))
 
     def _run_process(self, spec: SectionSpec, deadline_s: float) -> dict[str, Any]:
@@ -116,13 +116,13 @@ class Check:
         task = {
             "module": spec.module or f"gpu.sections.{spec.name}",
             "device": self._device,
-            "small": self._wishes.small,
+            "small": self._options.small,
             "seed": _SEED,
             "folder": str(work),
             "report": str(report),
             "ending": str(ending),
         }
-        site = [self._wishes.site] if self._wishes.site else []
+        site = [self._options.site] if self._options.site else []
         ended = run_until(
             [sys.executable, "-m", "gpu.section_run", json.dumps(task)],
             environment=python_path(*site, HERE.parent, ROOT / "tests"),
@@ -144,13 +144,13 @@ class Check:
 
     def _write(self) -> None:
         self.run["seconds"] = round(time.monotonic() - self._begun, 1)
-        part = self._wishes.result.with_suffix(".part")
+        part = self._options.result.with_suffix(".part")
         part.write_text(json.dumps(self.run, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        part.replace(self._wishes.result)
+        part.replace(self._options.result)
 
 
 def read_commit() -> str:
-    """Return the commit of this checkout, with "+" if files differ, or that of the bundle."""
+    """Return the commit of this checkout, with "+" if files differ, or the commit of the bundle."""
     try:
         commit = _git("rev-parse", "--short=10", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -226,7 +226,7 @@ def main() -> int:
             if problem := install(asked.bundle, site, scratch):
                 print(f"The bundle {asked.bundle} cannot be installed: {problem}", file=sys.stderr)
                 return 1
-        wishes = Wishes(
+        options = CheckOptions(
             device=asked.device,
             small=asked.small,
             sections=tuple(spec for spec in SECTIONS if spec.name in wanted),
@@ -234,10 +234,10 @@ def main() -> int:
             result=asked.json.resolve(),
             site=site,
         )
-        check = Check(wishes, scratch, begun)
+        check = Check(options, scratch, begun)
         check.go()
     print(render_table(check.run))
-    print(f"\nWritten: {wishes.result}")
+    print(f"\nWritten: {options.result}")
     if not check.run["device"]["type"]:
         print("This check needs a GPU. To try the command without one: --device cpu --small")
     return check.exit_code()

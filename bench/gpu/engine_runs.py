@@ -1,4 +1,4 @@
-"""Runs of an engine whose worker records logits, in the form that the margin rule needs.
+"""Runs engines with a worker that records logits, in the form that the margin rule needs.
 
 Legend: T tokens of a sequence, V vocabulary.
 """
@@ -58,7 +58,7 @@ def run_engine(
     parts: DeviceParts,
     **options: Any,
 ) -> Ran:
-    """Generate from prompts of token ids, the second half by sampling; return the recorded run.
+    """Generate from token ids, with sampling for the second half of the prompts; return the run.
 
     options: engine options that override `BASE_OPTIONS`.
     """
@@ -90,7 +90,7 @@ def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
 
 
 class EngineOracle:
-    """Another engine as the reference: its logits after each token of given sequences."""
+    """Uses another engine as the reference: its logits after each token of given sequences."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Runs a benchmark script of this folder as a section of the check, with its figures."""
+"""Runs a benchmark script of this folder as a section of the check and reports its figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu.report import NeedsDeviceError, Report, Task
 HERE = Path(__file__).resolve().parent
 NO_DEVICE_CODE = 3
 _MARGIN_S = 4.0
-"""Part of a section's time for starting its process and reporting the script's figures."""
+"""Time in seconds that a section needs to start its process and to report the figures."""
 
 
 def run_script(name: str, task: Task, report: Report) -> None:

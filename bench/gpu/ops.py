@@ -5,7 +5,7 @@ that and exits with 3.
 
 Method: calls are captured in a graph and replayed, so that the figures exclude the host's work;
 calls that cannot be captured are timed one by one. Each figure is the median of the rounds without
-the first two; bytes are those that must be read and written once. The host time of a call is
+the first two; bytes are the bytes that must be read and written once. The host time of a call is
 measured separately.
 """
 
@@ -38,7 +38,7 @@ THEIRS = TorchOps()
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the result."""
+    """One figure of the result."""
 
     name: str
     value: float
@@ -61,8 +61,8 @@ LARGE = Shape(label="8 B", hidden=4096, inner=12288, heads=(32, 8, 128))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
-    """The same work by Triton and by torch. num_bytes: bytes read and written; 0 for unknown."""
+class Comparison:
+    """An operation in Triton and in torch. num_bytes: bytes read and written; 0 if unknown."""
 
     name: str
     ours: Call
@@ -109,9 +109,9 @@ def host_s(call: Call) -> float:
     return spent / NUM_HOST_CALLS
 
 
-def layer_contests(
+def layer_comparisons(
     ours: Ops, shape: Shape, num_tokens: int, device: torch.device
-) -> Iterator[Contest]:
+) -> Iterator[Comparison]:
     """Yield the operations of a layer."""
     num_heads, num_kv_heads, head_size = shape.heads
     place = {"dtype": torch.bfloat16, "device": device}
@@ -124,8 +124,8 @@ def layer_contests(
     cos_sin = torch.randn(num_tokens, head_size, device=device)
     head_weight = torch.ones(head_size, **place)
 
-    def contest(what: str, call: Callable[[Ops], object], num_numbers: int) -> Contest:
-        return Contest(
+    def comparison(what: str, call: Callable[[Ops], object], num_numbers: int) -> Comparison:
+        return Comparison(
             name=f"{what}, {shape.label}, {num_tokens} tokens",
             ours=lambda: call(ours),
             theirs=lambda: call(THEIRS),
@@ -133,24 +133,26 @@ def layer_contests(
         )
 
     turned = q.numel() + k.numel()
-    yield contest("rms_norm", lambda ops: ops.rms_norm(x, weight, EPS), 2 * x.numel())
-    yield contest("rms_norm of q", lambda ops: ops.rms_norm(q, head_weight, EPS), 2 * q.numel())
-    yield contest(
+    yield comparison("rms_norm", lambda ops: ops.rms_norm(x, weight, EPS), 2 * x.numel())
+    yield comparison("rms_norm of q", lambda ops: ops.rms_norm(q, head_weight, EPS), 2 * q.numel())
+    yield comparison(
         "add_rms_norm", lambda ops: ops.add_rms_norm(x, residual, weight, EPS), 4 * x.numel()
     )
-    yield contest("silu_and_mul", lambda ops: ops.silu_and_mul(wide), 3 * wide.numel() // 2)
-    yield contest(
+    yield comparison("silu_and_mul", lambda ops: ops.silu_and_mul(wide), 3 * wide.numel() // 2)
+    yield comparison(
         "rotary_embedding",
         lambda ops: ops.rotary_embedding(q, k, positions, cos_sin),
         2 * turned + 2 * cos_sin.numel(),
     )
 
 
-def sampling_contests(ours: TritonOps, num_rows: int, device: torch.device) -> Iterator[Contest]:
+def sampling_comparisons(
+    ours: TritonOps, num_rows: int, device: torch.device
+) -> Iterator[Comparison]:
     """Yield the sampling operations, greedy and random; torch samples by sorting."""
     logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * 3
     num_bytes = logits.numel() * 4
-    yield Contest(
+    yield Comparison(
         name=f"best_tokens, {num_rows} rows",
         ours=lambda: ours.best_tokens(logits),
         theirs=lambda: logits.argmax(-1),
@@ -163,7 +165,7 @@ def sampling_contests(ours: TritonOps, num_rows: int, device: torch.device) -> I
         ("top-k 50, top-p 0.9", 50, 0.9),
     ):
         columns = draw_columns(num_rows, top_k, top_p, device)
-        yield Contest(
+        yield Comparison(
             name=f"draw_tokens, {label}, {num_rows} rows",
             ours=lambda columns=columns: ours.draw_tokens(logits, columns),
             theirs=lambda k=top_k, p=top_p: draw_by_sorting(logits, k, p),
@@ -186,7 +188,7 @@ def draw_columns(num_rows: int, top_k: int, top_p: float, device: torch.device) 
 
 
 def draw_by_sorting(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Sample in plain torch."""
+    """Sample tokens with plain torch."""
     probs = (logits / 0.8).softmax(-1)
     if top_k == VOCAB_SIZE and top_p == 1.0:
         return probs.multinomial(1)
@@ -197,8 +199,8 @@ def draw_by_sorting(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Ten
     return order.gather(1, probs.multinomial(1))
 
 
-def input_contest(ours: TritonOps, num_rows: int, device: torch.device) -> Contest:
-    """Return the preparation of a step in which all rows decode."""
+def input_comparison(ours: TritonOps, num_rows: int, device: torch.device) -> Comparison:
+    """Return the comparison of `prepare_inputs` for a step in which all rows decode."""
     length, size = 4096, 16
     counted = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
     whole = {"dtype": torch.int64, "device": device}
@@ -217,27 +219,27 @@ def input_contest(ours: TritonOps, num_rows: int, device: torch.device) -> Conte
         num_tokens=num_rows,
         longest=1,
     )
-    return Contest(
+    return Comparison(
         name=f"prepare_inputs, {num_rows} decodes",
         ours=lambda: ours.prepare_inputs(columns),
         theirs=lambda: THEIRS.prepare_inputs(columns),
     )
 
 
-def contests(device: torch.device, *, small: bool) -> Iterator[Contest]:
-    """Yield all contests."""
+def comparisons(device: torch.device, *, small: bool) -> Iterator[Comparison]:
+    """Yield the comparisons of all operations."""
     ours = TritonOps()
     for shape in (SMALL,) if small else (SMALL, LARGE):
         for num_tokens in (256,) if small else (1, 256, 8192):
-            yield from layer_contests(ours, shape, num_tokens, device)
+            yield from layer_comparisons(ours, shape, num_tokens, device)
     for num_rows in (1, 256):
-        yield from sampling_contests(ours, num_rows, device)
-        yield input_contest(ours, num_rows, device)
+        yield from sampling_comparisons(ours, num_rows, device)
+        yield input_comparison(ours, num_rows, device)
 
 
 def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
-    """Yield the figures of a contest one by one."""
-    for one in contests(device, small=small):
+    """Yield the figures of all comparisons."""
+    for one in comparisons(device, small=small):
         ours = time_call(one.ours)
         theirs = time_call(one.theirs, in_graph=one.their_graph)
         note = f"torch {theirs * 1e6:.1f} us; the host is busy for {host_s(one.ours) * 1e6:.0f} us"
@@ -248,7 +250,7 @@ def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Measure, print, write; return the exit code."""
+    """Measure and print the figures, and write them to a file; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--device", default="cuda", help="torch's name of the device")

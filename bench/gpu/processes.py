@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended. code: None if it was killed at its deadline. said: its last lines."""
+    """The end of a process. code: None if killed at its deadline. said: its last output lines."""
 
     code: int | None
     seconds: float
@@ -34,8 +34,8 @@ def run_until(
 
     Its output goes to `folder`/output.txt.
 
-    apart: run in a new session, so that its child processes are killed with it; otherwise it uses
-    this process's session.
+    apart: run the command in a new session, so that its child processes are killed with it;
+    otherwise it runs in this process's session.
     """
     log = folder / "output.txt"
     begun = time.monotonic()

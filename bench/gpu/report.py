@@ -1,4 +1,4 @@
-"""A section's report: figures, counts and failures, written to disk immediately.
+"""The report of a section: figures, counts and failures, written to disk immediately.
 
 The section's process writes it and the check reads it, so that a section that hangs or crashes
 keeps its results. Standard library only.
@@ -39,7 +39,7 @@ class Task:
     """The arguments of a section.
 
     device: the torch device type. small: use sizes for a few seconds on a CPU. folder: an empty
-    folder. seed: of all random numbers.
+    folder. seed: seed of all random numbers.
     """
 
     device: str
@@ -65,7 +65,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def figure(self, name: str, value: float, *, unit: str = "", note: str = "") -> None:
-        """Add a figure. unit, note: for a figure that the catalogue does not list."""
+        """Add a figure. unit: only for figures that the catalogue does not list. note: a remark."""
         self.figures.append({"name": name, "value": value, "unit": unit, "note": note})
         self._write()
 
@@ -105,7 +105,7 @@ def describe_error(error: Exception) -> str:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """Return the content of a report; empty lists and tables if there is none."""
+    """Return the content of a report; its lists and tables are empty if the file does not exist."""
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found

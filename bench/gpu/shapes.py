@@ -49,11 +49,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Sizes as the published config.json of Qwen3-0.6B and Qwen3-8B have them; "tiny" is made up."""
+"""The sizes in the published config.json of Qwen3-0.6B and Qwen3-8B; "tiny" is not a real model."""
 
 
 def write_shape(name: str, folder: Path) -> Path:
-    """Write a config.json of that shape into a new folder below `folder` and return it."""
+    """Write the config.json of a shape into a new folder below `folder`; return the new folder."""
     path = folder / name
     path.mkdir(parents=True)
     config = {**_COMMON, **SHAPES[name]}

@@ -1,4 +1,4 @@
-"""Times calls on any device: by device events, or by the clock if calls are synchronous."""
+"""Measures the time of calls with device events, or with the clock if calls are synchronous."""
 
 from __future__ import annotations
 

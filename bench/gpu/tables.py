@@ -1,4 +1,4 @@
-"""Tables of a run of the check: for a terminal, for `docs/gpu.md` and for manifests.
+"""Formats a run of the check for a terminal, for `docs/gpu.md` and for manifests.
 
 A figure that a run does not contain is shown as "never run". Uses the standard library only.
 """
@@ -82,7 +82,7 @@ def plugins_block(runs: Mapping[str, Run]) -> str:
 
 
 def verified_text(runs: Mapping[str, Run], plugin: str) -> str:
-    """Return where a plugin passed its suite, for its manifest, or that it never ran.
+    """Return the text for a plugin's manifest: the devices on which it passed its suite.
 
     runs: the last run on each type of device. The text names each device of the plugin.
     """

@@ -1,9 +1,10 @@
 """Measures the throughput of a model shape, and the host time of a step of 256 requests.
 
-Random weights from the loader `dummy`, bf16, random prompts of 128 tokens and 256 output tokens,
-greedy, no prefix cache. One request: median of three runs; 256 requests: median of two; each after
-a short warm-up of the same kind. The host's part of a step is its time without waiting for results;
-launching is the worker's part of that.
+The model has random weights from the loader `dummy` in bf16. Requests have random prompts of 128
+tokens and 256 output tokens, greedy, without a prefix cache. Figures are the median of three runs
+for one request and of two runs for 256 requests, each after a short warm-up of the same kind. The
+host's part of a step is its time without waiting for results; launching is the worker's part of
+that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NUM_WARM = 16
 
 @dataclass(kw_only=True)
 class Times:
-    """Seconds of the worker's calls: the launch of each step, and all waiting for results."""
+    """Seconds of the worker's calls: the launch of each step, and the total wait for results."""
 
     launches: list[float] = field(default_factory=list)
     waited: float = 0.0
@@ -50,7 +51,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
         max_model_len=num_in + num_out,
         max_num_seqs=num_many,
         max_num_batched_tokens=8192,
-        # Enough for all requests; the default share of a CPU's memory would be too much.
+        # Enough memory for all requests; the default share of a CPU's memory would be too large.
         num_gpu_blocks_override=num_many * (num_in + num_out) // 16 + 64,
         block_size=16,
     ) as llm:
@@ -67,7 +68,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
 def _rates(
     llm: LLM, lengths: list[int], params: SamplingParams, seed: int, repeats: int
 ) -> list[float]:
-    """Return output tokens per second of each run, after a warm-up."""
+    """Return the output tokens per second of each run, after a warm-up."""
     warm_up = replace(params, max_tokens=min(_NUM_WARM, params.max_tokens or _NUM_WARM))
     _run(llm, lengths, warm_up, seed - 1)
     return [_run(llm, lengths, params, seed + repeat) for repeat in range(repeats)]

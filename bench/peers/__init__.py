@@ -1,4 +1,4 @@
-"""Other inference engines, each in a separate process and environment, driven line by line.
+"""Runs other inference engines, each in a separate process and environment, by a line protocol.
 
 `cpu_vs.py` and `vs_vllm_scheduler.py` are the commands; README.md describes the set-up of peers.
 Dovetail needs no module of this package. Only the `engine_*` and `scheduler_*` files, which run in

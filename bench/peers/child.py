@@ -1,7 +1,7 @@
 """The parent's side of the line protocol: child processes that answer requests with a deadline.
 
-Independent of the requests. A child that fails, exits or is late raises `ChildError` with the end
-of its output; the caller reports it and continues.
+The module does not depend on the kinds of requests. If a child fails, exits or is late, the caller
+gets a `ChildError` with the end of the child's output, reports it and continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChildError(Exception):
 
 
 class Child:
-    """One process that serves the protocol, in a process group of its own."""
+    """One process that serves the protocol, in a separate process group."""
 
     def __init__(self, python: str, module: str, env: Mapping[str, str] | None = None) -> None:
         """Start `python -m module` in the benchmarks' folder; env: added to the environment."""
@@ -51,9 +51,10 @@ class Child:
         return self._process.pid
 
     def ask(self, operation: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
-        """Return the answer to one request. Raises ChildError if there is none in time.
+        """Return the answer to one request.
 
-        Close the child after a missed deadline or an exit; it cannot be used any more.
+        Raises ChildError without an answer in time. The child cannot be used after a missed
+        deadline or an exit; close it.
         """
         assert self._process.stdin is not None
         request = json.dumps({"op": operation, **arguments}) + "\n"
@@ -104,7 +105,7 @@ class Child:
 
 
 def first_line_of(python: str, arguments: Sequence[str], deadline_s: float = 30.0) -> str:
-    """Return the first line that `python arguments…` prints, "" if it fails or is late."""
+    """Return the first output line of `python arguments…`, or "" if it fails or is late."""
     try:
         run = subprocess.run(
             [python, *arguments], capture_output=True, text=True, timeout=deadline_s, check=True

@@ -24,7 +24,7 @@ ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
 def write_gguf(model: Path, out: Path) -> None:
-    """Write the checkpoint with its matrices in bfloat16 and its vectors in float32."""
+    """Write the checkpoint as a GGUF file, with matrices in bfloat16 and vectors in float32."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     kind = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[kind])
@@ -34,7 +34,7 @@ def write_gguf(model: Path, out: Path) -> None:
         for name, bits in _tensors(path):
             target = names.get_name(name, try_suffixes=(".weight",))
             if target is None:
-                raise ValueError(f"llama.cpp has no place for {name}")
+                raise ValueError(f"llama.cpp has no tensor for the weight {name}")
             _add_tensor(writer, target, _in_their_order(name, bits, config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -87,7 +87,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _in_their_order(name: str, bits: Any, config: dict[str, Any]) -> Any:
-    """Return q and k of a Llama with the pairs of a rotation adjacent, as llama.cpp expects."""
+    """Return q and k of a Llama in llama.cpp's order, with the two rows of a rotation adjacent."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     part = name.split(".")[-2]
     if config["model_type"] != "llama" or part not in heads:
@@ -106,7 +106,7 @@ def _add_tensor(writer: Any, name: str, bits: Any) -> None:
 
 
 def main() -> int:
-    """Convert one checkpoint."""
+    """Convert the checkpoint that the command line names."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     model, prefix = Path(sys.argv[1]), sys.argv[2]

@@ -2,8 +2,8 @@
 
     PEER_PYTHON bench/peers/convert_w8a8.py MODEL_DIR OUT_DIR
 
-Round to nearest, symmetric, as a compressed-tensors checkpoint; embedding and head are unchanged.
-Needs torch and safetensors.
+The format is compressed-tensors, symmetric with rounding to nearest; embedding and head are
+unchanged. Needs torch and safetensors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def quantise(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def main() -> int:
-    """Convert one checkpoint."""
+    """Convert the checkpoint that the command line names."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     model, out = Path(sys.argv[1]), Path(sys.argv[2])

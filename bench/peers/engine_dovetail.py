@@ -1,4 +1,4 @@
-"""Dovetail, through the public `LLM` API."""
+"""Runs Dovetail through the public `LLM` API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPTIONS_OF: Mapping[str, Mapping[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
-"""Maps the weight format to engine options."""
+"""Maps a weight format to engine options."""
 
 SHARED_OPTIONS: Mapping[str, Any] = {
     "skip_tokenizer_init": True,
@@ -25,7 +25,7 @@ SHARED_OPTIONS: Mapping[str, Any] = {
 
 
 class DovetailEngine:
-    """One `LLM`; prefix caching on, as by default (prompts never repeat)."""
+    """One `LLM` with prefix caching, which is the default; prompts never repeat."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Create the engine; `options` are further engine options."""

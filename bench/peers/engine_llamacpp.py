@@ -1,7 +1,7 @@
-"""llama.cpp through the C API of llama-cpp-python, with continuous batching in this module.
+"""Runs llama.cpp through the C API of llama-cpp-python, with continuous batching in this module.
 
-A step is as in llama-server: the next token of each running request, then chunks of prompts up to
-the batch size. Each request has its own KV stream.
+A step contains, as in llama-server, the next token of each running request, then chunks of prompts
+up to the batch size. Each request has its own KV stream.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LlamaCppEngine:
         self._make_batch()
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Create a context for these numbers and lengths of requests, unless it exists."""
+        """Create a context for this number and these lengths of requests, unless it exists."""
         longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
         room = (len(prompts), -(-longest // CONTEXT_GRANULE) * CONTEXT_GRANULE)
         if room == self._room:
@@ -71,7 +71,9 @@ class LlamaCppEngine:
             setattr(params, name, value)
         self._context = native.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RuntimeError(f"llama.cpp has no context for {room[0]} requests of {room[1]}")
+            raise RuntimeError(
+                f"llama.cpp could not create a context for {room[0]} requests of {room[1]}"
+            )
         self._room = room
         # Touch the buffers of a new context, as they are in a running server.
         self.generate([[1] * min(MAX_MICRO_BATCH, longest - 2)], [2])
@@ -79,7 +81,7 @@ class LlamaCppEngine:
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Step until every request has its tokens; greedy."""
+        """Run steps until every request has its tokens; sampling is greedy."""
         native = self._native
         native.llama_memory_clear(native.llama_get_memory(self._context), False)
         streams = [

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching pipeline on the CPU, from a converted model.
+"""Runs OpenVINO GenAI's continuous batching pipeline on the CPU with a converted model.
 
-It computes 16-bit weights in bfloat16. The KV cache stays at its default (8 bits per value),
-because users get that.
+It computes 16-bit weights in bfloat16. The KV cache keeps the default of 8 bits per value, which
+users get.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peers.serving import serve_engine
 
 
 class OpenVinoEngine:
-    """One pipeline with 2 GiB of cache and room for 64 requests."""
+    """One pipeline with 2 GiB of cache for at most 64 requests."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Compile the model; the converter has already quantized its weights."""
@@ -40,7 +40,7 @@ class OpenVinoEngine:
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Add all requests and step until none is left."""
+        """Add all requests and run steps until all have finished."""
         handles = []
         for number, (prompt, length) in enumerate(zip(prompts, output_lens, strict=True)):
             config = self._genai.GenerationConfig()

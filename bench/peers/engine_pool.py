@@ -1,6 +1,7 @@
-"""The loaded engines: started when first needed; their peak memory is recorded at the end.
+"""Holds the loaded engines.
 
-Independent of cases. Every engine is one child process that serves the protocol.
+An engine starts at its first use; its peak memory is recorded at its end. The module does not
+depend on cases. Every engine is a child process that serves the protocol.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from peers.process_tree import peak_rss_mib
 from peers.roster import Contender
 
 CHECK = Case(name="check", prompt_lens=(32,) * 16, output_lens=(1,) * 16, seed=1)
-"""Prompts that are run once after loading, not timed. No measured case uses their seed."""
+"""Prompts that run once after loading and are not timed. No measured case uses their seed."""
 
 
 class EnginePool:
-    """At most one child per contender. `seen`: information on each loaded engine."""
+    """Holds at most one child per contender. seen: information on each loaded engine."""
 
     def __init__(self, checkpoint: Path, threads: int, deadline_s: float) -> None:
         """checkpoint: the model's directory; deadline_s: for loading."""
@@ -28,9 +29,9 @@ class EnginePool:
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}
 
     def get(self, contender: Contender, weights: str) -> Child:
-        """Return the contender's child with its model loaded.
+        """Return the contender's child with a loaded model.
 
-        Raises ChildError if the model does not load; the child is closed then.
+        If the model cannot be loaded, closes the child and raises ChildError.
         """
         if contender.name in self._children:
             return self._children[contender.name][0]
@@ -63,7 +64,7 @@ class EnginePool:
         )
 
     def _first_tokens(self, child: Child) -> list[int]:
-        """Return one token for each of some fixed prompts, to compare the engines' models."""
+        """Return one token for each of a few fixed prompts, to compare the engines' models."""
         answer = child.ask(
             "generate",
             self._deadline_s,

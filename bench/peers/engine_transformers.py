@@ -1,4 +1,4 @@
-"""transformers' `generate`: one left-padded batch, SDPA attention, its default cache.
+"""Runs transformers' `generate` with one left-padded batch, SDPA attention and the default cache.
 
 All rows run as long as the longest request; tokens beyond a request's own number are not counted.
 """

@@ -1,9 +1,9 @@
-"""The machine's limit for a case: the time of its reads or its arithmetic, whichever is longer.
+"""The machine's limit for a case: the longer of the times for its reads and its arithmetic.
 
-The model of a case: all prompts first, at the speed of the GEMM probe; then one step for each
-further token, every running request in it, which must read all weights once and the cache of its
-requests, and multiply. A step takes the longer of reading and multiplying; attention counts as
-arithmetic in prompts and as reading in decodes; norms, rotary and sampling count as nothing.
+The model of a case: first all prompts are computed at the speed of the GEMM probe. Then each step
+computes one token of every running request; it must read all weights once and the cache of its
+requests, and multiply. A step takes the longer of both times. Attention counts as arithmetic in
+prompts and as reading in decodes. Norms, rotary embedding and sampling take no time in this model.
 Standard library only: weight sizes come from the headers of the files.
 """
 
@@ -75,7 +75,7 @@ class MachineLimits:
 
     @classmethod
     def of(cls, probes: dict[str, float], weights: str) -> MachineLimits | None:
-        """Return the limits that a probe found for a format; None if torch was missing."""
+        """Return the limits that a probe measured for a format; None if torch was missing."""
         if GEMM_OF[weights] not in probes:
             return None
         return cls(read_bytes_s=probes["read_gbps"] * 1e9, flops_s=probes[GEMM_OF[weights]] * 1e9)
@@ -85,7 +85,7 @@ def prompt_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineL
     """Return the minimum time for all prompts of a case, including the first token of each."""
     num_tokens, num_requests = sum(case.prompt_lens), len(case.prompt_lens)
     products = 2 * (shape.layer_weights * num_tokens + shape.head_weights * num_requests)
-    # Causal: half of length² for the scores, the same for the values, 2 operations each.
+    # Causal attention: length² / 2 products for the scores and for the values, 2 operations each.
     pairs = sum(length * length for length in case.prompt_lens)
     attention = 2 * pairs * shape.num_layers * shape.num_heads * shape.head_size
     reading = shape.step_bytes(weights) / limits.read_bytes_s

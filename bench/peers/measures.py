@@ -1,6 +1,6 @@
-"""Computes the figure of a case: the requests to an engine, and the figure from its seconds.
+"""Computes the figures of a case from the seconds that an engine takes for its requests.
 
-An `Ask` sends prompts with their numbers of tokens and returns the seconds that the engine took.
+A `SendCase` sends the prompts of a case and returns the seconds that the engine took.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cases import CASES, Case
 
 from peers.limits import MachineLimits, ModelShape, decode_seconds, prompt_seconds
 
-Ask = Callable[[Case], float]
+SendCase = Callable[[Case], float]
 Bound = Callable[[Case, ModelShape, str, MachineLimits], float]
 
 START_UP = "startup"
-"""Seconds from the start of the process to the first token; not a case with requests."""
+"""The case without requests: seconds from the start of the process to the first token."""
 
 HOG = Case(name="hog", prompt_lens=(32,) * 4, output_lens=(32,) * 4)
 ALL_CASES = {**CASES, HOG.name: HOG}
@@ -41,43 +41,43 @@ while os.getppid() == parent and time.monotonic() < end:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """How one case is measured.
+    """The method that measures one case.
 
-    title: title of its column. run: sends requests and returns figures; "value" is the one in the
-    tables. bound: the best value that the machine allows, None if no bound is known.
+    title: title of its column. run: sends requests and returns figures; the tables show "value".
+    bound: the best value that the machine allows; None if unknown.
     """
 
     title: str
-    run: Callable[[Ask, Case], dict[str, float]]
+    run: Callable[[SendCase, Case], dict[str, float]]
     bound: Bound | None = None
     lower_is_better: bool = False
 
 
-def warm_up(ask: Ask, case: Case) -> None:
-    """Run the case once with few tokens, so that lazy initialization is done."""
-    ask(replace(case, output_lens=tuple(min(n, NUM_WARM_UP_TOKENS) for n in case.output_lens)))
+def warm_up(send: SendCase, case: Case) -> None:
+    """Run the case once with few tokens, to complete lazy initialization."""
+    send(replace(case, output_lens=tuple(min(n, NUM_WARM_UP_TOKENS) for n in case.output_lens)))
 
 
-def _steps(ask: Ask, case: Case) -> dict[str, float]:
-    """Return the steps per second of one request, without the time of its first token."""
-    first = ask(replace(case, output_lens=(1,) * len(case.output_lens)))
-    whole = ask(case)
+def _steps(send: SendCase, case: Case) -> dict[str, float]:
+    """Return the steps per second of one request, excluding the time of its first token."""
+    first = send(replace(case, output_lens=(1,) * len(case.output_lens)))
+    whole = send(case)
     return {"value": (case.output_lens[0] - 1) / (whole - first), "first_token_s": first}
 
 
-def _outputs(ask: Ask, case: Case) -> dict[str, float]:
-    return {"value": sum(case.output_lens) / ask(case)}
+def _outputs(send: SendCase, case: Case) -> dict[str, float]:
+    return {"value": sum(case.output_lens) / send(case)}
 
 
-def _prompts(ask: Ask, case: Case) -> dict[str, float]:
-    return {"value": sum(case.prompt_lens) / ask(case)}
+def _prompts(send: SendCase, case: Case) -> dict[str, float]:
+    return {"value": sum(case.prompt_lens) / send(case)}
 
 
-def _beside_a_hog(ask: Ask, case: Case) -> dict[str, float]:
+def _beside_a_hog(send: SendCase, case: Case) -> dict[str, float]:
     """Return output tokens per second, alone and beside a process that keeps one core busy."""
-    alone = _outputs(ask, case)["value"]
+    alone = _outputs(send, case)["value"]
     with busy_core():
-        beside = _outputs(ask, case)["value"]
+        beside = _outputs(send, case)["value"]
     return {"value": beside, "alone": alone}
 
 

@@ -48,7 +48,7 @@ METHOD = """## Method
 
 
 def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
-    """Return the page for the results of one or more runs of `cpu_vs.py`. note: text at the top.
+    """Return the page for the results of runs of `cpu_vs.py`. note: text at the top.
 
     Results of one machine, commit and model are combined in one section.
     """
@@ -89,7 +89,7 @@ def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _most_rounds(turns: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of rounds of the case with the most rounds."""
+    """Return the largest number of rounds of a case."""
     rounds: dict[tuple[str, str], set[int]] = {}
     for turn in turns:
         rounds.setdefault((turn["weights"], turn["case"]), set()).add(turn["round"])

@@ -1,8 +1,9 @@
 """Measures the machine's limits next to every engine: read bandwidth, and GEMM in bf16 and int8.
 
-Read bandwidth: each thread runs libc's `memchr` over its own part of 256 MiB, searching for a byte
-that does not occur: one read of each cache line and no writes. In tests it was as fast as a loop of
-512-bit loads. GEMM: torch, 2,048³. Each figure is the best of a few passes, because it is a limit.
+Read bandwidth: each thread runs libc's `memchr` over its part of 256 MiB and searches for a byte
+that does not occur, which reads each cache line once and writes nothing. In tests it was as fast as
+a loop of 512-bit loads. GEMM: torch, 2,048³. Each figure is the best of several passes, because it
+is a limit.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ FILLED_WITH, SOUGHT = 1, 2
 
 
 class Probe:
-    """Buffers that are allocated once, and the measurement."""
+    """Allocates buffers once and measures with them."""
 
     def start(self, threads: int) -> dict[str, Any]:
-        """Allocate the buffers and run everything once."""
+        """Allocate the buffers and run each measurement once."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads)
         self._memory = mmap.mmap(-1, BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process tree and of other processes, from /proc on Linux.
+"""Reads the CPU time and memory of a process tree and of other processes from /proc on Linux.
 
 Without /proc all figures are zero: nothing is marked as disturbed and no memory is reported.
 """
@@ -16,7 +16,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTime:
-    """CPU time since boot in ticks: all processes, the measured ones, stolen by the hypervisor."""
+    """CPU time since boot in ticks: of all processes, of measured processes, and steal time."""
 
     busy: int
     own: int
@@ -26,8 +26,8 @@ class CpuTime:
     def now(cls, root: int, idle: Collection[int] = ()) -> CpuTime:
         """Read the CPU time of the tree below process `root`, including finished children.
 
-        idle: processes in that tree whose own trees should be idle; their CPU time counts as that
-        of others.
+        idle: processes in that tree that should be idle, with their children; their CPU time counts
+        as CPU time of other processes.
         """
         own = ticks_of(root) - sum(ticks_of(pid) for pid in idle)
         # user, nice, system, idle, iowait, irq, softirq, steal
@@ -62,9 +62,9 @@ def tree_of(root: int) -> list[int]:
 
 
 def peak_rss_mib(root: int) -> float:
-    """Return the sum of the peaks of resident memory over the tree, in MiB.
+    """Return the sum of the peak resident memory of all processes of the tree, in MiB.
 
-    Shared pages are counted for each process; a mapped file counts as far as it was touched.
+    Shared pages count for each process; of a mapped file only the accessed pages count.
     """
     total = 0
     for pid in tree_of(root):
@@ -75,12 +75,12 @@ def peak_rss_mib(root: int) -> float:
 
 
 def _cpu_ticks(pid: int) -> int:
-    # utime, stime, and those of children that were waited for
+    # utime, stime, and both times of children that were waited for
     return sum(map(int, _stat_fields(pid)[11:15]))
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, state first; [] if it has exited."""
+    """Return the fields of /proc/PID/stat from the state on; [] if the process has exited."""
     return _read(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

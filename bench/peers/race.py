@@ -1,10 +1,10 @@
-"""The interleaved run: engines take turns, case by case and round by round.
+"""Runs the engines interleaved: they take turns, case by case and round by round.
 
 Weight formats are run one by one. Within a format all engines stay loaded and wait while one runs
-(or, one at a time, are restarted for each round). Around each repetition the probes run and the CPU
-time of other processes is read. If they used more than `MAX_LOST_SHARE` of the machine, the
-repetition is marked as disturbed and measured again, as often as allowed. A failure is recorded and
-not retried. The result is plain data, for `tables` and for JSON.
+(or, one at a time, are restarted for each round). The probes run before and after each repetition,
+and the CPU time of other processes is read. If other processes used more than `MAX_LOST_SHARE` of
+the machine, the repetition is marked as disturbed and measured again, as often as allowed. A
+failure is recorded and not retried. The result is plain data, for `tables` and for JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_SETTLE_S = 5.0
 """Maximum wait: some engines keep spinning for a second after their answer."""
 
 LOADING = "load"
-"""Name of the case if an engine failed before any case."""
+"""Case name of a failure before the first case."""
 
 Report = Callable[[str], None]
 
@@ -72,7 +72,7 @@ class Turn:
 
 
 class Race:
-    """One checkpoint's race over all formats; `run` once, `close`, then read `result`."""
+    """The race of all engines on one checkpoint. Call `run` once, then `close`, then `result`."""
 
     def __init__(self, plan: RacePlan, contenders: Sequence[Contender], report: Report) -> None:
         """Start the probe. contenders: Dovetail first. Raises ChildError if it does not start."""
@@ -94,7 +94,7 @@ class Race:
             self._pool.close_all()
 
     def result(self) -> dict[str, Any]:
-        """Return the turns, engines (with memory once they are closed) and failures so far."""
+        """Return the turns, the engines (with peak memory if closed) and the failures so far."""
         failures = [
             {"engine": name, "weights": weights, "case": case, "reason": reason}
             for (name, weights, case), reason in self._failures.items()
@@ -110,7 +110,7 @@ class Race:
         }
 
     def close(self) -> None:
-        """End every process."""
+        """Terminate every process."""
         self._pool.close_all()
         self._probe.close()
 
@@ -152,15 +152,15 @@ class Race:
             self._pool.close_all(but=turn.contender.name)
         child = self._pool.get(turn.contender, turn.weights)
 
-        def ask(case: Case) -> float:
+        def send(case: Case) -> float:
             return self._ask(child, case)
 
         case = ALL_CASES[turn.case]
         if (child, turn.case) not in self._warm:
-            warm_up(ask, case)
+            warm_up(send, case)
             self._warm.add((child, turn.case))
         for _ in range(self._plan.attempts):
-            row = self._watched(turn, child, lambda: MEASURES[turn.case].run(ask, case))
+            row = self._watched(turn, child, lambda: MEASURES[turn.case].run(send, case))
             self._record(turn, row)
             if not row["disturbed"]:
                 return
@@ -230,7 +230,7 @@ class Race:
 
 
 def settle(pids: Sequence[int]) -> None:
-    """Wait until these processes use no CPU any more."""
+    """Wait until these processes are idle."""
     end = time.monotonic() + MAX_SETTLE_S
     before = sum(map(ticks_of, pids))
     while time.monotonic() < end:
@@ -245,7 +245,7 @@ class Watch:
     """A time span, and the CPU time of other processes and the hypervisor in it."""
 
     def __init__(self, idle: Sequence[int]) -> None:
-        """idle: processes that should be idle; their CPU time counts as that of others."""
+        """idle: processes that should be idle; their CPU time counts as lost."""
         self._idle = idle
 
     def __enter__(self) -> Watch:

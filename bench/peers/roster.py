@@ -1,4 +1,4 @@
-"""The participants: Dovetail, and each peer whose interpreter and converted model can be found.
+"""Finds the participants: Dovetail, and each peer with an interpreter and a converted model.
 
 A peer is described by a table of a TOML file or by environment variables, which take precedence. A
 peer that can be imported here and reads the checkpoints directly needs no description. README.md
@@ -9,9 +9,9 @@ shows a file.
     models = { bf16 = "/where/models/are/{name}-bf16", int8 = "…", int4 = "…" }
 
 `{name}` stands for the name of the checkpoint's directory, `{checkpoint}` for its path. Further
-keys: env (added to the environment), options (the adapter's), skip (cases not to run), adapter (a
-module that serves the protocol; needed for an unknown name). A name that begins with "dovetail" is
-another configuration of Dovetail, not a peer.
+keys: env (variables added to the environment), options (options of the adapter), skip (cases that
+do not run), adapter (a module that serves the protocol; needed for an unknown name). A name that
+begins with "dovetail" is another configuration of Dovetail, not a peer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OURS = "dovetail"
 OWN_ADAPTERS = "peers.engine_"
 FORMATS = ("bf16", "int8", "int4")
 FILE_VARIABLE = "DOVETAIL_PEERS"
-"""Names the TOML file without the option; DOVETAIL_PEER_<NAME>_PYTHON and _<FORMAT> override it."""
+"""Names the default TOML file; DOVETAIL_PEER_<NAME>_PYTHON and _<FORMAT> override it."""
 
 PACKAGES = {
     OURS: "dovetail",
@@ -117,12 +117,12 @@ def _describe(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -
 
 
 def _missing(contender: Contender) -> str:
-    """Return why a contender cannot take part, "" if it can."""
+    """Return why a contender cannot take part, or "" if it can."""
     if not contender.adapter.startswith(OWN_ADAPTERS):
         return ""  # an external adapter reports missing packages itself
     package = PACKAGES.get(contender.adapter.removeprefix(OWN_ADAPTERS))
     if package is None:
-        return "unknown here, and its table names no adapter"
+        return "the name is unknown, and its table has no key `adapter`"
     if contender.python == sys.executable:
         has_it = importlib.util.find_spec(package) is not None
     else:
@@ -130,4 +130,4 @@ def _missing(contender: Contender) -> str:
         has_it = first_line_of(contender.python, ["-c", script]) == "True"
     if not has_it:
         return f"{package} is not installed for {os.path.basename(contender.python)}"
-    return "" if contender.models else "no converted model is named"
+    return "" if contender.models else "its table names no converted model"

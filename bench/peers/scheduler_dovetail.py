@@ -1,4 +1,4 @@
-"""Child process that measures the host time of Dovetail's step, as `step_overhead.py` does."""
+"""A child process that measures the host time of Dovetail's step, as `step_overhead.py` does."""
 
 from __future__ import annotations
 

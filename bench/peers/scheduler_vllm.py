@@ -1,9 +1,9 @@
-"""Child process that measures the host time of vLLM's scheduler, as `step_overhead.py` does.
+"""A child process that measures the host time of vLLM's scheduler, as `step_overhead.py` does.
 
-`vllm.v1.core.sched.scheduler.Scheduler` with prefix caching and statistics on, no model: each step
-is `schedule` and `update_from_output`, and only these two are timed; the synthetic result between
-them (token 7 for every request) is not. Runs where vLLM is installed; the numbers of requests,
-tokens and steps come from the parent.
+It runs `vllm.v1.core.sched.scheduler.Scheduler` with prefix caching and statistics and without a
+model. Each step is `schedule` and `update_from_output`, and only these two calls are timed; the
+synthetic result between them (token 7 for every request) is not. It runs in an environment with
+vLLM; the parent sends the numbers of requests, tokens and steps.
 """
 
 from __future__ import annotations

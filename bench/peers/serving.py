@@ -2,7 +2,7 @@
 
 A request is {"op": NAME, …arguments}; the answer is the operation's result, or {"error": TEXT}. The
 child continues after an error and exits when its input ends. Output of libraries goes to stderr.
-Runs inside the peers' environments: standard library only, without Dovetail.
+It runs in the peers' environments, so it uses only the standard library and not Dovetail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Engine(Protocol):
         """
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Allocate the cache for these requests, as a server does before they arrive."""
+        """Allocate the cache for these requests, as a server does before requests arrive."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
@@ -43,10 +43,7 @@ class Engine(Protocol):
 
 
 def serve(operations: Mapping[str, Operation]) -> None:
-    """Answer requests from stdin until it ends.
-
-    Other code cannot use stdin and stdout meanwhile.
-    """
+    """Answer requests from stdin until it ends; other code cannot use stdin and stdout."""
     _die_with_parent()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Tables from results: medians with their spread, ratios to the best peer, shares of the limit.
+"""Formats results as tables: medians with spread, ratios to the best peer, shares of the limit.
 
-A result is what `Race.result` returns. Disturbed repetitions count only if a round has no other;
-such figures are marked with `*`. Ratios are medians over rounds of Dovetail's figure to that of the
-best peer (by median) in the same round. Pure functions that return text.
+A result is the return value of `Race.result`. Disturbed repetitions count only if a round has no
+undisturbed one; such figures are marked with `*`. Ratios are medians over rounds of Dovetail's
+figure to that of the best peer (by median) in the same round. All functions are pure and return
+text.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def ratio_to_best(result: Row, weights: str, case: str) -> tuple[str, float] | N
 
 
 def share_of_limit(result: Row, weights: str, case: str, engine: str) -> float | None:
-    """Return the median share of the limit that an engine reached, None without a limit."""
+    """Return the median share of the limit that an engine reached; None without a limit."""
     values = _by_engine(result, weights, case, "value").get(engine, {})
     limits = _by_engine(result, weights, case, "limit").get(engine, {})
     shares = [values[number] / limits[number] for number in values.keys() & limits.keys()]
@@ -148,7 +149,7 @@ def _probe_line(turns: Iterable[Row]) -> str:
 
 
 def _by_engine(result: Row, weights: str, case: str, key: str) -> dict[str, dict[int, float]]:
-    """Return figure `key` by engine and round, of the last (preferably undisturbed) repetition."""
+    """Return figure `key` by engine and round, preferably of the last undisturbed repetition."""
     found: dict[str, dict[int, float]] = {}
     turns = [t for t in result["turns"] if (t["weights"], t["case"]) == (weights, case)]
     for turn in sorted(turns, key=lambda turn: not turn["disturbed"]):

@@ -1,12 +1,12 @@
 """The contracts' signatures as plain data, and the rule by which they may change.
 
-`python tests/architecture/snapshot.py --write` writes contracts.json. It refuses if a contract
-differs from the file but has the same version as in the file: raise CONTRACT_VERSION first, so that
+`python tests/architecture/snapshot.py --write` writes contracts.json. It writes nothing if a
+contract differs from the file and its version does not: raise CONTRACT_VERSION first, so that
 plugins for the old contract can be recognized.
 
 A contract is a module of `dovetail.interfaces`. Modules without a version (the cache description,
 plans, rows, results, requests) belong to the contracts that use them. A configuration section
-belongs to every contract whose signatures name it, or name a type that contains it.
+belongs to every contract with a signature that names it or a type that contains it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SECTIONS = tuple(
 
 
 def take_snapshot() -> dict[str, Any]:
-    """Return {"versions": contract to version, "modules": module to its classes}."""
+    """Return {"versions": versions by contract, "modules": classes by module}."""
     import dovetail.interfaces as package
 
     names = [f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__)]
@@ -67,7 +67,7 @@ def take_snapshot() -> dict[str, Any]:
 
 
 def governing_contracts(module: str) -> tuple[str, ...]:
-    """Return the contracts whose version reports a change in `module`."""
+    """Return the contracts that need a new version after a change in `module`."""
     if module in SHARED:
         return SHARED[module]
     declared = [vars(cls).get("CONTRACT") for cls in _classes_of(importlib.import_module(module))]
@@ -75,8 +75,7 @@ def governing_contracts(module: str) -> tuple[str, ...]:
 
 
 def carriers(snapshot: dict[str, Any]) -> dict[str, set[str]]:
-    """Return the contracts that carry each section: those that name it, directly or through another
-    type."""
+    """Return the contracts that name each section, directly or through another type."""
     modules = snapshot["modules"]
     sections = {name: text for module in SECTIONS for name, text in modules.get(module, {}).items()}
     found: dict[str, set[str]] = {name: set() for name in sections}
@@ -125,7 +124,7 @@ def contracts_to_raise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _governing(module: str, old: dict[str, Any], new: dict[str, Any]) -> set[str]:
-    """Return the contracts whose version must be raised when `module` changes."""
+    """Return the contracts that need a new version because `module` has changed."""
     if module not in new["modules"]:
         return set()
     if module not in SECTIONS:

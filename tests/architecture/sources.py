@@ -63,7 +63,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def relative(path: Path) -> str:
-    """Return `path` as seen from the root of the repository, with slashes."""
+    """Return `path` relative to the root of the repository, with slashes."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -75,7 +75,7 @@ def module_name(path: Path) -> str:
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield (dotted module, line) of every absolute import, also of those inside functions."""
+    """Yield (dotted module, line) of every absolute import, including imports inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

@@ -29,7 +29,7 @@ def current():
     return take_snapshot()
 
 
-def test_contracts_are_as_recorded(current):
+def test_contract_signatures_match_the_snapshot(current):
     recorded = json.loads(FILE.read_text("utf-8"))
     found = changes(recorded, current)
     lines = [f"{module}\n    " + "\n    ".join(parts) for module, parts in found.items()]

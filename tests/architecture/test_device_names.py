@@ -18,7 +18,7 @@ def words(text: str) -> set[str]:
 
 
 def docstrings_of(tree: ast.Module) -> set[int]:
-    """Return the ids of the constants that are docstrings, also those of attributes."""
+    """Return the ids of the constants that are docstrings of modules, functions or attributes."""
     alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
     return {id(value) for value in alone if isinstance(value, ast.Constant)}
 
@@ -37,7 +37,7 @@ def device_names_in(source: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def test_the_torch_layer_names_no_device():
+def test_the_torch_layer_contains_no_device_name():
     found = [
         f"{relative(path)}:{line}: {what}"
         for path in files_below(TORCH_LAYER, ".py")
@@ -58,10 +58,10 @@ def test_the_torch_layer_names_no_device():
         "d = {'mps': 1}",
     ],
 )
-def test_a_device_name_is_found(source):
+def test_a_device_name_in_code_is_reported(source):
     assert device_names_in(source)
 
 
 @pytest.mark.parametrize("source", ["# a cuda device", '"""As on cpu."""', "x = 'encumbrance'"])
-def test_other_words_are_not_found(source):
+def test_device_names_in_texts_and_similar_words_are_not_reported(source):
     assert not device_names_in(source)

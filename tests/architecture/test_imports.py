@@ -37,14 +37,14 @@ def run(*arguments, **variables):
 
 @pytest.fixture(scope="module")
 def imports():
-    """(wall seconds, CPU seconds, heavy modules loaded) of five clean interpreters."""
+    """Return (wall seconds, CPU seconds, loaded heavy modules) of five new interpreters."""
     runs = [run("-c", IMPORTS) for _ in range(NUM_RUNS)]
     failed = [done.stderr for done in runs if done.returncode]
     assert not failed, failed[0]
     return [json.loads(done.stdout) for done in runs]
 
 
-def test_contracts_of_import_linter_are_kept():
+def test_import_linter_finds_no_broken_contract():
     program = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
     done = run("-c", program)
     # The output is long; its end names the broken contract and the lines to change.
@@ -52,7 +52,7 @@ def test_contracts_of_import_linter_are_kept():
 
 
 def lint_layers(sources: Path) -> subprocess.CompletedProcess[str]:
-    """Check the layers of the core whose sources are in `sources`."""
+    """Check the layers of a core with its sources in the folder `sources`."""
     program = (
         "import sys; from importlinter.cli import lint_imports; "
         f"sys.exit(lint_imports({str(ROOT / 'core/layers.toml')!r}, no_cache=True))"
@@ -60,12 +60,12 @@ def lint_layers(sources: Path) -> subprocess.CompletedProcess[str]:
     return run("-c", program, PYTHONPATH=str(sources))
 
 
-def test_the_layers_of_the_core_are_kept():
+def test_modules_of_the_core_import_only_lower_layers():
     done = lint_layers(ROOT / "core/src")
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
-def test_a_type_from_a_higher_layer_is_found(tmp_path):
+def test_an_import_from_a_higher_layer_is_reported(tmp_path):
     shutil.copytree(ROOT / "core/src/dovetail", tmp_path / "dovetail")
     with open(tmp_path / "dovetail/kv_cache/sizing.py", "a", encoding="utf-8") as file:
         file.write("\nif __debug__:\n    from typing import TYPE_CHECKING\n")
@@ -88,7 +88,7 @@ def test_importing_the_public_names_is_fast(imports, note):
     assert cpu_s <= MAX_IMPORT_S, f"{cpu_s:.3f} s of CPU; see `python -X importtime -c ...`"
 
 
-def test_interfaces_need_no_tensor_library():
+def test_interfaces_import_no_tensor_library():
     program = (
         "import sys\n"
         "for name in ('torch', 'numpy', 'transformers'):\n"

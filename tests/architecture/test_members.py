@@ -47,7 +47,7 @@ def import_name(member):
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_a_member_is_complete(member):
+def test_a_member_has_all_required_files(member):
     readme = member / "README.md"
     assert readme.is_file(), (
         f"write {relative(readme)}: state the purpose, the contract and how to copy the member"

@@ -1,4 +1,4 @@
-"""Modules have names that are nouns for the one thing that they define."""
+"""A module is named with a noun for the one thing that it defines."""
 
 import re
 
@@ -11,7 +11,7 @@ def is_refused(name: str) -> bool:
     return REFUSED.search(name) is not None
 
 
-def test_no_module_has_a_collective_name():
+def test_no_module_has_a_name_such_as_utils():
     found = {
         relative(path)
         for path in written_files()
@@ -26,6 +26,6 @@ def test_test_files_have_unique_names():
     assert not twice, f"rename these files, so that a report names only one file: {twice}"
 
 
-def test_collective_names_are_refused():
+def test_names_such_as_utils_are_refused():
     assert all(map(is_refused, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
     assert not any(map(is_refused, ("utilization", "commonality", "plan", "llama", "qwen2")))

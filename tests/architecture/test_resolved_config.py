@@ -75,7 +75,7 @@ def test_no_resolved_field_has_auto_as_its_default():
     assert "model.dtype" in auto_fields(RequestedConfig)
 
 
-def test_an_optional_field_that_is_not_listed_is_found():
+def test_an_optional_field_that_is_not_listed_is_reported():
     class Planted(EngineConfig):
         num_retries: int | None = None
         mode: str = "auto"

@@ -43,13 +43,13 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nesting(node: ast.AST, depth: int = 0) -> int:
-    """Return the nesting depth; an `elif` is on the level of its `if`, a `def` starts at zero."""
+    """Return the nesting depth. An `elif` has the depth of its `if`; a `def` starts at zero."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             continue
         chained = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
-        # `else: if` and `elif` have the same tree; the column distinguishes them.
+        # `else: if` and `elif` have the same syntax tree; the column distinguishes them.
         chained = chained and child.col_offset == node.col_offset
         inside = depth + (isinstance(child, BLOCKS) and not chained)
         deepest = max(deepest, nesting(child, inside))
@@ -148,14 +148,14 @@ def test_no_package_has_too_many_files():
     assert not found, f"more than {MAX_PACKAGE_FILES} files: move some to a subpackage: {found}"
 
 
-def test_a_package_with_too_many_files_is_found():
+def test_a_package_with_too_many_files_is_reported():
     folder = ROOT / "core/src/dovetail/new"
     paths = [folder / f"m{number}.py" for number in range(MAX_PACKAGE_FILES + 1)]
     assert crowded_packages(paths) == {"core/src/dovetail/new": MAX_PACKAGE_FILES + 1}
     assert crowded_packages(paths[1:]) == {}
 
 
-def test_a_file_that_is_too_large_is_found():
+def test_a_file_that_is_too_large_is_reported():
     assert ROOT / "core/src/dovetail/plan.py" in written_files()
 
 

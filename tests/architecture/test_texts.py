@@ -1,4 +1,4 @@
-"""The sample for reviewers of the language contains every kind of text."""
+"""The sample of texts for reviewers contains every kind of text."""
 
 from __future__ import annotations
 

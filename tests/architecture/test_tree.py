@@ -1,4 +1,4 @@
-"""The tree contains no symbolic link and no absolute path of a developer's machine."""
+"""The repository contains no symbolic link and no absolute path of a developer's machine."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_no_file_contains_a_path_of_one_machine(listing: str) -> None:
     assert found == []
 
 
-def test_build_folders_are_ignored_also_as_links(tmp_path: Path) -> None:
-    """A pattern with a trailing slash ignores folders only: a link would be committed."""
+def test_git_ignores_build_folders_and_links_to_them(tmp_path: Path) -> None:
+    """A pattern with a trailing slash ignores only folders, so git would commit a link."""
     ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     assert [line for line in ignored if line.startswith("/") and line.endswith("/")] == []
     assert "/.bench" in ignored
 
 
-def test_links_and_machine_paths_are_found(tmp_path: Path) -> None:
+def test_links_and_machine_paths_are_reported(tmp_path: Path) -> None:
     link = tmp_path / "a link"
     link.symlink_to(tmp_path)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)

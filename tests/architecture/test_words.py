@@ -1,4 +1,4 @@
-"""Retired words stay out of names, docstrings, comments, messages, test names and documents."""
+"""No name, docstring, comment, message, test name or document contains a retired word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from architecture.sources import ROOT, documents, written_files
 
 LIST = ROOT / "tests" / "architecture" / "retired_words.toml"
 AFTER_NO = r"(?![\s_]+(?:longer|more|less|such|other)(?![A-Za-z]))"
-"""What may follow "is no": "is no longer" is plain English."""
+"""Words that may follow "is no": "is no longer" is plain English."""
 
 
 @cache
@@ -56,7 +56,7 @@ def find_retired(text: str) -> Iterator[str]:
 
 
 def test_no_file_uses_a_retired_word():
-    """Names of files are checked, too."""
+    """File names are checked, too."""
     exempt, _ = retired_words()
     found = []
     for path in (*written_files(), *documents()):
@@ -86,7 +86,7 @@ def test_every_exempt_file_exists():
         ("A value that is no list.", "1: 'that is no' is retired; write that is not a"),
     ],
 )
-def test_a_planted_word_is_found_with_line_and_replacement(text, expected):
+def test_a_retired_word_is_reported_with_line_and_replacement(text, expected):
     assert list(find_retired(text)) == [expected]
 
 
@@ -99,5 +99,5 @@ def test_a_planted_word_is_found_with_line_and_replacement(text, expected):
         "There is no list. It was told off.",
     ],
 )
-def test_ordinary_words_are_not_found(text):
+def test_ordinary_words_are_not_reported(text):
     assert list(find_retired(text)) == []

@@ -29,7 +29,7 @@ from architecture import sources  # needs the path set above when run as a scrip
 SAMPLED_KINDS = ("docstring", "message", "test name", "sentence")
 MIN_WORDS = 3
 STYLE_PAGE = "docs/style.md"
-"""Contains odd sentences as examples; the sample never takes them."""
+"""This page quotes odd sentences as examples, so samples never contain its texts."""
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\"*\[])")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
 
@@ -45,7 +45,7 @@ class Text:
 
 
 def python_texts(path: str, source: str, *, shipped: bool) -> Iterator[Text]:
-    """Yield the texts of a Python file. shipped: whether its strings may reach a user."""
+    """Yield the texts of a Python file. shipped: True if users may see its strings."""
     tree = ast.parse(source)
     docstrings = set()
     for node in ast.walk(tree):
@@ -124,7 +124,7 @@ def _is_string(node: ast.AST) -> TypeGuard[ast.Constant]:
 
 
 def _strings(tree: ast.Module, docstrings: set[ast.Constant]) -> Iterator[tuple[int, str]]:
-    """Yield each string constant or f-string that is not a docstring; values as `{…}`."""
+    """Yield the strings that are not docstrings, with `{…}` for the values of f-strings."""
     inner: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and node not in inner:
@@ -146,7 +146,7 @@ def _joined(text: str) -> str:
 
 
 def main() -> int:
-    """Print a sample, or everything: kind, place and text of each, separated by tabs."""
+    """Print a sample, or all texts: kind, path with line, and text, separated by tabs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--sample", type=int, default=0, metavar="N", help="number of texts in the sample"

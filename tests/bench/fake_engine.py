@@ -1,5 +1,6 @@
-"""An engine that only sleeps, for the tests of `bench/cpu_vs.py`; `options` set its behavior. Runs
-as a child process in the benchmark folder: `python -m fake_engine` with this folder on the path.
+"""An engine that only sleeps, for the tests of `bench/cpu_vs.py`; `options` set its behavior.
+
+It runs as a child process: `python -m fake_engine`, with this folder on the path.
 """
 
 import os

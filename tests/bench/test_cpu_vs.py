@@ -60,7 +60,7 @@ def is_alive(pid):
     return True
 
 
-def test_a_comparison_of_working_and_failing_engines(checkpoint, peers_file, tmp_path):
+def test_working_and_failing_engines_are_compared_and_reported(checkpoint, peers_file, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "page.md"
     done = run(
         "cpu_vs.py",
@@ -102,7 +102,7 @@ RUNS = [("a", "bf16"), ("a", "int8"), ("a", "bf16"), ("b", "bf16")]
 
 
 def test_the_page_is_written_from_stored_results(tmp_path):
-    """Runs on the same machine share one section and their rounds are numbered continuously."""
+    """Runs on the same machine share a section, and their rounds are numbered continuously."""
     page, files = tmp_path / "page.md", []
     for number, (processor, weights) in enumerate(RUNS):
         engine = {"engine": "dovetail", "weights": weights, "versions": {"torch": "9"}}

@@ -52,7 +52,7 @@ def result_of(*turns):
     }
 
 
-def test_limits_follow_bytes_or_operations_whichever_is_longer():
+def test_the_limit_is_the_longer_of_memory_time_and_compute_time():
     case = Case(name="two", prompt_lens=(3, 1), output_lens=(3, 2))
     # A token in the cache is 2 × 2 bytes × 2 layers × 1 head × 8 = 64 bytes.
     steps = [(2, 3000 + 64 * (4 + 2)), (1, 3000 + 64 * 5)]
@@ -67,14 +67,14 @@ def test_limits_follow_bytes_or_operations_whichever_is_longer():
     assert math.isclose(prompt_seconds(case, SHAPE, "int8", slow_memory), 1500 / 10.0)
 
 
-def test_limits_are_those_of_the_format():
+def test_limits_use_the_probe_of_the_weight_format():
     probes = {"read_gbps": 2.0, "bf16_gflops": 3.0, "int8_gflops": 4.0}
     assert MachineLimits.of(probes, "bf16") == MachineLimits(read_bytes_s=2e9, flops_s=3e9)
     assert MachineLimits.of(probes, "int4") == MachineLimits(read_bytes_s=2e9, flops_s=4e9)
     assert MachineLimits.of({"read_gbps": 2.0}, "bf16") is None
 
 
-def test_disturbed_repetitions_count_only_if_there_is_no_other():
+def test_disturbed_repetitions_count_only_if_a_round_has_no_undisturbed_one():
     result = result_of(
         turn("dovetail", 0, 1.0, disturbed=True),
         turn("dovetail", 0, 20.0),
@@ -103,7 +103,7 @@ def test_ratios_to_the_best_peer_are_computed_per_round():
     assert ratio_to_best(alone, "bf16", "decode1") is None
 
 
-def test_a_shorter_start_is_better():
+def test_engines_are_ordered_by_the_shortest_start():
     result = result_of(*(turn(name, 0, v, case="startup") for name, v in (("a", 3.0), ("b", 1.0))))
     assert list(medians(result, "bf16", "startup")) == ["b", "a"]
 

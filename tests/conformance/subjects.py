@@ -1,7 +1,7 @@
-"""Arguments of each kind's suite besides the class: models, devices, directories.
+"""Arguments that each kind's suite needs besides the class: models, devices, directories.
 
-Depends on the suites' signatures but on no plugin. A plugin for a missing device is skipped with
-the reason.
+This module depends on the suites' signatures but on no plugin. A plugin for a missing device is
+skipped with the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(kind: str, subject: type[Any], folder: Path) -> None:
     """
     arguments, options = SUBJECTS[kind](subject, folder)
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are small, and the machine is shared
+    torch.set_num_threads(1)  # small tensors are slower with two threads
     try:
         load_suite(kind)(subject, *arguments, **options)
     finally:
@@ -160,4 +160,4 @@ SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "worker": _worker,
     "worker_extension": _nothing,
 }
-"""Kind to a function that returns the suite's arguments besides the class."""
+"""Maps a kind to a function that returns the suite's arguments besides the class."""

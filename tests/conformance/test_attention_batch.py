@@ -12,7 +12,7 @@ SIZE = 4
 
 
 def right_batch():
-    """Return a batch of a decode, a chunk and a prompt; the second row has a spare block."""
+    """Return a batch of a decode, a chunk and a whole prompt; the second row has a spare block."""
     return AttentionBatch(
         query_start_R1=torch.tensor([0, 1, 4, 6], dtype=torch.int32),
         seq_lens_R=torch.tensor([5, 7, 2], dtype=torch.int32),
@@ -33,16 +33,16 @@ def changed(name, place, value):
 
 
 WRONG = {
-    "another slot": changed("slot_mapping_T", 3, 11),
-    "a slot of the neighbour": changed("slot_mapping_T", 0, 20),
-    "a stale entry": changed("block_table_RM", (2, 2), 7),
-    "a block twice": changed("block_table_RM", (1, 2), 5),
-    "another block": changed("block_table_RM", (0, 1), 2),
-    "host and device differ": changed("seq_lens", 1, 8),
-    "another start": changed("query_start_R1", 2, 3),
-    "other counts": changed("query_lens", 2, 1),
-    "a wide type": replace(right_batch(), seq_lens_R=torch.tensor([5, 7, 2])),
-    "a narrow type": replace(
+    "wrong slot": changed("slot_mapping_T", 3, 11),
+    "slot of another row": changed("slot_mapping_T", 0, 20),
+    "stale table entry": changed("block_table_RM", (2, 2), 7),
+    "one block in two places": changed("block_table_RM", (1, 2), 5),
+    "wrong block": changed("block_table_RM", (0, 1), 2),
+    "different lengths on host and device": changed("seq_lens", 1, 8),
+    "wrong start": changed("query_start_R1", 2, 3),
+    "wrong query length": changed("query_lens", 2, 1),
+    "int64 lengths": replace(right_batch(), seq_lens_R=torch.tensor([5, 7, 2])),
+    "int32 slots": replace(
         right_batch(), slot_mapping_T=right_batch().slot_mapping_T.to(torch.int32)
     ),
 }

@@ -27,7 +27,7 @@ NARROW = replace(
 
 
 def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, **claims):
-    """Return a backend with few features that declares more."""
+    """Return a backend that declares more features than it has."""
 
     class Backend(FakeAttentionBackend):
         capabilities = replace(NARROW, features=frozenset(features), **claims)
@@ -44,7 +44,7 @@ def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, 
 
 
 def remembering(key_of):
-    """Return a builder that reuses metadata if a key of the batch is equal."""
+    """Return a builder that reuses the metadata of a batch with the same key."""
 
     class Builder(FakeAttentionBuilder):
         def __init__(self, context):
@@ -76,23 +76,23 @@ class SharedByAll(FakeAttentionBuilder):
         return shared
 
 
-class Beside(FakeAttentionLayer):
-    """Adds the rounding error of a sum whose order depends on the number of rows."""
+class RoundsByNumberOfRows(FakeAttentionLayer):
+    """Adds a rounding error that depends on the number of rows."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
         out_THD *= 1 + 2e-7 * (len(metadata.runs) > 1)
 
 
-class InPieces(FakeAttentionLayer):
-    """The same for the number of tokens of a run."""
+class RoundsByNumberOfTokens(FakeAttentionLayer):
+    """Adds a rounding error that depends on the number of tokens of a run."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         return super().attend(q_QHD, k_LKD, v_LKD) * (1 + 2e-7 * (len(q_QHD) == 1))
 
 
 class CastsToInt8(FakeAttentionLayer):
-    """Cuts numbers to integers instead of scaling them."""
+    """Truncates numbers to integers instead of scaling them."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         heads, size = self.context.num_kv_heads, self.context.head_size
@@ -105,7 +105,7 @@ class CastsToInt8(FakeAttentionLayer):
 
 
 class PagesOfInt8:
-    """A cache shape for int8 pages."""
+    """Returns a cache shape for int8 pages."""
 
     @staticmethod
     def kv_cache_shape(num_blocks, spec):
@@ -118,40 +118,40 @@ INT8 = frozenset({"float32", "int8"})
 
 
 MUTANTS = {
-    "keeps metadata by query lengths": (
+    "reuses metadata of equal query lengths": (
         claiming(builder=remembering(lambda batch: tuple(batch.query_lens))),
         "of one builder",
     ),
-    "keeps metadata by lengths": (
+    "reuses metadata of equal lengths": (
         claiming(builder=remembering(lengths_of)),
         "build with equal lengths and different blocks",
     ),
-    "keeps metadata by tensor": (
+    "reuses metadata of the same tensor": (
         claiming(builder=remembering(lambda batch: batch.block_table_RM.data_ptr())),
         "in 'one builder over many steps'",
     ),
-    "one object for all builders": (
+    "one metadata object for all builders": (
         claiming(builder=SharedByAll),
         "in 'the builders of two groups'",
     ),
-    "not invariant beside others": (
-        claiming("batch_invariant", layer=Beside),
+    "results depend on other rows": (
+        claiming("batch_invariant", layer=RoundsByNumberOfRows),
         "batch_invariant is claimed, but a row of .* tokens, beside others",
     ),
-    "not invariant in pieces": (
-        claiming("batch_invariant", layer=InPieces),
+    "results depend on chunks": (
+        claiming("batch_invariant", layer=RoundsByNumberOfTokens),
         "batch_invariant is claimed, but a row of .* tokens, with its last token in a separate",
     ),
-    "no int8 cache": (
+    "no shape for an int8 cache": (
         claiming(kv_cache_dtypes=INT8),
         r"kv_cache_shape returns .* bytes of int8",
     ),
-    "int8 by a cast": (
+    "casts to int8 without scales": (
         type("Cast", (PagesOfInt8, claiming(kv_cache_dtypes=INT8, layer=CastsToInt8)), {}),
         "attention is wrong: .* cache of int8",
     ),
-    "cannot count on": (claiming("supports_advance"), r"the builder has no advance\(\)"),
-    "no padded pages": (
+    "has no advance": (claiming("supports_advance"), r"the builder has no advance\(\)"),
+    "does not support padded pages": (
         claiming("padded_pages"),
         "padded_pages is claimed, but blocks are not the first dimension",
     ),
@@ -159,22 +159,22 @@ MUTANTS = {
 
 
 def run(backend):
-    """Run the suite's cases in order, without those of the standard matrix."""
+    """Run the suite's cases in order, except the cases of the standard matrix."""
     for case in attention_cases(backend, CPU):
         if "under" in case.name or "cache of" in case.name or "padding" in case.name:
             case.run()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_false_claim_is_found(name):
+def test_a_backend_that_declares_an_ability_it_lacks_is_detected(name):
     backend, rule = MUTANTS[name]
     with pytest.raises(AssertionError, match=rule) as found:
         run(backend)
     expect_rule_first(found.value)
 
 
-class Counts(FakeAttentionBuilder):
-    """An `advance` that builds again from the tensors of the last batch."""
+class AdvancesByBuilding(FakeAttentionBuilder):
+    """Builds the metadata again in `advance`, from the tensors of the last batch."""
 
     def build(self, batch):
         self.batch = batch
@@ -187,15 +187,15 @@ class Counts(FakeAttentionBuilder):
         self.metadata.runs[:] = new.runs
 
 
-class CountsNothing(Counts):
+class AdvancesNothing(AdvancesByBuilding):
     def advance(self):
         pass
 
 
 def test_advance_is_compared_with_a_new_build():
-    run(claiming("supports_advance", builder=Counts))
+    run(claiming("supports_advance", builder=AdvancesByBuilding))
     with pytest.raises(AssertionError, match=r"1 tokens after the last build, by advance\(\)"):
-        run(claiming("supports_advance", builder=CountsNothing))
+        run(claiming("supports_advance", builder=AdvancesNothing))
 
 
 def test_a_declared_feature_without_a_test_case_is_named():

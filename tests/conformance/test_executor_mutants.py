@@ -61,7 +61,7 @@ class SamplesLate(FakeExecutor):
         return late
 
 
-class Immortal(FakeExecutor):
+class ContinuesAfterAFailure(FakeExecutor):
     """Continues after its worker has failed."""
 
     def check_health(self):
@@ -78,7 +78,7 @@ class HidesFailures(FakeExecutor):
             return None
 
 
-class LosesTheCause(FakeExecutor):
+class HidesTheCause(FakeExecutor):
     """Hides the cause of a failure."""
 
     def _try(self, call, argument):
@@ -90,7 +90,7 @@ class LosesTheCause(FakeExecutor):
             raise ContractError("something went wrong") from None
 
 
-class AnswersBare(FakeExecutor):
+class ReturnsNoList(FakeExecutor):
     """Returns a single result without a list."""
 
     def collective_rpc(self, operation, **more):
@@ -98,7 +98,7 @@ class AnswersBare(FakeExecutor):
         return got[0] if isinstance(got, list) else got
 
 
-class KnowsEverything(FakeExecutor):
+class AcceptsUnknownOperations(FakeExecutor):
     """Returns None for unknown operations."""
 
     def collective_rpc(self, operation, **more):
@@ -115,7 +115,7 @@ class DropsKeywords(FakeExecutor):
         return super().collective_rpc(operation, args=(*args, *(kwargs or {}).values()), **more)
 
 
-class RepliesAll(FakeExecutor):
+class ReturnsAllRanks(FakeExecutor):
     """Returns a list although one rank's result is requested."""
 
     def collective_rpc(self, operation, *, unique_reply_rank=None, **more):
@@ -125,14 +125,14 @@ class RepliesAll(FakeExecutor):
         return self.collective_rpc("get_model_info")[0]
 
 
-class Blocks(FakeExecutor):
+class ReturnsNoHandle(FakeExecutor):
     """Returns a result instead of a handle."""
 
     def collective_rpc(self, operation, *, non_block=False, **more):
         return super().collective_rpc(operation, **more)
 
 
-class NamesMethodsAlone(FakeExecutor):
+class RejectsQualifiedNames(FakeExecutor):
     """Cannot call functions by qualified name."""
 
     def collective_rpc(self, operation, **more):
@@ -141,21 +141,21 @@ class NamesMethodsAlone(FakeExecutor):
         return super().collective_rpc(operation, **more)
 
 
-class ForgetsWarmUp(FakeExecutor):
+class SkipsTheWarmUp(FakeExecutor):
     """Skips the warm-up."""
 
     def initialize_cache(self, kv_cache_config):
         self.collective_rpc("initialize_cache", args=(kv_cache_config,))
 
 
-class EndsOnce(FakeExecutor):
+class FailsAtTheSecondShutdown(FakeExecutor):
     """Cannot be shut down twice."""
 
     def shutdown(self):
         del self.worker
 
 
-class Impatient(UniprocExecutor):
+class IgnoresTimeouts(UniprocExecutor):
     """Ignores timeouts."""
 
     def collective_rpc(self, operation, *, timeout=None, **more):
@@ -174,7 +174,7 @@ class NeverDone(FakeExecutor):
 
 
 class TwoThreads(UniprocExecutor):
-    """Calls the worker from two threads at a time."""
+    """Calls the worker from two threads at the same time."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -189,7 +189,7 @@ class TwoThreads(UniprocExecutor):
         return done
 
 
-class EndsWithinAStep(UniprocExecutor):
+class ShutsDownDuringAStep(UniprocExecutor):
     """Shuts its worker down during a step."""
 
     def shutdown(self):
@@ -200,23 +200,23 @@ class EndsWithinAStep(UniprocExecutor):
         super().shutdown()
 
 
-class ForgetsItsWorker(FakeExecutor):
+class KeepsItsWorkerRunning(FakeExecutor):
     """Does not shut its worker down."""
 
     def shutdown(self):
         self._dead = "it was shut down"
 
 
-class AheadUnasked(UniprocExecutor):
-    """Always runs two steps at a time."""
+class AlwaysRunsAhead(UniprocExecutor):
+    """Always has two steps in flight."""
 
     def __init__(self, context):
         super().__init__(context)
         self.max_concurrent_steps = 2
 
 
-class HandsOutHandles(UniprocExecutor):
-    """Returns a worker's handle as its result."""
+class ReturnsTheWorkersHandle(UniprocExecutor):
+    """Returns a worker's handle instead of the result."""
 
     def sample_tokens(self, grammar=None):
         if not self._is_late:
@@ -224,7 +224,7 @@ class HandsOutHandles(UniprocExecutor):
         return self._step(self._worker.sample_tokens, grammar)
 
 
-class ForgetsLateFailures(UniprocExecutor):
+class IgnoresFailuresOfHandles(UniprocExecutor):
     """Continues after a failure in a worker's handle."""
 
     def _fail(self, error):
@@ -237,27 +237,27 @@ class ForgetsLateFailures(UniprocExecutor):
 
 
 MUTANTS = [
-    HandsOutHandles,
-    ForgetsLateFailures,
+    ReturnsTheWorkersHandle,
+    IgnoresFailuresOfHandles,
     TwoThreads,
-    EndsWithinAStep,
-    ForgetsItsWorker,
-    AheadUnasked,
+    ShutsDownDuringAStep,
+    KeepsItsWorkerRunning,
+    AlwaysRunsAhead,
     Reorders,
     ExecutesTwice,
     SamplesLate,
-    Immortal,
+    ContinuesAfterAFailure,
     HidesFailures,
-    LosesTheCause,
-    AnswersBare,
-    KnowsEverything,
+    HidesTheCause,
+    ReturnsNoList,
+    AcceptsUnknownOperations,
     DropsKeywords,
-    RepliesAll,
-    Blocks,
-    NamesMethodsAlone,
-    ForgetsWarmUp,
-    EndsOnce,
-    Impatient,
+    ReturnsAllRanks,
+    ReturnsNoHandle,
+    RejectsQualifiedNames,
+    SkipsTheWarmUp,
+    FailsAtTheSecondShutdown,
+    IgnoresTimeouts,
     NeverDone,
 ]
 

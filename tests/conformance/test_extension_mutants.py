@@ -1,4 +1,4 @@
-"""The suites of engine extensions detect faulty ones: each mutant has one fault."""
+"""The suites of engine extensions detect faulty extensions: each mutant has one fault."""
 
 import threading
 from dataclasses import replace
@@ -18,12 +18,12 @@ from dovetail_devkit.fakes.step_extension import FakeStepExtension
 from dovetail_devkit.fakes.worker_extension import FakeWorkerExtension
 
 
-class TouchesAll(FakeLogitsProcessor):
+class ChangesEveryRow(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
         return super().apply(logits_SV, rows) + 1
 
 
-class Revives(FakeLogitsProcessor):
+class AllowsBannedTokens(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
         for place, row in enumerate(rows):
             if row in self._last:
@@ -31,7 +31,7 @@ class Revives(FakeLogitsProcessor):
         return logits_SV
 
 
-class BansAll(FakeLogitsProcessor):
+class BansEveryToken(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
         for place, row in enumerate(rows):
             if row in self._last and self._last[row] == 3:
@@ -39,7 +39,7 @@ class BansAll(FakeLogitsProcessor):
         return super().apply(logits_SV, rows)
 
 
-class LooksAtMates(FakeLogitsProcessor):
+class DependsOnOtherRows(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
         for place, row in enumerate(rows):
             if row in self._last:
@@ -47,7 +47,7 @@ class LooksAtMates(FakeLogitsProcessor):
         return logits_SV
 
 
-class Forgets(FakeLogitsProcessor):
+class IgnoresEarlierTokens(FakeLogitsProcessor):
     """Ignores the generated tokens of a resumed request."""
 
     def join(self, request):
@@ -57,7 +57,7 @@ class Forgets(FakeLogitsProcessor):
         return taken
 
 
-class NeverTakesPart(FakeLogitsProcessor):
+class RejectsEveryRequest(FakeLogitsProcessor):
     def join(self, request):
         return False
 
@@ -78,13 +78,13 @@ class CountsCalls(FakeLogitsProcessor):
         return logits_SV
 
 
-class Halves(FakeLogitsProcessor):
+class ReturnsFloat16(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
         return super().apply(logits_SV, rows).to(torch.bfloat16)
 
 
-class Remembers(FakeIOProcessor):
-    """Reuses data of one call in the next."""
+class DependsOnEarlierCalls(FakeIOProcessor):
+    """Reuses data of the previous call."""
 
     def pre_process(self, request):
         batch = super().pre_process(request)
@@ -102,7 +102,7 @@ class ChangesData(FakeIOProcessor):
         return batch
 
 
-class TakesAnything(FakeIOProcessor):
+class AcceptsInvalidData(FakeIOProcessor):
     def pre_process(self, request):
         try:
             return super().pre_process(request)
@@ -110,7 +110,7 @@ class TakesAnything(FakeIOProcessor):
             return IOBatch(prompts=())
 
 
-class NoBatch(FakeIOProcessor):
+class ReturnsNoBatch(FakeIOProcessor):
     def pre_process(self, request):
         return [IOPrompt(prompt=text) for text in request.data]
 
@@ -120,7 +120,7 @@ class HidesErrors(FakeIOProcessor):
         return list(result.request.data)
 
 
-class EmptiesOutputs(FakeIOProcessor):
+class ChangesOutputs(FakeIOProcessor):
     def post_process(self, result):
         found = super().post_process(result)
         for output in result.outputs:
@@ -140,7 +140,7 @@ class ClosesOnce(FakeStatLogger):
         super().close()
 
 
-class Divides(FakeStatLogger):
+class DividesByZero(FakeStatLogger):
     before_ns = 0
 
     def record(self, step):
@@ -148,46 +148,46 @@ class Divides(FakeStatLogger):
         self.before_ns = step.now_ns
 
 
-class Waits(FakeStatLogger):
+class BlocksTheEngine(FakeStatLogger):
     def record(self, step):
         threading.Event().wait(0.003)
 
 
-class Silent:
+class ImplementsNoHook:
     def __init__(self, context):
         pass
 
 
-class Raises(FakeHooks):
+class RaisesInAHook(FakeHooks):
     def on_step(self, step):
         raise KeyError("step")
 
 
-class Misnamed(FakeHooks):
+class MisspellsAHook(FakeHooks):
     def on_request_eror(self, request_id):
         pass
 
 
-class Constructs(FakeWorkerExtension):
+class DefinesInit(FakeWorkerExtension):
     def __init__(self, context):
         pass
 
 
-class Overrides(FakeWorkerExtension):
+class OverridesAWorkerMethod(FakeWorkerExtension):
     def load_model(self):
         pass
 
 
-class Useless:
+class HasNoPublicMethod:
     LIMIT = 3
 
 
-class LooksAtOtherRows(FakeStepExtension):
+class ReadsOtherRows(FakeStepExtension):
     def logits(self, rows, logits_RV):
         return logits_RV + len(rows)
 
 
-class ForgetsWhatWasGenerated(FakeStepExtension):
+class IgnoresGeneratedTokens(FakeStepExtension):
     def join(self, row, request):
         joins = super().join(row, request)
         if joins:
@@ -195,18 +195,18 @@ class ForgetsWhatWasGenerated(FakeStepExtension):
         return joins
 
 
-class JoinsAll(FakeStepExtension):
+class AcceptsEveryRequest(FakeStepExtension):
     def join(self, row, request):
         super().join(row, request)
         return True
 
 
-class LosesHiddenStates(FakeStepExtension):
+class DropsHiddenStates(FakeStepExtension):
     def hidden_states(self, batch, hidden_TD):
         return hidden_TD[:0]
 
 
-class BringsTokensBack(FakeStepExtension):
+class RestoresBannedTokens(FakeStepExtension):
     def logits(self, rows, logits_RV):
         return logits_RV.clamp_min(-50.0)
 
@@ -229,7 +229,7 @@ def allow_everything(self, words):
     words[:] = b"\xff" * len(words)
 
 
-class TakesAnyForm(FakeGrammar):
+class AcceptsAnyForm(FakeGrammar):
     def compile(self, spec):
         return super().compile(replace(spec, form="token_ids", text=self.examples["token_ids"]))
 
@@ -240,42 +240,42 @@ MUTANTS = [
     ("grammar", grammar_with(rollback=lambda self, num_tokens: None), "does not restore"),
     ("grammar", grammar_with(accept=lambda self, token_ids: len(token_ids)), "not allowed"),
     ("grammar", grammar_with(accept=lambda self, token_ids: 0), "refuses an allowed token"),
-    ("grammar", TakesAnyForm, "accepts an unknown form"),
-    ("step_extension", LooksAtOtherRows, "beside other rows"),
-    ("step_extension", ForgetsWhatWasGenerated, "after a preemption"),
-    ("step_extension", JoinsAll, "does not use it"),
-    ("step_extension", LosesHiddenStates, "returns shape"),
-    ("step_extension", BringsTokensBack, "changes a logit of -inf"),
-    ("logits_processor", TouchesAll, "does not take part"),
-    ("logits_processor", Revives, "changes a logit of -inf"),
-    ("logits_processor", BansAll, "without any finite logit"),
-    ("logits_processor", LooksAtMates, "other rows of the batch"),
-    ("logits_processor", Forgets, "other logits than before"),
-    ("logits_processor", NeverTakesPart, "must take part"),
+    ("grammar", AcceptsAnyForm, "accepts an unknown form"),
+    ("step_extension", ReadsOtherRows, "beside other rows"),
+    ("step_extension", IgnoresGeneratedTokens, "after a preemption"),
+    ("step_extension", AcceptsEveryRequest, "does not use it"),
+    ("step_extension", DropsHiddenStates, "returns shape"),
+    ("step_extension", RestoresBannedTokens, "changes a logit of -inf"),
+    ("logits_processor", ChangesEveryRow, "does not take part"),
+    ("logits_processor", AllowsBannedTokens, "changes a logit of -inf"),
+    ("logits_processor", BansEveryToken, "without any finite logit"),
+    ("logits_processor", DependsOnOtherRows, "other rows of the batch"),
+    ("logits_processor", IgnoresEarlierTokens, "other logits than before"),
+    ("logits_processor", RejectsEveryRequest, "must take part"),
     ("logits_processor", StaysAfterLeave, "does not take part"),
     ("logits_processor", CountsCalls, "before accept"),
-    ("logits_processor", Halves, "dtype"),
-    ("io_processor", Remembers, "depends on earlier calls"),
+    ("logits_processor", ReturnsFloat16, "dtype"),
+    ("io_processor", DependsOnEarlierCalls, "depends on earlier calls"),
     ("io_processor", ChangesData, "changes the data"),
-    ("io_processor", TakesAnything, "invalid data must be refused"),
-    ("io_processor", NoBatch, "expected an IOBatch"),
+    ("io_processor", AcceptsInvalidData, "invalid data must be refused"),
+    ("io_processor", ReturnsNoBatch, "expected an IOBatch"),
     ("io_processor", HidesErrors, "the same for a failed and a successful prompt"),
-    ("io_processor", EmptiesOutputs, "changes the outputs"),
+    ("io_processor", ChangesOutputs, "changes the outputs"),
     ("stat_logger", Prints, "prints to stdout"),
     ("stat_logger", ClosesOnce, "closed twice"),
-    ("stat_logger", Divides, "ZeroDivisionError"),
-    ("stat_logger", Waits, "delays the engine"),
-    ("hooks", Silent, "none of the hooks"),
-    ("hooks", Raises, "failed in on_step"),
-    ("hooks", Misnamed, "Did you mean 'on_request_error'"),
-    ("worker_extension", Constructs, "__init__ is a special method"),
-    ("worker_extension", Overrides, "load_model is a name of"),
-    ("worker_extension", Useless, "no public method"),
+    ("stat_logger", DividesByZero, "ZeroDivisionError"),
+    ("stat_logger", BlocksTheEngine, "delays the engine"),
+    ("hooks", ImplementsNoHook, "none of the hooks"),
+    ("hooks", RaisesInAHook, "failed in on_step"),
+    ("hooks", MisspellsAHook, "Did you mean 'on_request_error'"),
+    ("worker_extension", DefinesInit, "__init__ is a special method"),
+    ("worker_extension", OverridesAWorkerMethod, "load_model is a name of"),
+    ("worker_extension", HasNoPublicMethod, "no public method"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)
-def test_a_mutant_is_detected(kind, mutant, law):
+def test_a_faulty_extension_is_detected(kind, mutant, law):
     on_device = ("logits_processor", "step_extension")
     arguments = (torch.device("cpu"),) if kind in on_device else ()
     with pytest.raises(AssertionError, match=law.replace("(", r"\(")):

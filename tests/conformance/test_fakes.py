@@ -1,4 +1,4 @@
-"""An engine runs on fakes, the null executor is cheap, and the kit imports lazily."""
+"""An engine runs on fakes, the null executor drives an engine core, and the kit imports lazily."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def generated_alone(prompt, seed):
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("parts", [FAKES, {}], ids=["fakes alone", "among the real"])
+@pytest.mark.parametrize("parts", [FAKES, {}], ids=["only fakes", "fakes among real plugins"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_engine_runs_on_fakes(parts, ahead, tmp_path):
     names = {
@@ -85,7 +85,7 @@ def test_the_null_executor_drives_an_engine_core():
     assert given == [TOKEN] * 8 * 5
 
 
-def test_an_outside_scheduler_meets_the_contract():
+def test_a_scheduler_of_a_third_party_package_meets_the_contract():
     check_scheduler(RoundRobinScheduler, keeps_cache=False)
 
 

@@ -11,7 +11,7 @@ REGISTRY = PluginRegistry()
 
 
 def installed(*, for_devices):
-    """The installed plugins; those made for a device say in their manifest where they ran."""
+    """Return the installed plugins, with or without a `verified` entry in their manifest."""
     return [
         pytest.param(
             kind,
@@ -35,7 +35,7 @@ def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
 
 @pytest.mark.parametrize(("kind", "reference"), FOR_DEVICES)
 def test_a_plugin_for_a_device_meets_its_contract_on_that_device(kind, reference, tmp_path):
-    """Where it is not, a stand-in and the interpreter show it, in the plugin's own tests."""
+    """Without the device, the plugin's own tests use a fake device and the Triton interpreter."""
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
@@ -47,11 +47,11 @@ def test_a_fake_meets_its_contract(kind, tmp_path):
 
 
 def test_every_kind_has_a_suite_and_a_fake():
-    """A sketch has neither; nothing may stand on it, so that it may still change."""
+    """A kind that is a sketch has no suite and no plugin, so that its contract may change."""
     settled = {name for name, kind in KINDS.items() if not kind.is_sketch}
     assert set(SUITES) == set(FAKES) == set(SUBJECTS) == settled
     built_on = {param.values[0] for param in (*INSTALLED, *FOR_DEVICES)}
-    assert built_on <= settled, "a sketch has an implementation: give it a suite and a fake"
+    assert built_on <= settled, "a plugin implements a sketched kind: give it a suite and a fake"
 
 
 def test_plugins_are_installed():

@@ -1,4 +1,4 @@
-"""The kit as people use it: `pytest --dovetail-plugin KIND:NAME`, in an empty folder."""
+"""Runs the kit as its users do: `pytest --dovetail-plugin KIND:NAME`, in an empty folder."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 
 OK, TESTS_FAILED, USAGE_ERROR = 0, 1, 4
 
-# Not of torch, so that the run is quick; torch kinds have a run of their own below.
+# No torch kinds, so that the run is quick; a separate test below runs them.
 LIGHT = (
     "scheduler:fcfs",
     "policy:priority",
@@ -28,7 +28,7 @@ from dovetail_devkit.fakes.platform import FakePlatform
 
 
 class Fickle(Policy):
-    """Ranks by how often it was asked."""
+    """Ranks by the number of calls."""
 
     calls = 0
 
@@ -38,7 +38,7 @@ class Fickle(Policy):
 
 
 class Forgetful(Scheduler):
-    """Says that nobody was aborted."""
+    """Reports no aborted request."""
 
     def abort_requests(self, request_ids):
         super().abort_requests(request_ids)
@@ -46,7 +46,7 @@ class Forgetful(Scheduler):
 
 
 class NeverSaysWhy(FakePlatform):
-    """Cannot be used, for no reason."""
+    """Reports that it is unusable, without a reason."""
 
     @classmethod
     def probe(cls):
@@ -54,7 +54,7 @@ class NeverSaysWhy(FakePlatform):
 
 
 class Elsewhere(FakePlatform):
-    """Is right, and not here."""
+    """Correct, but its device is missing."""
 
     @classmethod
     def probe(cls):
@@ -62,7 +62,7 @@ class Elsewhere(FakePlatform):
 
 
 class NeedsAbacus(FakeAttentionBackend):
-    """Is right, and made for a device that is not here."""
+    """Correct, but made for a missing device."""
 
     capabilities = replace(
         FakeAttentionBackend.capabilities, device_types=frozenset({"abacus"})
@@ -70,7 +70,7 @@ class NeedsAbacus(FakeAttentionBackend):
 
 
 class Impolite(Policy):
-    """Wants more than the contract gives."""
+    """Its rank has an additional parameter."""
 
     def rank(self, request, view, mood):
         return 0
@@ -115,7 +115,7 @@ def test_first_party_plugins_pass_the_public_kit(kit):
         assert count(output, plugin, "skipped") == 0, output
 
 
-def test_torch_plugins_pass_and_k_selects_cases(kit, wrong_parts):
+def test_torch_plugins_pass_and_the_pytest_option_k_selects_cases(kit, wrong_parts):
     chosen = "(float32 and decodes and not bfloat16) or chunks or prefix or seeds"
     plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
     code, output = kit(*plugins, options=("-k", chosen, "-v"))
@@ -128,7 +128,7 @@ def test_torch_plugins_pass_and_k_selects_cases(kit, wrong_parts):
     assert "worker:cpu@dovetail-cpu::a prompt in chunks PASSED" in output
 
 
-def test_wrong_plugins_are_caught_by_their_checks(kit, wrong_parts):
+def test_faulty_plugins_fail_the_expected_checks(kit, wrong_parts):
     laws = {
         "policy:wrong_parts:Fickle": r"rank of \w+ is \d+, then \d+",
         "scheduler:wrong_parts:Forgetful": "abort_requests returns",
@@ -156,14 +156,14 @@ def test_a_plugin_for_another_device_is_skipped_and_counted(kit, wrong_parts):
         ("policy:wrong_parts:Fickel", "no attribute 'Fickel'. Did you mean 'Fickle'?"),
     ],
 )
-def test_an_unknown_plugin_is_a_usage_error_of_one_line(kit, wrong_parts, plugin, printed):
+def test_an_unknown_plugin_gives_a_usage_error_of_one_line(kit, wrong_parts, plugin, printed):
     code, output = kit(plugin)
     assert code == USAGE_ERROR, output
     (line,) = [line for line in output.splitlines() if line.strip()]
     assert printed in line
 
 
-def test_pytest_without_the_option_imports_nothing_of_dovetail():
+def test_pytest_without_the_option_does_not_import_dovetail():
     program = (
         "import sys, pytest\n"
         "pytest.main(['--version', '-q'])\n"

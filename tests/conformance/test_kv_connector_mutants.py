@@ -25,7 +25,7 @@ class KeepsNoCopy(FakeWorkerSide):
 
 
 class ForgetsABuffer(FakeWorkerSide):
-    """Loads all buffers but the last."""
+    """Loads all buffers except the last."""
 
     def load(self, order):
         kept, self.kept = self.kept, {k: pages[:-1] for k, pages in self.kept.items()}
@@ -35,7 +35,7 @@ class ForgetsABuffer(FakeWorkerSide):
 
 
 class SwapsBlocks(FakeWorkerSide):
-    """Loads into the right blocks in the wrong order."""
+    """Loads the right blocks in the wrong order."""
 
     def load(self, order):
         super().load({**order, "blocks": list(order["blocks"])[::-1]})
@@ -171,7 +171,7 @@ def test_the_fake_meets_the_contract():
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_the_suite_detects_the_mutant(mutant):
+def test_a_faulty_connector_is_detected(mutant):
     with pytest.raises(AssertionError):
         check_kv_connector(connector(mutant), CPU)
 

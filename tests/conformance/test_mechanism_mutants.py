@@ -1,4 +1,4 @@
-"""The suites detect faulty prefix caches and mechanisms with missing notifications."""
+"""The suites detect faulty prefix caches, and mechanisms that do not notify the policy."""
 
 from functools import partial
 
@@ -46,12 +46,12 @@ def hash_without_salt(manager, request, most):
 allocate, free, commit = BlockPool.allocate, BlockPool.free, KVCacheManager.commit
 prepare_lookup = KVCacheManager.prepare_lookup
 PREFIX_MISTAKES = {
-    "is not found": (KVCacheManager, "lookup", lambda manager, request: Hit(0, [()])),
-    "evicts the newest": (BlockPool, "allocate", evict_newest),
-    "evicts the beginning first": (BlockPool, "free", free_the_beginning_first),
-    "forgets what was generated": (KVCacheManager, "commit", commit_prompts_only),
-    "resets nothing": (BlockPool, "reset_cache", lambda pool: True),
-    "shares with other tenants": (KVCacheManager, "prepare_lookup", hash_without_salt),
+    "finds no prefix": (KVCacheManager, "lookup", lambda manager, request: Hit(0, [()])),
+    "evicts the newest block": (BlockPool, "allocate", evict_newest),
+    "evicts the first blocks first": (BlockPool, "free", free_the_beginning_first),
+    "does not cache generated tokens": (KVCacheManager, "commit", commit_prompts_only),
+    "does not reset": (BlockPool, "reset_cache", lambda pool: True),
+    "ignores the salt": (KVCacheManager, "prepare_lookup", hash_without_salt),
 }
 
 
@@ -69,7 +69,7 @@ def test_a_scheduler_without_prefix_caching_must_not_declare_it():
         check_prefixes(FakeScheduler)
 
 
-class SilentOnGrants(Scheduler):
+class ReportsNoGrants(Scheduler):
     """Does not report grants to the policy."""
 
     def schedule(self):
@@ -77,7 +77,7 @@ class SilentOnGrants(Scheduler):
         return super().schedule()
 
 
-class SilentOnOutput(Scheduler):
+class ReportsNoTokens(Scheduler):
     """Does not report tokens to the policy."""
 
     def update_from_output(self, plan, output):
@@ -85,7 +85,7 @@ class SilentOnOutput(Scheduler):
         return super().update_from_output(plan, output)
 
 
-class CountsBackwards(Scheduler):
+class NumbersArrivalsInReverse(Scheduler):
     """Numbers arrivals in reverse order."""
 
     def add_request(self, request):
@@ -93,7 +93,7 @@ class CountsBackwards(Scheduler):
         self._sequence -= 2
 
 
-class HidesTheWaiting(Scheduler):
+class HidesWaitingRequests(Scheduler):
     """Shows policies an empty queue."""
 
     def __init__(self, context):
@@ -115,7 +115,7 @@ def with_part(name, part_cls):
     return Mutant
 
 
-class AdmitsOne(Mechanism):
+class AdmitsOneRequest(Mechanism):
     """Admits one request per step."""
 
     def admit_waiting(self):
@@ -124,15 +124,15 @@ class AdmitsOne(Mechanism):
             (self.preempt_and_admit if self._host.policy.preempts else self.admit)(request)
 
 
-class NeverDisplaces(Mechanism):
+class NeverPreempts(Mechanism):
     """Never preempts for a better rank."""
 
     def _find_victims(self, request, hit, num_tokens):
         return []
 
 
-class DisplacesTooMany(Mechanism):
-    """Continues to preempt while a step still names the freed row."""
+class PreemptsTooMany(Mechanism):
+    """Preempts more requests while a step in flight still names the freed row."""
 
     def preempt_and_admit(self, request, max_tokens=0):
         grant = super().preempt_and_admit(request, max_tokens)
@@ -141,8 +141,8 @@ class DisplacesTooMany(Mechanism):
         return grant
 
 
-class DisplacesAnybody(Mechanism):
-    """Preempts running requests against the policy."""
+class PreemptsWithoutThePolicy(Mechanism):
+    """Preempts running requests that the policy did not choose."""
 
     def admit(self, request, *given):
         if not self._state.rows.num_free:
@@ -150,7 +150,7 @@ class DisplacesAnybody(Mechanism):
         return super().admit(request, *given)
 
 
-class DisplacesInVain(Mechanism):
+class PreemptsWithoutNeed(Mechanism):
     """Preempts requests even if the freed blocks are not sufficient."""
 
     def _find_victims(self, request, hit, num_tokens):
@@ -159,7 +159,7 @@ class DisplacesInVain(Mechanism):
         return super()._find_victims(request, hit, num_tokens)
 
 
-class TellsTheWrongLoss(Mechanism):
+class ReportsAWrongLoss(Mechanism):
     """Reports a loss of zero tokens to the policy."""
 
     def evict(self, request):
@@ -168,7 +168,7 @@ class TellsTheWrongLoss(Mechanism):
         super().evict(request)
 
 
-class ContinuesFewer(PolicyDriver):
+class SkipsARunningRequest(PolicyDriver):
     """Skips one running request when the policy continues all."""
 
     def _answer(self, action):
@@ -178,17 +178,17 @@ class ContinuesFewer(PolicyDriver):
 
 
 MECHANISMS = [
-    (SilentOnGrants, FakePolicy),
-    (SilentOnOutput, FakePolicy),
-    (CountsBackwards, AgeingPolicy),
-    (HidesTheWaiting, FakePolicy),
-    (with_part("_mechanism", AdmitsOne), PriorityPolicy),
-    (with_part("_mechanism", NeverDisplaces), PriorityPolicy),
-    (with_part("_mechanism", DisplacesTooMany), PriorityPolicy),
-    (with_part("_mechanism", DisplacesAnybody), FakePolicy),
-    (with_part("_mechanism", DisplacesInVain), PriorityPolicy),
-    (with_part("_mechanism", TellsTheWrongLoss), FakePolicy),
-    (with_part("_policy_driver", ContinuesFewer), FakePolicy),
+    (ReportsNoGrants, FakePolicy),
+    (ReportsNoTokens, FakePolicy),
+    (NumbersArrivalsInReverse, AgeingPolicy),
+    (HidesWaitingRequests, FakePolicy),
+    (with_part("_mechanism", AdmitsOneRequest), PriorityPolicy),
+    (with_part("_mechanism", NeverPreempts), PriorityPolicy),
+    (with_part("_mechanism", PreemptsTooMany), PriorityPolicy),
+    (with_part("_mechanism", PreemptsWithoutThePolicy), FakePolicy),
+    (with_part("_mechanism", PreemptsWithoutNeed), PriorityPolicy),
+    (with_part("_mechanism", ReportsAWrongLoss), FakePolicy),
+    (with_part("_policy_driver", SkipsARunningRequest), FakePolicy),
 ]
 
 
@@ -201,5 +201,5 @@ def test_a_mechanism_with_missing_notifications_is_detected(mechanism, policy, m
 
 
 def test_a_correct_policy_passes():
-    """The other policies used with mechanisms are installed plugins."""
+    """The other policies of this file are installed plugins, which have their own tests."""
     check_policy(AgeingPolicy, num_programs=8)

@@ -1,6 +1,6 @@
-"""The model suite detects models with faulty positions or last norm: one fault per mutant.
+"""The model suite detects models with faulty positions or a faulty last norm.
 
-Others are in `test_torch_mutants.py`.
+Other model mutants are in `test_torch_mutants.py`.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ class LearnedPositions(FakeModel):
 
     def forward(self, input_ids_T, positions_T, attention):
         embed = self.embed
-        self.embed = _Looked(embed[input_ids_T] + self.wpe[positions_T + self.offset])
+        self.embed = _ComputedRows(embed[input_ids_T] + self.wpe[positions_T + self.offset])
         hidden_TD = super().forward(input_ids_T, torch.zeros_like(positions_T), attention)
         self.embed = embed
         return self.last_norm(hidden_TD)
@@ -40,15 +40,15 @@ class LearnedPositions(FakeModel):
         return nn.functional.layer_norm(hidden_TD, hidden_TD.shape[-1:], self.norm, self.ln_bias)
 
     def __setattr__(self, name, value):
-        if name == "embed" and isinstance(value, _Looked):
+        if name == "embed" and isinstance(value, _ComputedRows):
             self.__dict__["embed"] = value
         else:
             self.__dict__.pop("embed", None) if name == "embed" else None
             super().__setattr__(name, value)
 
 
-class _Looked:
-    """Embeddings that were looked up already."""
+class _ComputedRows:
+    """Computed embeddings in place of the embedding table."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -57,16 +57,16 @@ class _Looked:
         return self.rows
 
 
-class OneBefore(LearnedPositions):
+class OneTooLow(LearnedPositions):
     offset = -1
 
 
-class OneBehind(LearnedPositions):
+class OneTooHigh(LearnedPositions):
     offset = 1
 
 
-class Wraps(LearnedPositions):
-    """Is off by one and wraps the missing position to the first row."""
+class WrapsAround(LearnedPositions):
+    """Adds one to the positions and wraps the last one to row 0."""
 
     def forward(self, input_ids_T, positions_T, attention):
         positions_T = (positions_T + 1) % len(self.wpe)
@@ -91,7 +91,7 @@ class _NoNorm:
         return x_TD * weight_D
 
 
-class LlamaOneBehind(Llama):
+class LlamaOneTooHigh(Llama):
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T, positions_T + 1, attention)
 
@@ -136,10 +136,10 @@ MUTANTS = [
     (NoPositions, "positions are ignored"),
     (LlamaWithoutRotation, "positions are ignored"),
     (LlamaWithoutPositions, "rotated by other positions than the step's"),
-    (LlamaOneBehind, "rotated by other positions than the step's"),
-    (OneBehind, "IndexError"),
-    (OneBefore, "row 0 of wpe is not read at position 0"),
-    (Wraps, "row 0 of wpe is not read at position 0"),
+    (LlamaOneTooHigh, "rotated by other positions than the step's"),
+    (OneTooHigh, "IndexError"),
+    (OneTooLow, "row 0 of wpe is not read at position 0"),
+    (WrapsAround, "row 0 of wpe is not read at position 0"),
     (NoLastNorm, "do not come from a final norm"),
     (LlamaWithoutLastNorm, "do not come from a final norm"),
 ]
@@ -167,14 +167,14 @@ def test_a_model_can_declare_missing_features(mutant, part):
 
 
 class OtherPositions(FakeModel):
-    """Is off by one in a way that only a reference implementation detects."""
+    """Adds one to the positions, which only a reference implementation detects."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T, positions_T + 1, attention)
 
 
 def by_fake(model, ids_T):
-    """Return the logits of a `FakeModel` with the weights of another."""
+    """Return the logits of a `FakeModel` with the weights of `model`."""
     made = FakeModel(model_context(FakeModel))
     made.load_state_dict(model.state_dict())
     attention = DenseAttention()
@@ -182,7 +182,7 @@ def by_fake(model, ids_T):
     return made.compute_logits(made.forward(ids_T, torch.arange(len(ids_T)), attention))
 
 
-def test_a_reference_implementation_detects_other_faults():
+def test_a_reference_implementation_detects_shifted_positions():
     check(FakeModel, reference=by_fake)
     with pytest.raises(AssertionError, match="against the reference, logits differ"):
         check(OtherPositions, reference=by_fake)

@@ -1,4 +1,4 @@
-"""The suites of token draws and step inputs detect faulty providers: one fault each."""
+"""The suites of token draws and step inputs detect faulty ops: each mutant has one fault."""
 
 from array import array
 from dataclasses import replace
@@ -21,7 +21,7 @@ HOST = torch.device("cpu")
 
 
 def draws(change):
-    """Return a provider that applies `change` to logits and columns before drawing."""
+    """Return ops that apply `change` to logits and columns before drawing."""
 
     class Changed(FakeOps):
         def draw_tokens(self, logits_RV, columns):
@@ -31,7 +31,7 @@ def draws(change):
 
 
 def with_columns(**changes):
-    """Return a provider that draws with changed columns, given by name."""
+    """Return ops that draw with changed columns, given by name."""
 
     def change(logits_RV, columns):
         return logits_RV, replace(
@@ -46,7 +46,7 @@ def is_truncated(columns, logits_RV):
 
 
 def with_top_p_first(logits_RV, columns):
-    """Top-p of the whole row, then top-k."""
+    """Apply top-p to the whole row before top-k."""
     both = is_truncated(columns, logits_RV)
     for r in both.nonzero().flatten().tolist():
         row = (logits_RV[r].double() / columns.temperature_R[r]).softmax(-1)
@@ -58,7 +58,7 @@ def with_top_p_first(logits_RV, columns):
 
 
 def with_equals_kept(logits_RV, columns):
-    """Applies top-k to distinct values instead of tokens."""
+    """Apply top-k to distinct values instead of tokens."""
     top_k_R = columns.top_k_R.clone()
     for r, row in enumerate(logits_RV):
         least = row.topk(min(int(top_k_R[r]), len(row))).values[-1]
@@ -67,28 +67,28 @@ def with_equals_kept(logits_RV, columns):
 
 
 def with_temperature_last(logits_RV, columns):
-    """Truncates at temperature 1."""
+    """Apply the temperature after top-k, top-p and min-p."""
     hot = columns.temperature_R > 0
     return logits_RV, replace(columns, temperature_R=hot.float())
 
 
 class LastOfEquals(FakeOps):
-    """Prefers the last of equal columns."""
+    """Draws the last of several tokens with equal logits."""
 
     def draw_tokens(self, logits_RV, columns):
         last = logits_RV.shape[1] - 1
         return last - super().draw_tokens(logits_RV.flip(-1), columns)
 
 
-class ByPlace(FakeOps):
-    """Draws by the row's index in the batch."""
+class SeedsByRowIndex(FakeOps):
+    """Seeds the draws with the row's index in the batch."""
 
     def draw_tokens(self, logits_RV, columns):
         places = torch.arange(len(logits_RV))
         return super().draw_tokens(logits_RV, replace(columns, positions_R=places))
 
 
-class WithState(FakeOps):
+class UsesAGenerator(FakeOps):
     """Draws from a stateful generator."""
 
     drawn = 0
@@ -99,7 +99,7 @@ class WithState(FakeOps):
         return super().draw_tokens(logits_RV, replace(columns, positions_R=moved))
 
 
-class Spills(FakeOps):
+class SpreadsNaN(FakeOps):
     """Spreads a NaN of one row to all rows."""
 
     def draw_tokens(self, logits_RV, columns):
@@ -113,7 +113,7 @@ class Int32(FakeOps):
         return super().draw_tokens(logits_RV, columns).int()
 
 
-class Clamps(FakeOps):
+class WritesToColumns(FakeOps):
     """Writes to the caller's columns."""
 
     def draw_tokens(self, logits_RV, columns):
@@ -121,31 +121,31 @@ class Clamps(FakeOps):
         return super().draw_tokens(logits_RV, columns)
 
 
-class AlwaysTheBest(FakeOps):
-    """Does not draw."""
+class AlwaysGreedy(FakeOps):
+    """Returns the most likely token instead of drawing one."""
 
     def draw_tokens(self, logits_RV, columns):
         return self.best_tokens(logits_RV)
 
 
 DRAWING = {
-    "the best always": AlwaysTheBest,
-    "no temperature": draws(with_temperature_last),
+    "always the most likely token": AlwaysGreedy,
+    "temperature after truncation": draws(with_temperature_last),
     "no min-p": with_columns(min_p_R=torch.zeros_like),
     "no top-p": with_columns(top_p_R=torch.ones_like),
-    "one more than k": with_columns(top_k_R=lambda top_k_R: top_k_R + 1),
-    "one fewer than k": with_columns(top_k_R=lambda top_k_R: (top_k_R - 1).clamp_min(1)),
-    "top-p first": draws(with_top_p_first),
-    "k values": draws(with_equals_kept),
-    "the last of equals": LastOfEquals,
+    "k + 1 tokens": with_columns(top_k_R=lambda top_k_R: top_k_R + 1),
+    "k - 1 tokens": with_columns(top_k_R=lambda top_k_R: (top_k_R - 1).clamp_min(1)),
+    "top-p before top-k": draws(with_top_p_first),
+    "k distinct values": draws(with_equals_kept),
+    "last of equal tokens": LastOfEquals,
     "no seed": with_columns(seeds_R=torch.zeros_like),
-    "half a seed": with_columns(seeds_R=lambda seeds_R: seeds_R & 0xFFFFFFFF),
+    "32 bits of the seed": with_columns(seeds_R=lambda seeds_R: seeds_R & 0xFFFFFFFF),
     "no position": with_columns(positions_R=torch.zeros_like),
-    "by place": ByPlace,
-    "with a state": WithState,
-    "NaN everywhere": Spills,
+    "seeded by row index": SeedsByRowIndex,
+    "stateful generator": UsesAGenerator,
+    "NaN spreads to all rows": SpreadsNaN,
     "int32": Int32,
-    "writes to columns": Clamps,
+    "changes the columns": WritesToColumns,
 }
 
 
@@ -155,12 +155,12 @@ def run(cases):
 
 
 @pytest.mark.parametrize("mutant", DRAWING.values(), ids=DRAWING)
-def test_a_faulty_draw_is_detected(mutant):
+def test_a_faulty_token_draw_is_detected(mutant):
     with pytest.raises(AssertionError):
         run(draw_cases(mutant, HOST, dtypes=("float32",)))
 
 
-class ForgetsStarts(FakeOps):
+class ReturnsLengths(FakeOps):
     """Returns the lengths of runs instead of rows."""
 
     def prepare_inputs(self, columns):
@@ -168,7 +168,7 @@ class ForgetsStarts(FakeOps):
         columns.seq_lens_R.sub_(columns.starts_R)
 
 
-class PlanOrder(FakeOps):
+class IndexesRowsByRun(FakeOps):
     """Indexes rows by run."""
 
     def prepare_inputs(self, columns):
@@ -176,7 +176,7 @@ class PlanOrder(FakeOps):
         super().prepare_inputs(replace(columns, rows_R=counted))
 
 
-class OneSize(FakeOps):
+class OneBlockSize(FakeOps):
     """Uses one block size for all groups."""
 
     def prepare_inputs(self, columns):
@@ -184,7 +184,7 @@ class OneSize(FakeOps):
         super().prepare_inputs(replace(columns, block_sizes=sizes))
 
 
-class WritesOn(FakeOps):
+class WritesBeyondTheEnd(FakeOps):
     """Writes beyond the used part of buffers."""
 
     def prepare_inputs(self, columns):
@@ -193,7 +193,7 @@ class WritesOn(FakeOps):
         longer[-1] = 0
 
 
-class KeepsTables(FakeOps):
+class KeepsTheCallersTables(FakeOps):
     """Does not copy the block tables."""
 
     def prepare_inputs(self, columns):
@@ -201,7 +201,7 @@ class KeepsTables(FakeOps):
         super().prepare_inputs(replace(columns, block_tables_RM=made))
 
 
-class MovesStarts(FakeOps):
+class ChangesTheColumns(FakeOps):
     """Modifies the caller's columns."""
 
     def prepare_inputs(self, columns):
@@ -209,16 +209,23 @@ class MovesStarts(FakeOps):
         columns.starts_R.add_(1)
 
 
-INPUTS = (ForgetsStarts, PlanOrder, OneSize, WritesOn, KeepsTables, MovesStarts)
+INPUTS = (
+    ReturnsLengths,
+    IndexesRowsByRun,
+    OneBlockSize,
+    WritesBeyondTheEnd,
+    KeepsTheCallersTables,
+    ChangesTheColumns,
+)
 
 
 @pytest.mark.parametrize("mutant", INPUTS)
-def test_faulty_inputs_are_detected(mutant):
+def test_faulty_step_inputs_are_detected(mutant):
     with pytest.raises(AssertionError):
         run(input_cases(mutant, HOST))
 
 
-def test_correct_inputs_pass():
+def test_correct_step_inputs_pass():
     run(draw_cases(FakeOps, HOST, dtypes=("float32", "bfloat16"), num_draws=NUM_DRAWS))
     for right in (FakeOps, TorchOps):
         cases = list(input_cases(right, HOST))
@@ -281,8 +288,8 @@ def request_of(settings):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("coarse", [False, True], ids=["all different", "equals"])
-def test_the_distribution_is_that_of_the_torch_sampler(settings, coarse):
+@pytest.mark.parametrize("coarse", [False, True], ids=["different logits", "with equal logits"])
+def test_draws_have_the_distribution_of_the_torch_sampler(settings, coarse):
     logits = torch.randn(200, generator=torch.Generator().manual_seed(31)) * 2
     logits = logits.round() if coarse else logits
     sampler = Sampler(num_rows=1, vocab_size=200, device=HOST)

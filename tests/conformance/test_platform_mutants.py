@@ -1,4 +1,4 @@
-"""The suites of platforms and tokenizers detect faulty ones: each mutant has one fault."""
+"""The suites of platforms and tokenizers detect faulty plugins: each mutant has one fault."""
 
 import os
 
@@ -11,8 +11,8 @@ from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_devkit.suites.platform import check_platform
 
 
-class NeverSaysWhy(FakePlatform):
-    """Is unusable without a reason."""
+class GivesNoReason(FakePlatform):
+    """Reports that it is unusable, without a reason."""
 
     @classmethod
     def probe(cls):
@@ -28,28 +28,28 @@ class SetsVariables(FakePlatform):
         return Probe(usable=True)
 
 
-class PrefersAText(FakePlatform):
+class PreferenceIsAStr(FakePlatform):
     """Returns its preference as a str instead of a tuple."""
 
     def prefer(self, kind):
         return "cpu" if kind == "worker" else ()
 
 
-class HasOpinions(FakePlatform):
+class PrefersUnknownKinds(FakePlatform):
     """Returns preferences for every kind, even unknown ones."""
 
     def prefer(self, kind):
         return ("torch",)
 
 
-class WishesWithoutReason(FakePlatform):
+class DefaultsWithoutReasons(FakePlatform):
     """Returns defaults without reasons."""
 
     def defaults(self, config):
         return ConfigPatch(changes={"cache.block_size": (32, "")})
 
 
-class SaysBfloat(FakePlatform):
+class UnknownDtypeName(FakePlatform):
     """Uses an unknown dtype name."""
 
     def capabilities(self):
@@ -63,7 +63,7 @@ class HasNoMemory(FakePlatform):
         return 0
 
 
-class AlwaysProblems(FakePlatform):
+class RejectsEveryConfig(FakePlatform):
     """Rejects every config."""
 
     def problems(self, config):
@@ -91,8 +91,8 @@ class AlwaysBos(ByteTokenizer):
         return super().encode(text)
 
 
-class ShowsSpecials(ByteTokenizer):
-    """Skips no special token."""
+class ShowsSpecialTokens(ByteTokenizer):
+    """Does not skip special tokens."""
 
     def decode(self, token_ids, *, skip_special_tokens=False):
         return super().decode(token_ids)
@@ -119,16 +119,16 @@ class EditsMessages(ByteTokenizer):
 
 
 PLATFORMS = [
-    NeverSaysWhy,
+    GivesNoReason,
     SetsVariables,
-    PrefersAText,
-    HasOpinions,
-    WishesWithoutReason,
-    SaysBfloat,
+    PreferenceIsAStr,
+    PrefersUnknownKinds,
+    DefaultsWithoutReasons,
+    UnknownDtypeName,
     HasNoMemory,
-    AlwaysProblems,
+    RejectsEveryConfig,
 ]
-TOKENIZERS = [FailsOnBytes, LowerCase, AlwaysBos, ShowsSpecials, RunsTemplates, EditsMessages]
+TOKENIZERS = [FailsOnBytes, LowerCase, AlwaysBos, ShowsSpecialTokens, RunsTemplates, EditsMessages]
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from dovetail_devkit.fakes.policy import FakePolicy
 from dovetail_devkit.suites.policy import check_policy
 
 
-class Clairvoyant(Policy):
-    """Reads the future outcome from the suite's state."""
+class ReadsTheFuture(Policy):
+    """Reads the outcome of the program from the suite's state."""
 
     static_rank = False
 
@@ -32,21 +32,21 @@ class ReadsTokens(Policy):
         return min(running, key=lambda request: request.token_ids[-1])
 
 
-class LooksIntoTheScheduler(Policy):
+class ReadsTheScheduler(Policy):
     """Accesses the scheduler through the view."""
 
     def on_arrival(self, request, view):
         self.cache = view._kv_cache
 
 
-class Dishonest(Policy):
+class DeclaresStaticRanks(Policy):
     """Changes its ranks but declares them static."""
 
     def rank(self, request, view):
         return request.priority * 1_000_000_000 - (view.now_ns - request.arrival_ns)
 
 
-class CountsPreemptionsLate(Policy):
+class RanksByPreemptions(Policy):
     """Changes ranks of waiting requests when other requests are preempted."""
 
     evicted = 0
@@ -58,14 +58,14 @@ class CountsPreemptionsLate(Policy):
         self.evicted += 1
 
 
-class Writes(Policy):
+class ChangesPriorities(Policy):
     """Raises the priority of an evicted request."""
 
     def on_evict(self, request, num_tokens_lost, view):
         request.priority -= 1
 
 
-class ChoosesTheGone(Policy):
+class ReturnsAnOldVictim(Policy):
     """Chooses a victim of an earlier call."""
 
     seen = None
@@ -75,7 +75,7 @@ class ChoosesTheGone(Policy):
         return self.seen
 
 
-class Fickle(Policy):
+class RandomRanks(Policy):
     """Ranks at random."""
 
     static_rank = False
@@ -84,14 +84,14 @@ class Fickle(Policy):
         return random.random()
 
 
-class Unordered(Policy):
+class MixedRankTypes(Policy):
     """Mixes str and int ranks."""
 
     def rank(self, request, view):
         return str(request.sequence) if request.sequence % 2 else request.sequence
 
 
-class CountsCalls(Policy):
+class RanksByCalls(Policy):
     """Ranks by the number of calls."""
 
     calls = itertools.count()
@@ -100,7 +100,7 @@ class CountsCalls(Policy):
         return -next(self.calls)
 
 
-class SaysMaybe(Policy):
+class FlagIsNotABool(Policy):
     """Declares a flag that is not a bool."""
 
     preempts = "sometimes"
@@ -123,7 +123,7 @@ class Planning(Policy):
                 return
 
 
-class GrantsTwice(Planning):
+class RunsTwice(Planning):
     def plan(self, view):
         for request in view.running:
             yield Run(request)
@@ -131,7 +131,7 @@ class GrantsTwice(Planning):
         yield from super().plan(view)
 
 
-class ContinuesTheHeld(Planning):
+class RunsAHeldRequest(Planning):
     def plan(self, view):
         for request in view.running[1:]:
             yield Hold(request)
@@ -139,21 +139,21 @@ class ContinuesTheHeld(Planning):
         yield from super().plan(view)
 
 
-class EvictsTheWaiting(Planning):
+class EvictsAWaitingRequest(Planning):
     def plan(self, view):
         for request in view.waiting[:1]:
             yield Evict(request)
         yield from super().plan(view)
 
 
-class DisplacesForTheRunning(Planning):
+class PreemptsForARunningRequest(Planning):
     def plan(self, view):
         for request in view.running[:1]:
             yield PreemptAndAdmit(request)
         yield from super().plan(view)
 
 
-class RemembersTheDead(Planning):
+class EvictsAFinishedRequest(Planning):
     seen = None
 
     def plan(self, view):
@@ -163,31 +163,31 @@ class RemembersTheDead(Planning):
         self.seen = next(iter(view.running), None)
 
 
-class WishesForFewer(Planning):
+class RunsWithNegativeTokens(Planning):
     def plan(self, view):
         for request in view.running:
             yield Run(request, view.tokens_left - 100)
         yield from super().plan(view)
 
 
-class WishesForWords(Planning):
+class YieldsAString(Planning):
     def plan(self, view):
         yield from super().plan(view)
         yield "all the best"
 
 
-class PlansAList(Planning):
+class ReturnsAList(Planning):
     def plan(self, view):
         return [CONTINUE]
 
 
-class PlansForEver(Planning):
+class NeverEndsThePlan(Planning):
     def plan(self, view):
         while True:
             yield CONTINUE
 
 
-class HoldsAll(Planning):
+class IdlesEveryOtherStep(Planning):
     """Runs nothing in every other step but declares to be work-conserving."""
 
     def plan(self, view):
@@ -195,7 +195,7 @@ class HoldsAll(Planning):
             yield from super().plan(view)
 
 
-class NeverBegins(Planning):
+class NeverAdmitsLongPrompts(Planning):
     """Never admits prompts longer than a block, as declared."""
 
     work_conserving = False
@@ -207,21 +207,21 @@ class NeverBegins(Planning):
                 yield Run(request)
 
 
-class ReadsThePromptsOfTheWaiting(Planning):
+class ReadsPromptTokens(Planning):
     def plan(self, view):
         yield CONTINUE
         for request in sorted(view.waiting, key=lambda one: one.token_ids[0]):
             yield Run(request)
 
 
-class PlansByLot(Planning):
+class RandomOrder(Planning):
     def plan(self, view):
         yield CONTINUE
         for request in sorted(view.waiting, key=lambda one: random.random()):
             yield Run(request)
 
 
-class PlansBySeededLot(Planning):
+class SeededOrder(Planning):
     """Uses the engine's random numbers, which is correct."""
 
     def plan(self, view):
@@ -231,30 +231,30 @@ class PlansBySeededLot(Planning):
 
 
 MUTANTS = [
-    GrantsTwice,
-    ContinuesTheHeld,
-    EvictsTheWaiting,
-    DisplacesForTheRunning,
-    RemembersTheDead,
-    WishesForFewer,
-    WishesForWords,
-    PlansAList,
-    PlansForEver,
-    HoldsAll,
-    NeverBegins,
-    ReadsThePromptsOfTheWaiting,
-    PlansByLot,
-    Clairvoyant,
+    RunsTwice,
+    RunsAHeldRequest,
+    EvictsAWaitingRequest,
+    PreemptsForARunningRequest,
+    EvictsAFinishedRequest,
+    RunsWithNegativeTokens,
+    YieldsAString,
+    ReturnsAList,
+    NeverEndsThePlan,
+    IdlesEveryOtherStep,
+    NeverAdmitsLongPrompts,
+    ReadsPromptTokens,
+    RandomOrder,
+    ReadsTheFuture,
     ReadsTokens,
-    LooksIntoTheScheduler,
-    Dishonest,
-    CountsPreemptionsLate,
-    Writes,
-    ChoosesTheGone,
-    Fickle,
-    Unordered,
-    CountsCalls,
-    SaysMaybe,
+    ReadsTheScheduler,
+    DeclaresStaticRanks,
+    RanksByPreemptions,
+    ChangesPriorities,
+    ReturnsAnOldVictim,
+    RandomRanks,
+    MixedRankTypes,
+    RanksByCalls,
+    FlagIsNotABool,
 ]
 
 
@@ -265,13 +265,13 @@ def test_a_faulty_policy_is_detected(mutant):
     expect_rule_first(found.value)
 
 
-@pytest.mark.parametrize("policy", [ShortestFirst, Planning, PlansBySeededLot])
+@pytest.mark.parametrize("policy", [ShortestFirst, Planning, SeededOrder])
 def test_a_correct_policy_passes(policy):
     check_policy(policy, num_programs=8)
 
 
 def test_a_policy_with_declared_dynamic_ranks_passes():
-    honest = type("Honest", (Dishonest,), {"static_rank": False})
+    honest = type("Honest", (DeclaresStaticRanks,), {"static_rank": False})
     check_policy(honest, num_programs=8)
 
 

@@ -1,4 +1,4 @@
-"""The suite detects faulty handling of drafts, pauses, gates, content and remote blocks."""
+"""The suite detects faulty handling of drafts, pauses, gates, encoder content and loads."""
 
 import pytest
 
@@ -21,7 +21,7 @@ NUM_PROGRAMS = 100
 
 
 class Urgent(Policy):
-    """Preempts the least urgent request, even if it was granted in this step."""
+    """Preempts the least urgent request, even if it already runs in this step."""
 
     preempts = True
 
@@ -84,7 +84,7 @@ def trust_every_load(loads, answer):
 
 
 def pin_nothing(kv_cache, blocks):
-    """Pins no blocks; `unpin` frees nothing either."""
+    """Pin no blocks, and make `unpin` free none."""
     kv_cache.unpin = do_nothing
 
 
@@ -98,30 +98,38 @@ def withdraw_what_was_computed(mechanism, request):
 MISTAKES = {
     "keeps wrong drafts in flight": (Request, "take_back", keep_wrong_drafts_in_flight),
     "keeps wrong drafts as tokens": (Request, "take_back", do_nothing),
-    "asks for one draft more": (scheduler, "process_result", ask_for_one_draft_more),
-    "keeps drafts of the evicted": (Mechanism, "evict", keep_drafts_of_the_evicted),
-    "pauses nothing": (Scheduler, "pause", pause_nothing),
-    "pauses for good": (Scheduler, "resume", pause_for_good),
-    "lets all pass the gates": (HeldRequests, "enter", let_all_pass),
-    "opens no gate": (AdmissionGates, "take_ready", lambda gates: []),
-    "is notified of no failure at a gate": (
+    "requests one draft too many": (scheduler, "process_result", ask_for_one_draft_more),
+    "keeps drafts of an evicted request": (Mechanism, "evict", keep_drafts_of_the_evicted),
+    "ignores a pause": (Scheduler, "pause", pause_nothing),
+    "ignores a resume": (Scheduler, "resume", pause_for_good),
+    "ignores the gates": (HeldRequests, "enter", let_all_pass),
+    "never opens a gate": (AdmissionGates, "take_ready", lambda gates: []),
+    "ignores a failure at a gate": (
         AdmissionGates,
         "take_failed",
         lambda gates, now_ns: [],
     ),
-    "forgets whom a pause held": (HeldRequests, "reopen", lambda held_requests: []),
-    "encodes without limits": (EncoderBudget, "reach", lambda budget, request, start, end: end),
-    "encodes for the evicted": (EncoderBudget, "revoke", do_nothing),
-    "keeps content for good": (EncoderCacheManager, "free_input", do_nothing),
-    "keeps content of those that left": (EncoderBudget, "free", do_nothing),
-    "reports no content freed": (EncoderCacheManager, "take_evicted", lambda cache: []),
-    "trusts every load": (RemoteLoads, "add", trust_every_load),
-    "keeps results on failed loads": (StepRecord, "void", do_nothing),
+    "does not release held requests after a pause": (
+        HeldRequests,
+        "reopen",
+        lambda held_requests: [],
+    ),
+    "ignores the encoder budget": (EncoderBudget, "reach", lambda budget, request, start, end: end),
+    "encodes for an evicted request": (EncoderBudget, "revoke", do_nothing),
+    "never frees encoder content": (EncoderCacheManager, "free_input", do_nothing),
+    "keeps encoder content of ended requests": (EncoderBudget, "free", do_nothing),
+    "does not report freed encoder content": (
+        EncoderCacheManager,
+        "take_evicted",
+        lambda cache: [],
+    ),
+    "treats failed loads as done": (RemoteLoads, "add", trust_every_load),
+    "keeps results computed on failed loads": (StepRecord, "void", do_nothing),
     "continues after a failed load": (Mechanism, "withdraw", do_nothing),
-    "comes back to a failed load": (Mechanism, "withdraw", withdraw_what_was_computed),
-    "lets loaded ones wait for ever": (Mechanism, "seat_loaded", do_nothing),
+    "reuses blocks of a failed load": (Mechanism, "withdraw", withdraw_what_was_computed),
+    "never admits loaded requests": (Mechanism, "seat_loaded", do_nothing),
     "leaks the blocks of a load": (Scheduler, "_drop_load", do_nothing),
-    "hands out blocks that are stored": (KVCacheManager, "pin", pin_nothing),
+    "reuses blocks during a store": (KVCacheManager, "pin", pin_nothing),
 }
 
 

@@ -98,7 +98,7 @@ class JoinIsPrompt(FakeSampler):
         return super().choose(logits, request, tokens, allowed)
 
 
-class PenalisesThePrompt(FakeSampler):
+class PenalizesThePrompt(FakeSampler):
     def penalise(self, logits, request, prompt, output):
         super().penalise(logits, request, (), [*prompt, *output])
 
@@ -126,7 +126,7 @@ class RepetitionOfThePromptOnly(FakeSampler):
         super().penalise(logits, request, prompt, ())
 
 
-class PenalisesTheJoinOnly(FakeSampler):
+class PenalizesSinceTheJoin(FakeSampler):
     """Does not count tokens sampled since the join."""
 
     def penalise(self, logits, request, prompt, output):
@@ -134,7 +134,7 @@ class PenalisesTheJoinOnly(FakeSampler):
         super().penalise(logits, request, prompt, joined)
 
 
-class Never(FakeSampler):
+class BansStopTokensForever(FakeSampler):
     """Bans stop tokens forever."""
 
     def forbid(self, logits, request, tokens):
@@ -170,12 +170,12 @@ MUTANTS = [
     (ignoring("frequency_penalty"), "frequency_penalty: values from -2 to 2"),
     (ignoring("presence_penalty"), "presence_penalty=-2 must move"),
     (ignoring("repetition_penalty"), "repetition_penalty=0.01 favors"),
-    (PenalisesThePrompt, "counts tokens of the prompt"),
+    (PenalizesThePrompt, "counts tokens of the prompt"),
     (FrequencyIsPresence, "frequency_penalty: values from -2 to 2|presence_penalty=-2 must move"),
     (PresenceCounts, "presence_penalty=-2 must move"),
     (RepetitionOfTheOutputOnly, "favors tokens of the prompt"),
     (RepetitionOfThePromptOnly, "frequency_penalty: values from -2 to 2"),
-    (PenalisesTheJoinOnly, "tokens are not counted equally"),
+    (PenalizesSinceTheJoin, "tokens are not counted equally"),
     (ignoring("logit_bias"), "logit_bias="),
     (ignoring("allowed_token_ids"), "allowed_token_ids="),
     (NoBadWords, "bad_words: the bad word"),
@@ -183,7 +183,7 @@ MUTANTS = [
     (PromptIsOutput, "bad_words: tokens of the prompt count"),
     (JoinIsPrompt, "frequency_penalty: values from -2 to 2"),
     (ignoring("min_tokens"), "min_tokens=2: the tokens"),
-    (Never, "a stop token may come second"),
+    (BansStopTokensForever, "a stop token may come second"),
     (FirstRequestForAll, "a greedy row is changed by the sampling parameters of the rows beside"),
 ]
 
@@ -223,7 +223,7 @@ def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
 
 
 def test_every_field_of_sampling_params_has_an_owner_and_a_case():
-    """A field is handled by the engine, by every worker, or by a capability with a case."""
+    """The engine, every worker, or a capability with a test case handles each field."""
     places = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
     assert sorted(name for place in places for name in place) == sorted(
         field.name for field in fields(SamplingParams)

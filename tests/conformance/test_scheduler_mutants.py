@@ -30,7 +30,7 @@ def with_mechanism(mechanism_cls):
 
 
 @with_mechanism
-class ForgetsLeaves(Mechanism):
+class ReportsNoLeaves(Mechanism):
     """Frees rows without informing the worker."""
 
     def release(self, request, *, known_to_worker=True):
@@ -62,7 +62,7 @@ class FreesTooEarly(Scheduler):
 
 
 @with_mechanism
-class LosesPreempted(Mechanism):
+class LosesPreemptedRequests(Mechanism):
     """Loses a preempted request."""
 
     def evict(self, request):
@@ -72,7 +72,7 @@ class LosesPreempted(Mechanism):
 
 
 @with_mechanism
-class KeepsComputed(Mechanism):
+class KeepsComputedTokens(Mechanism):
     """Keeps the computed token count of a preempted request."""
 
     def _take(self, request, *given):
@@ -96,7 +96,7 @@ class ReusesRowsEarly(Mechanism):
 
 
 @with_mechanism
-class StepsTogetherTooLong(Mechanism):
+class DecodesBeyondTheEnd(Mechanism):
     """Continues the decode batch beyond the last token of a request."""
 
     def _continue_decode_batch(self):
@@ -109,7 +109,7 @@ class StepsTogetherTooLong(Mechanism):
 
 
 @with_mechanism
-class GrowsNobodyTogether(Mechanism):
+class AllocatesNoDecodeBlocks(Mechanism):
     """Allocates no blocks for the decode batch."""
 
     def _continue_decode_batch(self):
@@ -118,7 +118,7 @@ class GrowsNobodyTogether(Mechanism):
 
 
 @with_mechanism
-class GrowsWithoutTelling(Mechanism):
+class AllocatesUnplannedBlocks(Mechanism):
     """Allocates blocks that no plan names."""
 
     def _grow(self, request, num_tokens):
@@ -127,7 +127,7 @@ class GrowsWithoutTelling(Mechanism):
         return done
 
 
-class StopsForNobody(Scheduler):
+class IgnoresDecodeStops(Scheduler):
     """Ignores stop tokens in the decode batch."""
 
     def schedule(self):
@@ -135,7 +135,7 @@ class StopsForNobody(Scheduler):
         return super().schedule()
 
 
-class TellsTheGone(Scheduler):
+class ReturnsTokensOfEndedRequests(Scheduler):
     """Returns tokens of requests that ended during the step."""
 
     def _finish(self, request, status):
@@ -144,7 +144,7 @@ class TellsTheGone(Scheduler):
         self._in_flight = out
 
 
-class Forgetful(Scheduler):
+class MixesUpPlans(Scheduler):
     """Assigns a result to the newest plan."""
 
     def update_from_output(self, plan, output):
@@ -165,7 +165,7 @@ class FinishesTwice(Scheduler):
         return replace(outputs, finished=told + outputs.finished)
 
 
-class TellsAborts(Scheduler):
+class ReturnsTokensOfAbortedRequests(Scheduler):
     """Continues to return tokens of aborted requests."""
 
     def abort_requests(self, request_ids):
@@ -203,8 +203,8 @@ class RecomputesPrompts(Mechanism):
         super().evict(request)
 
 
-class Capricious(Scheduler):
-    """Uses random numbers that were not injected."""
+class UsesOtherRandomNumbers(Scheduler):
+    """Uses random numbers other than the injected ones."""
 
     def schedule(self):
         if random.random() < 0.2:
@@ -213,7 +213,7 @@ class Capricious(Scheduler):
         return super().schedule()
 
 
-class Idle(Scheduler):
+class SkipsSteps(Scheduler):
     """Sometimes plans nothing although a request could run."""
 
     def schedule(self):
@@ -227,7 +227,7 @@ class Idle(Scheduler):
 
 
 @with_mechanism
-class CutsWholePrompts(Mechanism):
+class AlwaysChunks(Mechanism):
     """Chunks prompts although chunked prefill is off."""
 
     def begin_step(self):
@@ -235,7 +235,7 @@ class CutsWholePrompts(Mechanism):
         self._chunks = True
 
 
-class TakesAnything(Scheduler):
+class AcceptsAnyLength(Scheduler):
     """Accepts prompts of any length."""
 
     def add_request(self, request):
@@ -246,7 +246,7 @@ class TakesAnything(Scheduler):
                 raise
 
 
-class Rewrites(FakeScheduler):
+class ChangesReturnedPlans(FakeScheduler):
     """Modifies a returned plan."""
 
     def schedule(self):
@@ -257,7 +257,7 @@ class Rewrites(FakeScheduler):
         return self._plan
 
 
-class Miscounts(FakeScheduler):
+class CountsWaitingAsRunning(FakeScheduler):
     """Counts a waiting request as running, too."""
 
     def depth(self):
@@ -266,30 +266,30 @@ class Miscounts(FakeScheduler):
 
 
 MUTANTS = [
-    ForgetsLeaves,
+    ReportsNoLeaves,
     OverBudget,
     FreesTooEarly,
-    LosesPreempted,
-    KeepsComputed,
+    LosesPreemptedRequests,
+    KeepsComputedTokens,
     ReusesRowsEarly,
-    StepsTogetherTooLong,
-    GrowsNobodyTogether,
-    GrowsWithoutTelling,
-    StopsForNobody,
-    TellsTheGone,
-    Forgetful,
+    DecodesBeyondTheEnd,
+    AllocatesNoDecodeBlocks,
+    AllocatesUnplannedBlocks,
+    IgnoresDecodeStops,
+    ReturnsTokensOfEndedRequests,
+    MixesUpPlans,
     FinishesTwice,
-    TellsAborts,
+    ReturnsTokensOfAbortedRequests,
     IgnoresMinTokens,
     IgnoresStops,
     SharesAcrossSalts,
     RecomputesPrompts,
-    Capricious,
-    Idle,
-    CutsWholePrompts,
-    TakesAnything,
-    Rewrites,
-    Miscounts,
+    UsesOtherRandomNumbers,
+    SkipsSteps,
+    AlwaysChunks,
+    AcceptsAnyLength,
+    ChangesReturnedPlans,
+    CountsWaitingAsRunning,
 ]
 
 

@@ -1,4 +1,4 @@
-"""The scheduler suite detects starvation, shared blocks of groups and wrong column types."""
+"""The scheduler suite detects starvation, equal blocks for all groups and wrong column types."""
 
 from array import array
 from collections import deque
@@ -46,7 +46,7 @@ class NewestFirst(Policy):
 
 
 class PreemptsForTheNewest(NewestFirst):
-    """The same, and preempts older requests."""
+    """Ranks the newest request first and preempts older requests."""
 
     preempts = True
 
@@ -133,13 +133,13 @@ def test_a_column_of_a_wrong_type_is_detected(rule):
 @pytest.mark.parametrize(
     ("mutant", "shortage"), [(AdmitsTheNewest, "seats"), (RunsTheNewest, "tokens|seats")]
 )
-def test_a_scheduler_that_starves_the_oldest_is_detected(mutant, shortage):
+def test_a_scheduler_that_starves_the_oldest_request_is_detected(mutant, shortage):
     with pytest.raises(AssertionError, match=f"requests starve when ({shortage}) are short"):
         check_scheduler(mutant)
 
 
 @pytest.mark.parametrize("policy", [NewestFirst, PreemptsForTheNewest])
-def test_a_policy_that_starves_the_oldest_is_detected(policy):
+def test_a_policy_that_starves_the_oldest_request_is_detected(policy):
     with pytest.raises(AssertionError, match="requests starve when seats are short"):
         check_scheduler(Scheduler, policy=policy)
 
@@ -149,13 +149,13 @@ def test_the_policy_suite_detects_starvation():
         check_policy(NewestFirst)
 
 
-def test_equal_blocks_for_all_groups_are_detected():
+def test_a_scheduler_that_gives_all_groups_the_same_blocks_is_detected():
     with pytest.raises(AssertionError, match="given to the KV-cache groups 0 and 1") as found:
         check_scheduler(OneTableForAllGroups)
     expect_rule_first(found.value)
 
 
-def test_a_block_freed_too_early_by_its_window_is_detected(monkeypatch):
+def test_a_scheduler_that_frees_a_block_inside_the_window_is_detected(monkeypatch):
     right = CacheKind.first_needed
     early = lambda self, num_tokens: right(self, num_tokens + self.span)  # noqa: E731
     monkeypatch.setattr(CacheKind, "first_needed", early)

@@ -1,4 +1,4 @@
-"""The suites of ops, linear methods, models and loaders detect faulty ones: one fault each."""
+"""The suites of ops, linear methods, models and loaders detect faulty plugins."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ class EpsOutside(FakeOps):
         return (x / root * weight_D.double()).to(x_TD.dtype)
 
 
-class NormOfX(FakeOps):
+class OmitsTheResidual(FakeOps):
     """Omits the residual from the norm."""
 
     def add_rms_norm(self, x_TD, residual_TD, weight_D, eps):
@@ -30,7 +30,7 @@ class NormOfX(FakeOps):
 
 
 class NormsInPlace(FakeOps):
-    """Writes the norm over its input."""
+    """Overwrites its input with the norm."""
 
     def rms_norm(self, x_TD, weight_D, eps):
         return x_TD.copy_(super().rms_norm(x_TD, weight_D, eps))
@@ -43,7 +43,7 @@ class SquaresInHalf(FakeOps):
         return x_TD * (x_TD.square().mean(-1, keepdim=True) + eps).rsqrt() * weight_D
 
 
-class TurnsBackwards(FakeOps):
+class RotatesBackwards(FakeOps):
     """Swaps the signs of the sines."""
 
     def _rotate(self, x_TNS, cos_sin_TS):
@@ -51,7 +51,7 @@ class TurnsBackwards(FakeOps):
         return super()._rotate(x_TNS, torch.cat((cos, -sin), dim=-1))
 
 
-class TurnsInPairs(FakeOps):
+class RotatesNeighbours(FakeOps):
     """Rotates neighbours instead of halves."""
 
     def _rotate(self, x_TNS, cos_sin_TS):
@@ -62,21 +62,21 @@ class TurnsInPairs(FakeOps):
         return super()._rotate(x, cos_sin_TS)
 
 
-class CountsPositions(FakeOps):
+class IgnoresPositionsInRope(FakeOps):
     """Uses the index in the step as the position."""
 
     def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS):
         return super().rotary_embedding(q_THS, k_TKS, torch.arange(len(positions_T)), cos_sin_PS)
 
 
-class GateSecond(FakeOps):
+class SwapsGateAndUp(FakeOps):
     """Uses the second half as the gate."""
 
     def silu_and_mul(self, x_T2D):
         return super().silu_and_mul(torch.cat(x_T2D.chunk(2, dim=-1)[::-1], dim=-1))
 
 
-class Widens(FakeOps):
+class ReturnsFloat32(FakeOps):
     """Always returns float32."""
 
     def silu_and_mul(self, x_T2D):
@@ -155,7 +155,7 @@ class IgnoresPositions(FakeModel):
         return super().forward(input_ids_T, torch.arange(len(input_ids_T)), attention)
 
 
-class AsksTwice(FakeModel):
+class CallsAttentionTwice(FakeModel):
     """Calls its attention twice."""
 
     def forward(self, input_ids_T, positions_T, attention):
@@ -170,7 +170,7 @@ class LastLogitsOnly(FakeModel):
         return super().compute_logits(hidden_SD[-1:])
 
 
-class Averages(FakeModel):
+class NormalizesOverTheBatch(FakeModel):
     """Normalizes over the batch."""
 
     def forward(self, input_ids_T, positions_T, attention):
@@ -178,7 +178,7 @@ class Averages(FakeModel):
         return hidden_TD - hidden_TD.mean(0)
 
 
-class TakesAnyConfig(FakeModel):
+class AcceptsAnyConfig(FakeModel):
     """Raises an untyped error for a wrong config.json."""
 
     def __init__(self, context):
@@ -195,7 +195,7 @@ class SkipsVectors(FakeWeightLoader):
 
 
 class FillsTwice(FakeWeightLoader):
-    """Writes zeros first."""
+    """Writes zeros before the weights."""
 
     def fill(self, name, tensor):
         tensor.zero_()
@@ -248,14 +248,14 @@ class Silent(SafetensorsLoader):
 MUTANTS = {
     "ops": [
         EpsOutside,
-        NormOfX,
+        OmitsTheResidual,
         NormsInPlace,
         SquaresInHalf,
-        TurnsBackwards,
-        TurnsInPairs,
-        CountsPositions,
-        GateSecond,
-        Widens,
+        RotatesBackwards,
+        RotatesNeighbours,
+        IgnoresPositionsInRope,
+        SwapsGateAndUp,
+        ReturnsFloat32,
     ],
     "linear_method": [
         NoBias,
@@ -269,10 +269,10 @@ MUTANTS = {
     "model": [
         LooksAhead,
         IgnoresPositions,
-        AsksTwice,
+        CallsAttentionTwice,
         LastLogitsOnly,
-        Averages,
-        TakesAnyConfig,
+        NormalizesOverTheBatch,
+        AcceptsAnyConfig,
     ],
     "weight_loader": [
         SkipsVectors,
@@ -289,6 +289,6 @@ MUTANTS = {
 @pytest.mark.parametrize(
     ("kind", "mutant"), [(kind, mutant) for kind, found in MUTANTS.items() for mutant in found]
 )
-def test_a_faulty_part_is_detected(kind, mutant, tmp_path):
+def test_a_faulty_torch_plugin_is_detected(kind, mutant, tmp_path):
     with pytest.raises(AssertionError):
         check(kind, mutant, tmp_path)

@@ -1,6 +1,6 @@
 """The worker suite detects faulty workers: each mutant has one fault.
 
-Lenient row models do not check anything, so that the suite must detect the fault in the tokens.
+Lenient row models check nothing, so that the suite must detect the fault in the tokens.
 """
 
 from array import array
@@ -164,14 +164,14 @@ class LateLogprobs(Lenient):
 
 
 class IgnoresThePrompt(Lenient):
-    """Uses the prompt's length only."""
+    """Ignores the prompt's tokens and uses only its length."""
 
     def join(self, request):
         super().join(replace(request, token_ids=array("i", [1] * len(request.token_ids))))
 
 
 class WrongStep(Lenient):
-    """Returns the number of the previous step."""
+    """Returns the step id of the previous step."""
 
     def sample(self, grammar=None):
         result = super().sample(grammar)
@@ -241,7 +241,7 @@ def test_a_faulty_worker_is_detected(mutant, context):
         check_worker(mutant, context)
 
 
-class TokensWhenAsked(LateFakeWorker):
+class AppendsAtRead(LateFakeWorker):
     """Appends sampled tokens only when the result is read."""
 
     row_model_cls = Lenient
@@ -277,7 +277,7 @@ class OneBuffer(LateFakeWorker):
 
 
 class Late(LateOutput):
-    """A handle with a fault."""
+    """A faulty handle."""
 
 
 class NeverDone(Late):
@@ -285,7 +285,7 @@ class NeverDone(Late):
         return False
 
 
-class ToldOnce(Late):
+class IsDoneOnce(Late):
     def result(self, timeout=None):
         output, self.output = self.output, replace(self.output, token_ids=array("i"))
         return output
@@ -309,7 +309,7 @@ def late_worker_of(handle):
 
 
 class Undeclared(LateFakeWorker):
-    """Returns handles without declaring it."""
+    """Returns handles without declaring this capability."""
 
     provides = frozenset()
 
@@ -318,13 +318,13 @@ def test_a_worker_that_returns_handles_passes(context):
     check_worker(LateFakeWorker, context)
 
 
-@pytest.mark.parametrize("handle", [NeverDone, ToldOnce, OwnThread])
+@pytest.mark.parametrize("handle", [NeverDone, IsDoneOnce, OwnThread])
 def test_a_faulty_handle_is_detected(handle, context):
     with pytest.raises(AssertionError):
         check_worker(late_worker_of(handle), context)
 
 
-@pytest.mark.parametrize("mutant", [TokensWhenAsked, OneBuffer, Undeclared])
+@pytest.mark.parametrize("mutant", [AppendsAtRead, OneBuffer, Undeclared])
 def test_a_worker_with_faulty_handles_is_detected(mutant, context):
     with pytest.raises(AssertionError):
         check_worker(mutant, context)

@@ -12,7 +12,7 @@ import torch
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are small, and the machine is shared
+    torch.set_num_threads(1)  # small tensors are slower with two threads
     yield
     torch.set_num_threads(before)
 

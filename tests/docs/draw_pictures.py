@@ -42,7 +42,7 @@ class Picture:
     def box(
         self, at: tuple[int, int], size: tuple[int, int], texts: list[str], kind: str = "box"
     ) -> None:
-        """Draw a box; the first text is its title, the others are lines below it."""
+        """Draw a box; the first text is its title, the other texts are lines below the title."""
         (x, y), (width, height) = at, size
         self._parts.append(
             f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="7"/>'
@@ -70,7 +70,7 @@ class Picture:
     def arrow(
         self, path: list[tuple[int, int]], label: str = "", at: tuple[int, int] | None = None
     ) -> None:
-        """Draw a line through the points of `path` with a head at its end, and a label at `at`."""
+        """Draw an arrow through the points of `path`, with a label at `at`."""
         points = " ".join(f"{x},{y}" for x, y in path)
         self._parts.append(f'<polyline class="a" points="{points}" marker-end="url(#head)"/>')
         if label:
@@ -194,7 +194,7 @@ def draw_processes() -> Picture:
     p.arrow([(495, 214), (495, 184)], "")
     p.note(
         320,
-        "In one process (the default of LLM) the same parts run without ZMQ and without the ring.",
+        "In one process (the default of LLM) the same objects run without ZMQ and without rings.",
         "dovetail.processes starts every child and ends it when its parent dies.",
         "A front end that dies takes only its own requests with it.",
         "A worker that dies ends the engine, and the supervisor starts the next one.",

@@ -24,7 +24,7 @@ NOT_RUN = "not run"
 
 
 def actions() -> tuple[str, ...]:
-    """Return the actions injected at each point, from the source of the sweep."""
+    """Return the actions that the sweep injects at each fault point, read from its source."""
     for node in ast.parse((ROOT / SWEEP).read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ACTIONS":
             return tuple(ast.literal_eval(node.value))
@@ -58,7 +58,7 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def read_page() -> Matrix:
-    """Return the matrix that the page shows, without points that no longer exist."""
+    """Return the matrix that the page shows, without fault points that no longer exist."""
     found = empty_matrix()
     for line in recorded(PAGE.read_text("utf-8"), "faults").splitlines()[2:]:
         point, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))

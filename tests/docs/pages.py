@@ -1,7 +1,7 @@
 """The plugin author's guide as data: its pages, and the blocks of code in them.
 
-Knows Markdown's fences and the order that the guide promises: a page's first Python block is the
-plugin, the second its tests; the first TOML block declares it, a second one is its manifest.
+The code blocks of a page have a fixed order: the first Python block is the plugin, the second its
+tests; the first TOML block declares it, a second TOML block is its manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page of the guide. kind: its file name, the plugin kind for most pages."""
+    """One page of the guide. kind: its file name, which is the plugin kind for most pages."""
 
     path: Path
 

@@ -22,7 +22,7 @@ _KIT = "keeps_its_contract"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFacts:
-    """One policy. options: (name, default). guarantees: maps each one to mutants that break it."""
+    """One policy. options: (name, default). guarantees: maps each to mutants that violate it."""
 
     name: str
     source: Path
@@ -114,7 +114,7 @@ def _options(policy_cls: type) -> tuple[tuple[str, str], ...]:
 
 
 def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]]:
-    """Return a policy's guarantees, from the names of its checks, and the mutants of each.
+    """Return the mutants of each guarantee; the names of the policy's checks are its guarantees.
 
     If it is the only policy of its member, its test names are the guarantees.
     """

@@ -1,6 +1,6 @@
-"""Records what the commands of docs/plugins/commands.md print: run this file to renew the page.
+"""Records the output of the commands in docs/plugins/commands.md: run this file to update the page.
 
-Each block ```console begins with a command; the lines below it are replaced by what it prints now.
+Each ```console block begins with a command; its current output replaces the lines below it.
 The commands run in an empty folder, on the demo model.
 """
 
@@ -26,7 +26,7 @@ def recorded() -> dict[str, str]:
 
 
 def printed(command: str, folder: Path) -> str:
-    """Run "dovetail …" in `folder` and return what it prints, errors after the output."""
+    """Run "dovetail …" in `folder` and return its standard output followed by its errors."""
     program, *arguments = shlex.split(command)
     done = subprocess.run(
         [Path(sys.executable).with_name(program), *arguments],

@@ -1,6 +1,6 @@
-"""Writes what `dovetail demo` prints into the README: `python tests/docs/record_readme.py`.
+"""Writes the output of `dovetail demo` into the README: `python tests/docs/record_readme.py`.
 
-The command runs as in a terminal of 100 columns; colours are left out, nothing else.
+The command runs as in a terminal of 100 columns; only the colours are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def record() -> str:
 
 
 def main() -> None:
-    """Write the recording between its marks."""
+    """Write the recorded output between its marks in the README."""
     text = README.read_text("utf-8")
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)

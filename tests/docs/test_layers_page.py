@@ -43,6 +43,6 @@ def test_the_table_names_every_layer():
     assert public - others <= named
 
 
-def test_lines_are_as_short_as_our_own():
+def test_code_lines_of_the_page_have_at_most_100_columns():
     code = [line for block in PAGE.blocks("python") for line in block.splitlines()]
     assert max(map(len, code)) <= 100

@@ -9,12 +9,12 @@ from docs.draw_pictures import CORE, FOLDER, measure_packages, pictures
 @pytest.mark.parametrize("name", sorted(pictures()))
 def test_a_picture_equals_the_output_of_the_script(name):
     text = pictures()[name]
-    ElementTree.fromstring(text)  # well-formed
+    ElementTree.fromstring(text)  # raises if the picture is not well-formed XML
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert (FOLDER / name).read_text("utf-8") == text, "run tests/docs/draw_pictures.py"
 
 
-def test_measured_packages_have_their_sizes_and_imports(tmp_path):
+def test_sizes_and_imports_of_packages_are_measured(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "top.py").write_text("import dovetail.a\n")

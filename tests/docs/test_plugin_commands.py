@@ -9,12 +9,12 @@ from dovetail.cli.app import COMMANDS
 from dovetail.plugins import KINDS, PluginRegistry
 from dovetail.plugins.metadata.commands import DEVKIT_COMMANDS, find_commands
 
-RENEW = "renew it: python tests/docs/record_commands.py"
+RENEW = "run `python tests/docs/record_commands.py`"
 
 
 def test_the_recorded_list_names_every_plugin():
     lines = recorded()["dovetail plugins list"].splitlines()[1:]
-    rows = [line.split()[:5] for line in lines]  # behind them stands what was verified where
+    rows = [line.split()[:5] for line in lines]  # then: where it was verified
     listed = {(kind, name, target) for kind, name, _, _, target in rows}
     registry = PluginRegistry()
     found = [one for kind in KINDS for one in registry.candidates(kind)]

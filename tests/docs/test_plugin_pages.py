@@ -29,8 +29,9 @@ from dovetail_devkit.scaffold.blueprint import COMMAND
 
 MAX_LINES = 60
 LONGER = {"kv_connector": 95, "executor": 70, "worker": 75}
-"""Pages whose examples cannot be as short: a connector is two classes in two processes, and the
-signature of an executor's `collective_rpc` alone is nine lines. A worker has ten methods."""
+"""Pages with longer examples: a connector is two classes in two processes, the signature of an
+executor's `collective_rpc` has nine lines, and a worker has ten methods.
+"""
 PAGES = [pytest.param(one, id=one.kind) for one in kind_pages()]
 
 
@@ -41,7 +42,7 @@ def declarations(one):
 
 
 @pytest.mark.parametrize("one", PAGES)
-def test_the_page_runs(one, install, tmp_path):
+def test_the_plugin_of_a_page_loads_and_passes_its_tests(one, install, tmp_path):
     plugin, tests, *_ = one.blocks("python")
     entry_points, manifest = declarations(one)
     files = {"__init__.py": plugin, "page_tests.py": tests}
@@ -59,15 +60,15 @@ def test_the_page_runs(one, install, tmp_path):
 
     module = importlib.import_module(f"{package}.page_tests")
     found = [test for name, test in vars(module).items() if name.startswith("test_")]
-    assert found, f"{one.path.name}: the second Python block holds no test"
+    assert found, f"{one.path.name}: the second Python block contains no test"
     for test in found:
         folder = tmp_path / test.__name__
         folder.mkdir()
         test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
 
 
-def test_the_prefix_cache_calls_of_the_scheduler_page_are_those_of_the_template(tmp_path):
-    """The template itself is checked with `keeps_prefixes` by the tests of the devkit."""
+def test_the_scheduler_page_and_the_template_use_the_same_prefix_cache_calls(tmp_path):
+    """The devkit's tests check the template itself, with `keeps_prefixes`."""
     made = write_package("scheduler", "begun", tmp_path)
     written = (made.folder / "src/begun/scheduler.py").read_text("utf-8")
     excerpts = page("scheduler").blocks("python")[2:]
@@ -80,7 +81,7 @@ def test_the_prefix_cache_calls_of_the_scheduler_page_are_those_of_the_template(
 
 
 @pytest.mark.parametrize("kind", ["worker", "attention", "model"])
-def test_an_example_passes_what_the_kit_command_runs(kind, install):
+def test_an_example_passes_the_cases_of_the_kit_command(kind, install):
     """Run the cases of `pytest --dovetail-plugin KIND:NAME`, with the subjects of the kit."""
     one = page(kind)
     entry_points, manifest = declarations(one)
@@ -117,7 +118,7 @@ def test_an_example_is_short(one):
         assert len(block.splitlines()) <= most, f"{len(block.splitlines())} lines"
 
 
-def test_every_kind_has_its_page():
+def test_every_kind_has_a_page():
     ready = {name for name, kind in KINDS.items() if not kind.is_sketch}
     assert {one.kind for one in kind_pages()} == ready
     headings = [line for line in page("sketches").text.splitlines() if line.startswith("## ")]
@@ -139,7 +140,7 @@ def test_errors_that_the_front_page_names_exist():
     assert not unknown
 
 
-def test_the_annotated_manifest_is_one(install):
+def test_the_annotated_manifest_is_valid(install):
     front = page("README")
     project, manifest = front.blocks("toml")
     entry_points = tomllib.loads(project)["project"]["entry-points"]
@@ -161,5 +162,5 @@ def test_options_that_the_front_page_names_exist():
     assert named <= {field.name for field in fields(EngineArgs)}
 
 
-def test_every_kind_of_the_table_has_a_template():
+def test_every_kind_with_a_page_has_a_template():
     assert {one.kind for one in kind_pages()} | {COMMAND} == set(BLUEPRINTS)

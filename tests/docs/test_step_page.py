@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "step.md").read_text("utf-8")
 ROWS = re.findall(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \| .+ \|$", PAGE, re.MULTILINE)
 MAX_DIFFERENCE = 10
-"""Hops by which the page may differ from the code before it must be renewed."""
+"""Largest allowed difference between the numbers of hops on the page and in the code."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def trace():
 def test_each_function_of_the_page_is_called(trace):
     called = {(callee, function) for _, callee, function in trace}
     assert len(ROWS) >= 30
-    native = {"dovetail_attn_cpu/metadata.py"}  # not selected where there is no compiler
+    native = {"dovetail_attn_cpu/metadata.py"}  # not selected on a machine without a compiler
     missing = [row for row in ROWS if row not in called and row[0] not in native]
     assert not missing
 

@@ -1,4 +1,4 @@
-"""Models with a learned position table, as an external author would write them. No attention."""
+"""Third-party models with a learned position table and no attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail_torch import layers
 
 
 class Undeclared(nn.Module):
-    """Adds a row of a table to each token's embedding. config.json: n_positions rows."""
+    """Adds a row of a table of config.json's n_positions rows to each token's embedding."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Undeclared",)
 
@@ -38,7 +38,7 @@ class Undeclared(nn.Module):
 
 
 class Declared(Undeclared):
-    """The same model, which declares the number of rows of its table."""
+    """The same model, but it declares the number of rows of its table."""
 
     @property
     def max_positions(self) -> int:

@@ -1,4 +1,6 @@
-"""A process that starts engines under resource limits: it imports everything, then forks per job.
+"""A process that starts engines under resource limits.
+
+It imports all modules, then forks for each job.
 
 Run as `python starved_child.py`: stdin holds a JSON list of jobs; each outcome is one line of JSON.
 A job: name, model, options; limits in addition to current usage (`address_space`, `open_files`) or
@@ -90,7 +92,7 @@ def attempt(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in a forked process; also a crash of that process is an outcome."""
+    """Run a job in a forked process; a crash of that process is an outcome, too."""
     begin = time.monotonic()
     ours, theirs = os.pipe()
     child = os.fork()

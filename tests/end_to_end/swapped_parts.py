@@ -42,7 +42,7 @@ class MyScheduler(Scheduler):
 
 
 class MyPolicy(Policy):
-    """Last come, first served (LIFO)."""
+    """Serves the newest request first (LIFO)."""
 
     def rank(self, request, view):
         CALLS["rank"] += 1
@@ -56,7 +56,7 @@ class MyWorker(TorchWorker):
 
 
 class MyExecutor(Executor):
-    """One worker, called directly."""
+    """An executor that calls one worker directly."""
 
     def __init__(self, context):
         self._worker = context.worker_cls(

@@ -1,4 +1,4 @@
-"""Planning a step ahead changes the timing but no token."""
+"""Planning one step ahead changes the timing but no token."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ CASES = {
     "chunks": {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 9},
     "tiny cache": SMALL,
     "tiny cache, chunks": SMALL | {"max_num_batched_tokens": 8},
-    "tiny cache, no prefixes": SMALL | {"enable_prefix_caching": False},
+    "tiny cache, no prefix caching": SMALL | {"enable_prefix_caching": False},
     "one seat": {"max_num_seqs": 1},
-    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
+    "no chunked prefill": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
     "priority": SMALL | {"scheduler_cls": "priority"},
 }
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
-def test_tokens_are_the_same_one_step_ahead(model_dir, llm, options, changes):
+def test_planning_one_step_ahead_changes_no_token(model_dir, llm, options, changes):
     prompts, params = mixed(7, llm.get_tokenizer())
     behind, stats = answers(model_dir, options, prompts, params, **changes)
     depths = (2, 3, 4) if changes in ({}, SMALL) else (2,)
@@ -81,7 +81,7 @@ def test_tokens_are_the_same_one_step_ahead(model_dir, llm, options, changes):
 
 
 def reference(llm, prompts, params):
-    """Return the result of each request alone in an engine with a large cache."""
+    """Return the result of each request when it runs alone in an engine with a large cache."""
     found = []
     for prompt, request_params in zip(prompts, params, strict=True):
         llm.reset_prefix_cache()

@@ -23,14 +23,14 @@ LONE_SURROGATE = "\ud800"
 BAD_PROMPTS = {
     "empty list": [],
     "empty ids": {"prompt_token_ids": []},
-    "as long as the model": [5] * LENGTH,
-    "far too long": "word " * 5000,
+    "prompt of max_model_len tokens": [5] * LENGTH,
+    "prompt far above max_model_len": "word " * 5000,
     "a number": 5,
     "nothing": None,
     "bytes": b"text",
     "a float among ids": [1, 2.5],
     "a string among ids": [1, "2"],
-    "a flag among ids": [1, True],
+    "a bool among ids": [1, True],
     "an unknown key": {"promt": "hello"},
     "an empty mapping": {},
     "a lone surrogate": LONE_SURROGATE,
@@ -59,32 +59,32 @@ BAD_PARAMS = {
     "max_tokens 0": ("max_tokens", {"max_tokens": 0}),
     "max_tokens negative": ("max_tokens", {"max_tokens": -5}),
     "max_tokens huge": ("max_tokens", {"max_tokens": 2**63}),
-    "min over max": ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
+    "min_tokens above max_tokens": ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
     "logprobs negative": ("logprobs", {"logprobs": -1}),
     "prompt_logprobs huge": ("prompt_logprobs", {"prompt_logprobs": 10**6}),
     "seed huge": ("seed", {"seed": 2**64}),
-    "stop empty": ("stop", {"stop": [""]}),
-    "stop number": ("stop", {"stop": [5]}),
-    "stop without text": ("stop", {"stop": "x", "detokenize": False}),
-    "allowed nothing": ("allowed_token_ids", {"allowed_token_ids": []}),
-    "bias text": ("logit_bias", {"logit_bias": {5: "much"}}),
+    "empty stop string": ("stop", {"stop": [""]}),
+    "stop string that is a number": ("stop", {"stop": [5]}),
+    "stop string without detokenization": ("stop", {"stop": "x", "detokenize": False}),
+    "no allowed token": ("allowed_token_ids", {"allowed_token_ids": []}),
+    "bias that is text": ("logit_bias", {"logit_bias": {5: "much"}}),
     "bias nan": ("logit_bias", {"logit_bias": {5: math.nan}}),
     "bias huge": ("logit_bias", {"logit_bias": {5: 1e9}}),
-    "bias list": ("logit_bias", {"logit_bias": [5]}),
-    "bad words number": ("bad_words", {"bad_words": [5]}),
+    "bias that is a list": ("logit_bias", {"logit_bias": [5]}),
+    "bad word that is a number": ("bad_words", {"bad_words": [5]}),
     "truncate 0": ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
 }
 
 BAD_FOR_THIS_MODEL = {
-    "logprobs over the engine's": ("logprobs", {"logprobs": 21}),
-    "prompt_logprobs over the engine's": ("prompt_logprobs", {"prompt_logprobs": 21}),
-    "min_tokens over the length": ("min_tokens", {"min_tokens": LENGTH, "max_tokens": None}),
-    "bad word that is None": ("bad_words", {"bad_words": [" "]}),
-    "allowed": ("allowed_token_ids", {"allowed_token_ids": [5, VOCAB]}),
-    "allowed at int32": ("allowed_token_ids", {"allowed_token_ids": [2**31 - 1]}),
-    "bias": ("logit_bias", {"logit_bias": {VOCAB: 1.0}}),
-    "bias at int32": ("logit_bias", {"logit_bias": {2**31 - 1: 1.0}}),
-    "stop token": ("stop_token_ids", {"stop_token_ids": [VOCAB]}),
+    "logprobs above max_logprobs": ("logprobs", {"logprobs": 21}),
+    "prompt_logprobs above max_logprobs": ("prompt_logprobs", {"prompt_logprobs": 21}),
+    "min_tokens above max_model_len": ("min_tokens", {"min_tokens": LENGTH, "max_tokens": None}),
+    "bad word of spaces": ("bad_words", {"bad_words": [" "]}),
+    "allowed id beyond the vocabulary": ("allowed_token_ids", {"allowed_token_ids": [5, VOCAB]}),
+    "allowed id 2**31 - 1": ("allowed_token_ids", {"allowed_token_ids": [2**31 - 1]}),
+    "bias of an id beyond the vocabulary": ("logit_bias", {"logit_bias": {VOCAB: 1.0}}),
+    "bias of id 2**31 - 1": ("logit_bias", {"logit_bias": {2**31 - 1: 1.0}}),
+    "stop token beyond the vocabulary": ("stop_token_ids", {"stop_token_ids": [VOCAB]}),
 }
 
 BAD_IN_EVERY_ENGINE = {
@@ -130,7 +130,7 @@ def check_llm(llm, expected, prompt, params, parameter):
 
 
 def check_engine(engine, expected, prompt, params, parameter):
-    """Check the same while the victim is running."""
+    """Check the same for a bad request that arrives while the victim runs."""
     engine.add_request("victim", VICTIM, greedy())
     for _ in range(3):
         engine.step()
@@ -145,13 +145,13 @@ def check_engine(engine, expected, prompt, params, parameter):
 
 
 @named(BAD_PROMPTS)
-def test_bad_prompts(llm, engine, expected, bad):
+def test_bad_prompts_are_refused(llm, engine, expected, bad):
     check_llm(llm, expected, bad, greedy(), "prompt")
     check_engine(engine, expected, bad, greedy(), "prompt")
 
 
 @named(BAD_FOR_THIS_MODEL)
-def test_parameters_that_this_model_does_not_support(llm, engine, expected, bad):
+def test_parameters_that_the_model_does_not_support_are_refused(llm, engine, expected, bad):
     parameter, changes = bad
     check_llm(llm, expected, VICTIM, greedy(**changes), parameter)
     check_engine(engine, expected, VICTIM, greedy(**changes), parameter)

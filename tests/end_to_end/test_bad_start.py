@@ -46,7 +46,7 @@ def refuse(kind, model, options, **changes):
 
 @pytest.fixture
 def broken(model_dir, tmp_path):
-    """A copy of the model that a test may break."""
+    """A copy of the model directory that a test may damage."""
     return shutil.copytree(model_dir, tmp_path / "model")
 
 
@@ -83,7 +83,7 @@ def test_the_error_for_an_unknown_plugin_names_the_nearest(model_dir, options, f
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_a_class_that_does_not_exist_is_named(model_dir, options, field):
+def test_the_error_for_a_missing_module_names_it(model_dir, options, field):
     message = refuse(PluginNotFoundError, model_dir, options, **{field: "no_such_module:Thing"})
     assert "no_such_module" in message
 
@@ -95,7 +95,7 @@ def test_a_class_of_another_kind_is_refused(model_dir, options, field):
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_a_module_that_cannot_be_imported_gives_the_reason(
+def test_the_error_for_a_module_that_fails_at_import_gives_the_reason(
     model_dir, options, field, tmp_path, monkeypatch
 ):
     (tmp_path / f"bad_{field}.py").write_text("raise RuntimeError('the licence has run out')\n")
@@ -112,17 +112,17 @@ def test_the_error_for_an_unknown_option_names_the_nearest(model_dir, options):
 # --- the directory ----------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_missing(model_dir, options):
+def test_a_missing_model_directory_is_an_error(model_dir, options):
     sibling = str(model_dir)[:-1] + "x"
     message = refuse(ModelError, sibling, options)
     assert "does not exist" in message and model_dir.name in message
 
 
-def test_a_directory_that_is_not_a_model(tmp_path, options):
+def test_a_directory_without_a_config_is_an_error(tmp_path, options):
     assert "no config.json" in refuse(ModelError, tmp_path, options)
 
 
-def test_a_file_is_not_a_directory(model_dir, options):
+def test_a_file_instead_of_a_model_directory_is_an_error(model_dir, options):
     assert "is a file" in refuse(ModelError, model_dir / "config.json", options)
 
 
@@ -131,7 +131,7 @@ def test_a_hub_name_is_not_downloaded(options):
     assert "no access to a model hub" in message
 
 
-def test_a_broken_config(broken, options):
+def test_a_config_that_is_not_valid_json_is_an_error(broken, options):
     (broken / "config.json").write_text("{")
     assert "config.json is not valid JSON" in refuse(ModelError, broken, options)
 
@@ -145,17 +145,17 @@ def test_a_broken_config(broken, options):
         ({"rope_parameters": {"rope_type": "twisted"}}, "twisted"),
     ],
 )
-def test_a_config_that_cannot_be_served_names_the_field(broken, options, change, word):
+def test_the_error_for_an_unsupported_config_names_the_field(broken, options, change, word):
     edit_config(broken, **change)
     assert word in refuse(ModelError, broken, options)
 
 
-def test_a_missing_tokenizer(broken, options):
+def test_a_missing_tokenizer_is_an_error(broken, options):
     (broken / "tokenizer.json").unlink()
     assert "tokenizer.json" in refuse(ModelError, broken, options)
 
 
-def test_an_unknown_architecture_lists_the_known(broken, options):
+def test_the_error_for_an_unknown_architecture_lists_the_known_ones(broken, options):
     edit_config(broken, architectures=["LamaForCausalLM"])
     message = refuse(PluginError, broken, options)
     assert "'LamaForCausalLM'" in message and "Did you mean 'LlamaForCausalLM'" in message
@@ -165,7 +165,7 @@ def test_an_unknown_architecture_lists_the_known(broken, options):
 # --- weights ----------------------------------------------------------------------------------
 
 
-def test_shards_are_read(broken, model_dir, options, llm):
+def test_sharded_weights_are_loaded(broken, model_dir, options, llm):
     shard(broken)
     params = SamplingParams(max_tokens=6, temperature=0)
     with LLM(broken, **options) as made:
@@ -173,20 +173,20 @@ def test_shards_are_read(broken, model_dir, options, llm):
     assert tokens == llm.generate("The fox", params)[0].outputs[0].token_ids
 
 
-def test_a_missing_shard(broken, options):
+def test_the_error_for_a_missing_shard_names_the_file(broken, options):
     names = shard(broken)
     (broken / names[1]).unlink()
     message = refuse(WeightError, broken, options)
     assert names[1] in message and names[0] not in message
 
 
-def test_no_weight_files(broken, options):
+def test_a_directory_without_weight_files_is_an_error(broken, options):
     (broken / "model.safetensors").unlink()
     assert "model.safetensors" in refuse(WeightError, broken, options)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
-def test_a_truncated_file(broken, options, share):
+def test_a_truncated_weights_file_is_an_error(broken, options, share):
     file = broken / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
@@ -194,7 +194,7 @@ def test_a_truncated_file(broken, options, share):
     assert str(file) in message and "truncated" in message
 
 
-def test_a_weight_of_the_wrong_shape(broken, options):
+def test_the_error_for_a_wrong_weight_shape_names_both_shapes(broken, options):
     def change(weights):
         weights[GATE] = weights[GATE][:-1].clone()
 
@@ -203,12 +203,12 @@ def test_a_weight_of_the_wrong_shape(broken, options):
     assert GATE in message and "[63, 32]" in message and "[64, 32]" in message
 
 
-def test_a_missing_weight(broken, options):
+def test_the_error_for_a_missing_weight_names_it(broken, options):
     edit_weights(broken, lambda weights: weights.pop(GATE))
     assert GATE in refuse(WeightError, broken, options)
 
 
-def test_an_unexpected_weight(broken, options):
+def test_the_error_for_an_unexpected_weight_names_it(broken, options):
     edit_weights(broken, lambda weights: weights.update(extra=torch.zeros(2)))
     assert "extra" in refuse(WeightError, broken, options)
 
@@ -216,19 +216,19 @@ def test_an_unexpected_weight(broken, options):
 # --- sizes ------------------------------------------------------------------------------------
 
 
-def test_a_cache_that_is_too_small(model_dir, options):
+def test_a_cache_of_less_than_two_blocks_is_an_error(model_dir, options):
     message = refuse(CapacityError, model_dir, options, kv_cache_memory_bytes=100)
     assert "two blocks of 4 tokens" in message
 
 
-def test_a_length_that_does_not_fit_the_cache(model_dir, options):
+def test_a_max_model_len_that_does_not_fit_the_cache_is_an_error(model_dir, options):
     message = refuse(
         CapacityError, model_dir, options, kv_cache_memory_bytes=40_000, max_model_len=256
     )
     assert "max_model_len=256" in message and "lower max_model_len to" in message
 
 
-def test_a_length_that_the_model_does_not_support(model_dir, options):
+def test_a_max_model_len_above_the_limit_of_the_model_is_an_error(model_dir, options):
     assert "256" in refuse(ConfigError, model_dir, options, max_model_len=257)
 
 

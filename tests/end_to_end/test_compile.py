@@ -1,4 +1,4 @@
-"""The model as one graph: attention is an operator, and a table distinguishes the engines."""
+"""The model compiled as one graph: attention is an operator that finds its engine in a table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(eager, compiled, tolerance):
                 assert entry.logprob == pytest.approx(right[token].logprob, abs=tolerance)
 
 
-def test_one_graph_gives_the_eager_tokens(model_dir, options, llm):
+def test_a_model_compiled_as_one_graph_gives_the_tokens_of_eager_mode(model_dir, options, llm):
     CompiledWorker.num_forwards = 0
     with LLM(model_dir, worker_cls=CompiledWorker, **options) as compiled:
         check(generate(llm), generate(compiled), 1e-5)
@@ -65,7 +65,7 @@ def test_one_graph_gives_the_eager_tokens(model_dir, options, llm):
         check(generate(llm), generate(compiled), 1e-5)  # with prefix hits
 
 
-def test_two_tables_in_one_process_are_distinguished(model_dir, qwen_dir, options, llm):
+def test_compiled_engines_of_one_process_use_their_own_caches(model_dir, qwen_dir, options, llm):
     """Two engines of one model share the compiled graph; each must write to its own cache."""
     options = options | {"enable_prefix_caching": False}
     eager = generate(llm)
@@ -107,7 +107,7 @@ def interleave(one, two, eager):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_inductor_gives_the_eager_tokens(model_dir, options, llm):
+def test_inductor_gives_the_tokens_of_eager_mode(model_dir, options, llm):
     InductorWorker.num_forwards = 0
     with LLM(model_dir, worker_cls=InductorWorker, **options) as compiled:
         check(generate(llm), generate(compiled), 1e-4)

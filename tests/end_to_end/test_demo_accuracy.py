@@ -1,7 +1,8 @@
 """The demo model is as accurate in the engine as in transformers.
 
-Held-out questions of all ten tasks, greedy, with every installed scheduler and attention backend;
-an answer is right if the task's checker accepts it and the model ended it with EOS.
+The model answers held-out questions of all ten tasks with greedy sampling, every installed
+scheduler and every attention backend. An answer is right if the task's checker accepts it and it
+ends with EOS.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MAX_TOKENS = 112
 BATCH = 100
 MAX_DIFFERENCE = 0.005
 PER_TASK, PER_TASK_LONG = 50, 200
-"""Questions per task, of ten tasks; `make soak` uses the larger number."""
+"""Questions for each of the ten tasks; `make soak` uses the larger number."""
 
 
 @cache
 def questions(per_task: int) -> tuple[tuple[str, str], ...]:
-    """Return (task, prompt)."""
+    """Return (task, prompt) for each question."""
     from dovetail_demo_model.tasks import held_out_set
 
     return tuple(
@@ -42,7 +43,7 @@ def questions(per_task: int) -> tuple[tuple[str, str], ...]:
 
 @cache
 def accuracy_through_transformers(per_task: int) -> float:
-    """Return the share of right answers of transformers' `generate`."""
+    """Return the share of right answers that transformers' `generate` gives."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dovetail_demo_model import model_dir
@@ -81,7 +82,7 @@ def accuracy_through_transformers(per_task: int) -> float:
 
 
 def accuracy_through_engine(per_task: int, **parts: str) -> float:
-    """Return the share of right answers of an engine with these plugins."""
+    """Return the share of right answers that an engine with these plugins gives."""
     selected = questions(per_task)
     chats = [[{"role": "user", "content": prompt}] for _, prompt in selected]
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)

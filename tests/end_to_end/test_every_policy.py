@@ -1,7 +1,7 @@
 """The demo model gives the same answers under every installed scheduling policy.
 
-Two seats, small steps and a small cache make the policies differ in the order in which requests
-finish, and some of them preempt.
+With two seats, small steps and a small cache, requests finish in a different order under each
+policy, and some policies preempt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ASKED = [
 ]
 OPTIONS = {
     "num_threads": 1,
-    "dtype": "float32",  # prompts without near ties that another batch shape could swap
+    "dtype": "float32",  # no near ties, which depend on the batch shape
     "max_num_seqs": 3,
     "max_num_batched_tokens": 24,
     "block_size": 4,
@@ -103,4 +103,4 @@ def test_tenants_and_deadlines_reach_the_policy():
         "few",
         "many-1",
         "many-2",
-    ]  # in order of arrival, "few" would be last
+    ]  # "few" arrived last

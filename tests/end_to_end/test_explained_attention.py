@@ -57,7 +57,7 @@ MODELS = {
     "llama": ({}, False),
     "llama, heads of 20": ({"head_dim": 20}, False),
     "mistral, window": ({"architectures": ["MistralForCausalLM"], "sliding_window": 9}, False),
-    "qwen2, window above": (
+    "qwen2, window in the upper layers": (
         {
             "architectures": ["Qwen2ForCausalLM"],
             "sliding_window": 9,
@@ -66,7 +66,7 @@ MODELS = {
         },
         False,
     ),
-    "other names": ({"head_dim": 32}, True),
+    "other field names": ({"head_dim": 32}, True),
     "other names, cap": ({"cap": 3}, True),
     "unknown": ({"architectures": ["GemmaForCausalLM"]}, False),
 }
@@ -83,7 +83,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def other_names(tmp_path_factory):
-    """Install models whose config.json has other names."""
+    """Install models that use other field names in config.json."""
     site = tmp_path_factory.mktemp("site")
     (site / "other_names.py").write_text(OTHER_NAMES)
     info = site / "other_names-1.0.dist-info"
@@ -142,7 +142,9 @@ def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
 
 
 @pytest.mark.parametrize("given", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
-def test_attention_of_a_model_that_allocates_memory_is_unknown(tmp_path, given, capsys):
+def test_explain_reports_unknown_attention_for_a_model_that_allocates_memory(
+    tmp_path, given, capsys
+):
     model = write_tiny_llama(tmp_path, architectures=["ReadsValues"])
     options = {**SMALL_ENGINE, "load_format": "dummy", "skip_tokenizer_init": True, **given}
     explained = explain_choice("attention", EngineArgs(model=model, **options))
@@ -179,7 +181,7 @@ def test_a_worker_with_a_wrong_description_is_named(tmp_path, answer, message):
     assert message in explained.error and "Odd" in explained.error and not explained.chosen
 
 
-def test_requirements_that_config_json_does_not_state_are_known(write):
+def test_explain_finds_requirements_that_config_json_does_not_state(write):
     explained = explain_choice("attention", EngineArgs(model=write("other names, cap")))
     assert explained.criteria.requirements.features == {"soft_cap"}
     assert (

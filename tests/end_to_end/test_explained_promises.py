@@ -76,7 +76,7 @@ def test_explain_names_the_plugins_that_the_start_warns_about(model, given, capl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_candidate_has_batch_invariance_as_a_field(kind, model, capsys):
+def test_explain_states_batch_invariance_for_each_candidate(kind, model, capsys):
     options = ["--dtype", "bfloat16", "--model", str(model), "--skip-tokenizer-init"]
     assert main(["plugins", "explain", kind, "--json", *options]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["verdicts"]}
@@ -89,7 +89,7 @@ def test_each_candidate_has_batch_invariance_as_a_field(kind, model, capsys):
     assert "a seeded request may get other tokens" in output.splitlines()[1]
 
 
-def test_without_a_model_a_dtype_is_enough(capsys):
+def test_explain_without_a_model_needs_only_a_dtype(capsys):
     assert main(["plugins", "explain", "attention", "--json", "--dtype", "float16"]) == 0
     output = json.loads(capsys.readouterr().out)
     verdicts = {one["name"]: one for one in output["verdicts"]}
@@ -97,6 +97,6 @@ def test_without_a_model_a_dtype_is_enough(capsys):
     assert verdicts["cpu"]["state"] == "refused" and "float16" in verdicts["cpu"]["reasons"][0]
 
 
-def test_other_kinds_do_not_mention_batch_invariance():
+def test_explain_of_other_kinds_does_not_mention_batch_invariance():
     (taken,) = explain_choice("worker").chosen
     assert taken.batch_invariant is None

@@ -74,7 +74,7 @@ def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
     for place in range(9):
         if place != 4:
             assert outputs[place].outputs[0].token_ids == plain[place]
-    again = extended.generate(PROMPTS, greedy())  # no state of the request is left
+    again = extended.generate(PROMPTS, greedy())  # the extension has no state of the request
     assert tokens_of(again) == plain
     assert extended.reset_prefix_cache()
 

@@ -29,19 +29,19 @@ class Renames:
 class Life:
     """Hooks that record their calls."""
 
-    heard: list[str] = []  # noqa: RUF012  # one test reads it
+    events: list[str] = []  # noqa: RUF012  # one test reads it
 
     def __init__(self, context):
-        Life.heard = []
+        Life.events = []
 
     def on_engine_start(self, config):
-        Life.heard.append(config.model.architecture)
+        Life.events.append(config.model.architecture)
 
     def on_step(self, step):
-        Life.heard.append("step")
+        Life.events.append("step")
 
     def on_engine_stop(self):
-        Life.heard.append("stop")
+        Life.events.append("stop")
 
 
 def greedy(**extra_args):
@@ -83,7 +83,7 @@ def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, setting
     assert found[1] == found[4] == found[7]
 
 
-def test_lines_of_json_are_answered(model_dir, settings, tmp_path, llm):
+def test_requests_in_a_json_lines_file_are_answered(model_dir, settings, tmp_path, llm):
     rows = [
         {"id": "plain", "prompt": PROMPT, "max_tokens": 5, "ignore_eos": True},
         {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
@@ -100,7 +100,7 @@ def test_lines_of_json_are_answered(model_dir, settings, tmp_path, llm):
     assert "max_model_len" in found[2]["error"]
 
 
-def test_statistics_are_written(model_dir, settings, tmp_path):
+def test_the_jsonl_stat_logger_writes_statistics(model_dir, settings, tmp_path):
     path = tmp_path / "stats.jsonl"
     given = {"jsonl": {"path": str(path), "interval_s": 0}}
     with LLM(model_dir, stat_loggers=["jsonl"], plugin_options=given, **settings) as made:
@@ -121,8 +121,8 @@ def test_worker_extensions_and_hooks_are_called(model_dir, settings):
         (count,) = made.llm_engine.collective_rpc("count_parameters")
         assert count > 10_000
         made.generate(PROMPT, greedy())
-    assert Life.heard[0] == "LlamaForCausalLM" and Life.heard[-1] == "stop"
-    assert Life.heard.count("step") >= 48
+    assert Life.events[0] == "LlamaForCausalLM" and Life.events[-1] == "stop"
+    assert Life.events.count("step") >= 48
     with pytest.raises(ContractError, match="load_model is a name of"):
         LLM(model_dir, worker_extension_cls=Renames, **settings)
 

@@ -1,4 +1,4 @@
-"""From prompts to answers through the whole engine, with a random model."""
+"""Generates answers to prompts with the whole engine and a random model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_prompt_has_its_own_parameters_and_output(llm):
     assert len({output.request_id for output in outputs}) == 24
 
 
-def test_max_tokens_and_the_models_length_end_requests(llm):
+def test_requests_end_at_max_tokens_and_at_max_model_len(llm):
     assert len(answer(llm, max_tokens=1).token_ids) == 1
     prompt = [7] * 250
     longest = answer(llm, prompt, max_tokens=None)
@@ -142,7 +142,7 @@ def test_a_seed_fixes_the_tokens_in_any_batch(llm, readable):
     assert llm.generate(PROMPT, readable(seed=12))[0].outputs[0].token_ids != alone
 
 
-def test_without_a_seed_equal_prompts_differ(llm, readable):
+def test_equal_prompts_without_a_seed_get_different_tokens(llm, readable):
     one, two = llm.generate([PROMPT] * 2, readable(seed=None))
     assert one.outputs[0].token_ids != two.outputs[0].token_ids
 
@@ -158,7 +158,7 @@ def test_two_engines_with_the_same_seed_agree(model_dir, options):
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 3])
-def test_logprobs_list_the_sampled_token_then_the_most_likely(llm, num_logprobs):
+def test_logprobs_list_the_sampled_token_then_the_most_likely_tokens(llm, num_logprobs):
     completion = answer(llm, logprobs=num_logprobs, temperature=0)
     assert len(completion.logprobs) == len(completion.token_ids)
     for token, here in zip(completion.token_ids, completion.logprobs, strict=True):
@@ -210,7 +210,7 @@ def test_a_truncated_prompt_keeps_its_end(llm):
     assert cut.outputs[0].token_ids == llm.generate([ids[-7:]], greedy())[0].outputs[0].token_ids
 
 
-def test_each_prompt_has_its_priority(model_dir, options):
+def test_each_prompt_may_have_its_own_priority(model_dir, options):
     options |= {"max_num_seqs": 1, "scheduler_cls": "priority"}
     with LLM(model_dir, **options) as made:
         outputs = made.generate(["a", "b", "c"], greedy(), priority=[2, 0, 1])
@@ -329,7 +329,7 @@ def test_requests_may_be_added_while_others_run(engine, llm):
     assert [finished[str(n)].outputs[0].token_ids for n in range(3)] == expected
 
 
-def test_deltas_join_to_the_final_text(engine, llm, readable):
+def test_joined_deltas_equal_the_final_text(engine, llm, readable):
     for params in (greedy(max_tokens=40), readable(max_tokens=40, stop=["quick", "zz"])):
         (final,) = llm.generate(PROMPT, params)
         engine.add_request("a", PROMPT, params, output_kind=RequestOutputKind.DELTA)
@@ -354,4 +354,4 @@ def test_an_abort_does_not_affect_other_requests(engine, llm):
     assert last["goes"].finish_reason == last["waits"].finish_reason == "abort"
     assert len(last["goes"].token_ids) == 5 and last["waits"].token_ids == []
     assert last["stays"].token_ids == expected
-    assert engine.reset_prefix_cache()  # no block is left in use
+    assert engine.reset_prefix_cache()  # all blocks are free

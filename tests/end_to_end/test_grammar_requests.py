@@ -1,4 +1,4 @@
-"""Structured output through `LLM`: constrained requests obey, other requests do not change."""
+"""Structured output through `LLM`: grammars constrain only the requests that use them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def obeys(token_ids, text):
     return all(map(set.__contains__, positions, token_ids))
 
 
-def test_requests_obey_their_grammars_and_others_are_unchanged(llm, constrained):
+def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
     want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
     changes = {"seed": 3, "temperature": 1.0}
     asking = [plain(i) if i % 3 else params("token_ids", GRAMMAR, **changes) for i in range(9)]

@@ -98,14 +98,14 @@ def whole_blocks(length):
 
 
 CASES = {
-    "the step waits": ("memory", {}),
+    "the step waits for loads": ("memory", {}),
     "requests wait": ("memory", {"plugin_options": {"memory": {"asynchronous": True}}}),
-    "a step ahead": ("memory", {"async_scheduling": True}),
-    "requests wait, a step ahead": (
+    "one step ahead": ("memory", {"async_scheduling": True}),
+    "requests wait for loads, one step ahead": (
         "memory",
         {"plugin_options": {"memory": {"asynchronous": True}}, "async_scheduling": True},
     ),
-    "the fake": ("dovetail_devkit.fakes.kv_connector:FakeKVConnector", {}),
+    "fake connector": ("dovetail_devkit.fakes.kv_connector:FakeKVConnector", {}),
 }
 
 
@@ -127,11 +127,11 @@ def test_blocks_are_loaded_after_a_cache_reset(checkpoint, connector, changes):
     assert num_first - sum(len(run.logits) for run in again) == sum(due)
 
 
-def test_another_engine_of_the_process_loads_blocks_of_the_first(checkpoint):
+def test_a_second_engine_of_the_process_loads_blocks_of_the_first(checkpoint):
     prompt_ids = prompts()
     with engine(checkpoint) as one, engine(checkpoint) as two:
         generate(one, prompt_ids)
-        generate(two, [[7]])  # the first answer brings the list of stored blocks
+        generate(two, [[7]])  # the first answer contains the list of stored blocks
         recorded(two)
         found = generate(two, prompt_ids)
         check_tokens(checkpoint, found, recorded(two))
@@ -184,7 +184,7 @@ class SpoilingConnector(FakeKVConnector):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_blocks_of_failed_loads_are_computed(checkpoint, ahead):
+def test_blocks_of_failed_loads_are_computed_again(checkpoint, ahead):
     prompt_ids = prompts()
     SpoilingSide.num_failed = 0
     with engine(checkpoint, SpoilingConnector, async_scheduling=ahead) as llm:
@@ -200,7 +200,7 @@ def test_blocks_of_failed_loads_are_computed(checkpoint, ahead):
 
 
 class EndlessSide(FakeSchedulerSide):
-    """Accepts every load and finishes none."""
+    """Accepts every load and never finishes one."""
 
     num_loads = 0
 
@@ -216,7 +216,7 @@ class EndlessConnector(FakeKVConnector):
 
 
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
-def test_loads_that_never_finish_time_out_and_are_computed(checkpoint):
+def test_blocks_of_loads_that_time_out_are_computed_again(checkpoint):
     prompt_ids = prompts()
     EndlessSide.num_loads = 0
     with engine(checkpoint, EndlessConnector, kv_transfer_timeout_s=0.1) as llm:
@@ -254,8 +254,8 @@ UNEVEN = "dovetail_devkit.rigs.uneven_connector:UnevenConnector"
         ),
     ],
 )
-def test_two_ranks_use_only_blocks_that_both_loaded(checkpoint, connector, changes):
-    """A block counts as loaded when all ranks have loaded it; one rank is late or fails."""
+def test_two_ranks_use_only_blocks_that_both_have_loaded(checkpoint, connector, changes):
+    """A block counts as loaded when all ranks have loaded it; here one rank is late or fails."""
     prompt_ids = prompts()
     with engine(checkpoint, connector, tensor_parallel_size=2, worker_cls="auto", **changes) as llm:
         first, second, third = (generate_after_reset(llm, prompt_ids) for _ in range(3))

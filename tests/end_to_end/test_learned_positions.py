@@ -39,7 +39,7 @@ def generate(llm):
 
 
 @pytest.mark.parametrize("model", ["Declared", "Undeclared"])
-def test_the_table_of_config_json_is_the_limit_despite_overrides(start, model):
+def test_the_position_table_of_config_json_limits_max_model_len_despite_overrides(start, model):
     config = {"n_positions": 24}
     assert len(generate(start(model, config))) == 21
     longer = {"max_position_embeddings": 64}
@@ -49,7 +49,7 @@ def test_the_table_of_config_json_is_the_limit_despite_overrides(start, model):
     assert "hf_overrides" not in str(caught.value)
 
 
-def test_a_declared_table_is_the_limit(start):
+def test_a_declared_position_table_limits_max_model_len(start):
     config = {"block_length": 24}
     assert len(generate(start("Declared", config))) == 21
     with pytest.raises(ConfigError, match="max_model_len=64 is more than the 24 positions"):
@@ -57,7 +57,7 @@ def test_a_declared_table_is_the_limit(start):
 
 
 @pytest.mark.parametrize("config", [{}, {"max_position_embeddings": 64}])
-def test_an_undeclared_table_is_found_at_start(start, config):
+def test_an_undeclared_position_table_is_found_at_start(start, config):
     with pytest.raises(ConfigError, match=r"Undeclared fails at position (63|2047) .*lower"):
         start("Undeclared", {"block_length": 24, **config})
     llm = start("Undeclared", {"block_length": 24, **config}, max_model_len=24)

@@ -58,15 +58,15 @@ def started(start, num_positions, **options):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_million_positions_use_no_memory_until_needed(start, dtype):
-    started(start, 1000, dtype=dtype)  # code and libraries that are loaded once
+def test_unused_positions_of_a_large_max_model_len_use_no_memory(start, dtype):
+    started(start, 1000, dtype=dtype)  # load all code and libraries first
     short, _ = started(start, 1000, dtype=dtype)
     long, _ = started(start, LONG, dtype=dtype)
     assert long < short + 100 * MIB
 
 
 @pytest.mark.clock
-def test_a_million_positions_take_no_time_at_start(start):
+def test_a_large_max_model_len_takes_no_time_at_start(start):
     started(start, 1000)
     short = min(started(start, 1000)[1] for _ in range(3))
     long = min(started(start, LONG)[1] for _ in range(3))
@@ -75,7 +75,7 @@ def test_a_million_positions_take_no_time_at_start(start):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_growing_position_table_gives_the_tokens_of_a_full_table(start, dtype, monkeypatch):
-    """Decodes pass the end of the table while steps are replayed or advanced."""
+    """Decodes exceed the allocated table while steps are replayed or their metadata is advanced."""
     if dtype == "bfloat16" and not probe_fast().usable:
         pytest.skip("native kernels are not available on this machine")
     monkeypatch.setattr(rotary, "_POSITIONS_AT_ONCE", 64)
@@ -100,7 +100,7 @@ def num_blocks(caplog):
     return int(found[-1])
 
 
-def test_unused_blocks_keep_prefixes_and_use_no_memory(start, caplog):
+def test_a_large_cache_keeps_prefixes_and_uses_no_memory_for_unused_blocks(start, caplog):
     caplog.set_level(logging.INFO, "dovetail.engine.start")
     before = resident_bytes()
     prompt = list(range(100))
@@ -114,4 +114,4 @@ def test_unused_blocks_keep_prefixes_and_use_no_memory(start, caplog):
     assert resident_bytes() - before < 150 * MIB
     with start(256, max_num_seqs=64):
         assert num_blocks(caplog) > 0.8 * blocks
-    assert blocks > 1000 * 17  # far more than one sequence needs
+    assert blocks > 1000 * 17  # many more blocks than one sequence needs

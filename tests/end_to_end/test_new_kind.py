@@ -1,7 +1,7 @@
-"""A new plugin kind takes four files: its row, its contract, its fake and its suite.
+"""A new plugin kind needs four files: a row in the table of kinds, contract, fake and suite.
 
-The tests copy the core and the kit, add a kind with exactly these files, and use it as a user and
-as a plugin author would, in processes that import the copies.
+The tests copy the core and the kit, add a kind with exactly these files, and use it as users and
+plugin authors would, in processes that import the copies.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Tree:
         return self.run("-c", "import sys; from dovetail.cli import main; main()", *arguments)
 
     def changes(self) -> set[str]:
-        """Return the files of both packages that are new or changed."""
+        """Return the new and changed files of both packages."""
         return {
             str(path.relative_to(self.root))
             for package in ("dovetail", "dovetail_devkit")
@@ -185,7 +185,7 @@ def tree(tmp_path_factory):
     return Tree(tmp_path_factory.mktemp("tree"))
 
 
-def test_a_new_kind_takes_four_files(tree):
+def test_a_new_plugin_kind_needs_only_four_files(tree):
     assert tree.changes() == {
         "dovetail/plugin_kinds.py",
         "dovetail/interfaces/translator.py",
@@ -213,7 +213,7 @@ def test_a_plugin_of_a_new_kind_is_listed_and_explained(tree):
     assert [one["state"] for one in explained["verdicts"]] == ["taken", "out"]
 
 
-def test_the_suite_of_a_new_kind_runs_from_its_name(tree):
+def test_the_kit_finds_the_suite_of_a_new_kind_by_name(tree):
     named = [f"--dovetail-plugin=translator:{name}" for name in ("shouting", "stuttering")]
     done = tree.run("-m", "pytest", "-p", "no:cacheprovider", *named)
     assert done.returncode == 1
@@ -222,7 +222,7 @@ def test_the_suite_of_a_new_kind_runs_from_its_name(tree):
     assert "the translation of 'a texta text' is" in done.stdout
 
 
-def test_a_kind_that_the_engine_does_not_use_reports_it(tmp_path):
+def test_explain_reports_that_the_engine_does_not_use_a_new_kind(tmp_path):
     tree = Tree(tmp_path / "tree", UNUSED_ROW)
     done = tree.dovetail("plugins", "explain", "translator")
     assert done.returncode == 0

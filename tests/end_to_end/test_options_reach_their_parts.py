@@ -1,7 +1,7 @@
 """Options of a user take effect in the whole engine.
 
-Each part is tested alone elsewhere. Here a part may be replaced by nothing: what is observed is
-what a user sees (tokens, text, errors) or what a stat logger records of each step.
+Each part is tested alone elsewhere. No part is replaced here: the tests observe what a user sees
+(tokens, text, errors) and the statistics that a stat logger records of each step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.interfaces import SchedulerStats
 from dovetail_sched_fcfs import FCFSScheduler
 
 PROMPT = [9, 8, 7, 6] * 10
-"""Forty tokens, ten blocks."""
+"""A prompt of 40 tokens, which fill ten blocks."""
 
 
 class Recorder:
@@ -123,7 +123,7 @@ class WhereItRuns:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_engine_process_decides_where_the_model_runs(model_dir, options, apart):
+def test_engine_process_runs_the_model_in_another_process(model_dir, options, apart):
     extension = f"{__name__}:WhereItRuns" if apart else WhereItRuns
     changes = {"engine_process": apart, "worker_extension_cls": extension}
     with LLM(model_dir, **(options | changes)) as llm:
@@ -180,7 +180,7 @@ def test_enable_prefix_caching_decides_whether_blocks_are_reused(model_dir, opti
     assert Recorder.steps[-1].prefix_hits == (36 if enabled else 0)
 
 
-def test_block_size_and_number_of_blocks(model_dir, options):
+def test_block_size_and_num_gpu_blocks_override_set_the_cache_shape(model_dir, options):
     sizes = options | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 70}
     for block_size, used in ((4, 10), (8, 5)):
         _, steps = run(
@@ -203,7 +203,7 @@ def test_scheduler_cls_decides_which_request_runs_first(model_dir, options):
 
 
 class CountingScheduler(FCFSScheduler):
-    """Counts the plans in flight: scheduled, with results not yet processed."""
+    """Counts the plans in flight, which are scheduled and have no processed result yet."""
 
     num_out = most_out = 0
 
@@ -219,7 +219,7 @@ class CountingScheduler(FCFSScheduler):
 
 
 @pytest.mark.parametrize(("asynchronous", "most"), [(False, 1), (True, 2)])
-def test_async_scheduling_plans_a_step_ahead(model_dir, options, asynchronous, most):
+def test_async_scheduling_plans_one_step_ahead(model_dir, options, asynchronous, most):
     CountingScheduler.num_out = CountingScheduler.most_out = 0
     changes = {"scheduler_cls": CountingScheduler, "async_scheduling": asynchronous}
     run(model_dir, options | changes, [PROMPT, other_prompt(1)])
@@ -229,7 +229,7 @@ def test_async_scheduling_plans_a_step_ahead(model_dir, options, asynchronous, m
 # --- text -----------------------------------------------------------------------------------------
 
 
-def test_skip_special_tokens_decides_whether_they_are_in_the_text(llm):
+def test_skip_special_tokens_removes_special_tokens_from_the_text(llm):
     special = llm.get_tokenizer().encode("<|user|>")[-1:]
     for skip, text in ((True, ""), (False, "<|user|><|user|>")):
         params = greedy(max_tokens=2, allowed_token_ids=special, skip_special_tokens=skip)
@@ -250,7 +250,7 @@ def test_n_gives_different_completions(llm):
 
 
 def test_every_statistic_is_counted(model_dir, options):
-    """A run with preemption, eviction, aborts and prefix hits: no statistic stays at zero."""
+    """No statistic stays at zero in a run with preemptions, evictions, aborts and prefix hits."""
     few = options | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 40}
     with LLM(model_dir, stat_loggers=[Recorder], **few) as llm:
         params = greedy(max_tokens=40)
@@ -304,8 +304,8 @@ def test_max_waiting_limits_waiting_requests(model_dir, options):
 # --- every option ---------------------------------------------------------------------------------
 
 
-def test_every_option_of_a_wrong_type_is_named(model_dir):
-    """Every option is checked: each refuses a value of a type that no option has."""
+def test_an_option_with_a_value_of_a_wrong_type_is_named(model_dir):
+    """Each option refuses a value of a type that no option has."""
     for name in EngineArgs.descriptions():
         with pytest.raises((ConfigError, ValueError), match=name):
             EngineArgs(**({"model": str(model_dir)} | {name: object()})).create_engine_config()

@@ -1,4 +1,4 @@
-"""An installed package that is not selected runs in no process of an engine."""
+"""No process of an engine imports an installed package that is not selected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def marker(tmp_path, monkeypatch):
     return marker
 
 
-def test_no_process_of_an_engine_imports_it(model_dir, options, llm, marker, caplog):
+def test_no_process_of_an_engine_imports_an_unselected_package(
+    model_dir, options, llm, marker, caplog
+):
     expected = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
     processes = {"engine_process": True, "executor_backend": "multiproc"}
     with LLM(model_dir, **options, **processes) as other:
@@ -59,13 +61,13 @@ def test_no_process_of_an_engine_imports_it(model_dir, options, llm, marker, cap
 
 
 @pytest.mark.parametrize("kind", ["platform", "attention", "scheduler", "ops"])
-def test_explaining_does_not_import_it(marker, model_dir, kind, capsys):
+def test_explain_does_not_import_an_unselected_package(marker, model_dir, kind, capsys):
     assert main(["plugins", "explain", kind, "--model", str(model_dir)]) == 0
     assert "Dovetail_Evil" in capsys.readouterr().out
     assert not marker.exists()
 
 
-def test_commands_do_not_import_it(marker, capsys):
+def test_other_commands_do_not_import_an_unselected_package(marker, capsys):
     assert main(["plugins", "list"]) == 0
     output = capsys.readouterr()
     assert "Dovetail_Evil 1.0" in output.out and "which is not used" in output.err

@@ -1,4 +1,4 @@
-"""A quantized checkpoint needs a linear method that declares its format; others are refused."""
+"""A quantized checkpoint without a linear method that declares its format is refused."""
 
 import json
 
@@ -50,7 +50,7 @@ HOSTILE = (
 
 
 class ReadsGPTQ(TorchLinearMethod):
-    """Declares the format; dummy weights are plain."""
+    """Declares the format; its dummy weights are not quantized."""
 
     provides = frozenset({"quantization.gptq"})
 
@@ -75,13 +75,13 @@ def refused(path, method, **options):
 
 
 @pytest.mark.parametrize("method", STATED)
-def test_a_format_that_no_method_reads_is_refused_by_name(folder, method):
+def test_a_quantization_format_that_no_linear_method_reads_is_refused_by_name(folder, method):
     text = refused(folder(STATED[method]), method)
     assert "config.json" in text and "torch" in text and '"quantization.' in text
 
 
 @pytest.mark.parametrize("method", BESIDE)
-def test_the_files_of_quantization_tools_are_read(folder, method):
+def test_checkpoints_written_by_quantization_tools_are_read(folder, method):
     text = refused(folder(beside=BESIDE[method]), method)
     assert BESIDE[method][0] in text
     # An explicit null of the user means that the checkpoint is not quantized.
@@ -110,7 +110,7 @@ def test_invalid_quantization_fields_are_named(folder, value):
             EngineArgs(model=path).create_engine_config()
 
 
-def test_a_method_that_declares_the_format_runs_it(folder):
+def test_a_linear_method_that_declares_the_format_runs_the_checkpoint(folder):
     with LLM(folder(GPTQ), **DUMMY, quantization=ReadsGPTQ) as llm:
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         (output,) = llm.generate([[1, 2]], params, use_tqdm=False)

@@ -25,7 +25,7 @@ TIGHT = {
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "priority", "srpt"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
-def test_a_run_of_the_demo_model_replays_byte_for_byte(scheduler, ahead, tmp_path):
+def test_the_log_of_a_demo_model_run_replays_byte_for_byte(scheduler, ahead, tmp_path):
     path = tmp_path / "run.log"
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24)
     options = {**TIGHT, "scheduler_cls": scheduler, "async_scheduling": ahead}

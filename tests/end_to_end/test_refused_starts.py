@@ -1,6 +1,6 @@
 """Damaged files and contradicting settings raise an error that names them, in limited time.
 
-`test_bad_start.py` tests general rules instead of single cases.
+`test_bad_start.py` tests the general rules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OldContract(FCFSScheduler):
 
 @dataclass(frozen=True)
 class Case:
-    """The damage or option, the expected error, and words that its message must contain."""
+    """A damage or an option, the expected error, and words that its message must contain."""
 
     damage: Damage
     error: type[DovetailError]
@@ -93,10 +93,10 @@ FILES = {
         content("config.json", "[" * 100_000), ModelError, "config.json"
     ),
     "config.json is a pipe": damaged(pipe("config.json"), ModelError, "config.json"),
-    "an absurd number of layers": damaged(
+    "a huge number of layers": damaged(
         config_fields(num_hidden_layers=HUGE), ModelError, "num_hidden_layers"
     ),
-    "an absurd width": damaged(
+    "a huge hidden size": damaged(
         config_fields(hidden_size=HUGE), CapacityError, "memory for the model"
     ),
     "a negative vocabulary": damaged(config_fields(vocab_size=-1), ModelError, "vocab_size"),
@@ -107,7 +107,7 @@ FILES = {
         ModelError,
         "rope_theta",
     ),
-    "code of the model's own, not trusted": damaged(
+    "code in the model directory, not trusted": damaged(
         config_fields(architectures=["OwnModel"], auto_map={"AutoModel": "own.OwnModel"}),
         PluginNotFoundError,
         "OwnModel",
@@ -118,16 +118,16 @@ FILES = {
     "an invalid default": damaged(
         content("generation_config.json", '{"temperature": -3}'), ModelError, "temperature"
     ),
-    "the header's length is off": damaged(flipped_bit(0, 0), WeightError, WEIGHTS),
-    "the header's length is absurd": damaged(flipped_bit(6, 7), WeightError, WEIGHTS),
+    "the header's length is wrong": damaged(flipped_bit(0, 0), WeightError, WEIGHTS),
+    "the header's length is huge": damaged(flipped_bit(6, 7), WeightError, WEIGHTS),
     "a bit of the header is flipped": damaged(flipped_bit(60), WeightError, WEIGHTS),
-    "a weight lies beyond the file": damaged(
+    "a weight beyond the end of the file": damaged(
         header_entry(GATE, data_offsets=[0, HUGE]), WeightError, WEIGHTS, GATE
     ),
     "a weight of an unknown dtype": damaged(
         header_entry(GATE, dtype="F99"), WeightError, WEIGHTS, "F99"
     ),
-    "a weight of an absurd shape": damaged(
+    "a weight of a huge shape": damaged(
         header_entry(GATE, shape=[2**40, 2**40]), WeightError, WEIGHTS
     ),
     "weights of an integer dtype": damaged(
@@ -275,7 +275,7 @@ def test_an_unusable_socket_folder_names_tmpdir(folder, model_dir, tmp_path, mon
         LLM(model_dir, engine_process=True, **OPTIONS)
 
 
-def test_an_engine_starts_after_all_failures(model_dir):
+def test_an_engine_starts_after_all_failed_starts(model_dir):
     with LLM(model_dir, **OPTIONS) as llm:
         assert llm.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
 

@@ -1,4 +1,4 @@
-"""Starts with too few resources: a Dovetail error, or an engine without the optional feature.
+"""Starts with too few resources raise a Dovetail error, or work without an optional feature.
 
 Limits are set in child processes (`starved_child.py`). A full disk and a small /dev/shm need a
 mount namespace; these cases are skipped without one.
@@ -18,7 +18,7 @@ import pytest
 from dovetail_cpu.native_library import probe_fast
 from end_to_end.checkpoints import OPTIONS
 
-# Without native kernels torch multiplies, and may crash when it gets no memory.
+# Without native kernels, torch multiplies matrices and may crash when an allocation fails.
 pytestmark = pytest.mark.skipif(
     not probe_fast().usable, reason="native kernels are not available on this machine"
 )
@@ -94,7 +94,7 @@ def job(name, model_dir, options, **limits):
 
 @pytest.fixture(scope="module")
 def outcomes(model_dir, tmp_path_factory):
-    """The outcome of every start that needs no namespace."""
+    """The outcomes of all starts that need no namespace."""
     full, taken = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("taken") / "packed"
     taken.touch()
     rooms = [
@@ -135,7 +135,7 @@ def namespace_outcomes(model_dir, tmp_path_factory):
     )
 
 
-def test_every_outcome_is_reported_in_time(outcomes):
+def test_every_start_ends_in_time_with_a_result_or_a_typed_error(outcomes):
     for outcome in outcomes.values():
         assert outcome["is_ours"] and not outcome["status"], outcome
         assert outcome["seconds"] < 30
@@ -159,7 +159,7 @@ def test_threads_without_memory_are_reported_with_the_setting(outcomes):
     assert "num_threads=64" in outcomes["threads"]["message"]
 
 
-def test_too_few_descriptors_are_reported_with_the_file(outcomes):
+def test_too_few_file_descriptors_are_reported_with_the_file(outcomes):
     assert outcomes["descriptors"]["error"]
     assert "Too many open files" in outcomes["descriptors"]["message"]
 
@@ -170,7 +170,7 @@ def test_unavailable_shared_memory_is_reported(outcomes):
 
 
 @pytest.mark.parametrize("name", ["file size", "a file in its place"])
-def test_an_engine_runs_if_packed_weights_cannot_be_kept(outcomes, name):
+def test_an_engine_runs_if_packed_weights_cannot_be_stored(outcomes, name):
     check_runs_without_packed_weights(outcomes[name])
 
 
@@ -182,7 +182,7 @@ def test_an_engine_runs_with_a_full_or_read_only_disk(namespace_outcomes, name):
 
 @needs_namespaces
 @pytest.mark.parametrize("name", ["ring", "processes"])
-def test_engines_in_processes_need_no_room_in_dev_shm(namespace_outcomes, name):
+def test_engine_processes_need_no_space_in_dev_shm(namespace_outcomes, name):
     assert not namespace_outcomes[name]["error"], namespace_outcomes[name]
 
 

@@ -21,7 +21,8 @@ NUM_STEPS = 6
 NUM_LAYERS = 2
 NUM_RUNS = NUM_STEPS + 2  # the warm-up runs the model twice without attention
 
-# Field: the class, the method that it counts, how often, and a method of the default plugin.
+# Maps an option to: the class, the method that it counts, its number of calls, and a method of the
+# default plugin.
 SWAPS = {
     "scheduler_cls": (
         "MyScheduler",
@@ -91,7 +92,7 @@ def parts(folder):
 
 @pytest.fixture
 def defaults(monkeypatch):
-    """Count calls of the default plugins, by field."""
+    """Count the calls of the default plugin of each option."""
     calls = dict.fromkeys(SWAPS, 0)
 
     def watch(field, target):
@@ -160,7 +161,7 @@ def test_all_plugins_are_replaced_at_once(model_dir, options, parts, defaults, e
 
 
 @pytest.mark.parametrize("form", ["loose_parts:MyPolicy", "class"])
-def test_a_policy_is_accepted_as_a_scheduler(model_dir, options, parts, expected, form):
+def test_an_engine_accepts_a_policy_as_scheduler_cls(model_dir, options, parts, expected, form):
     part = parts.MyPolicy if form == "class" else form
     options["max_num_seqs"] = 1
     with LLM(model_dir, scheduler_cls=part, **options) as llm:
@@ -234,7 +235,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_module_on_pythonpath_needs_no_distribution(model_dir, options, tmp_path, expected):
+def test_a_plugin_module_on_pythonpath_needs_no_distribution(
+    model_dir, options, tmp_path, expected
+):
     shutil.copy(PARTS, tmp_path / "loose_parts.py")
     swaps = {field: f"loose_parts:{name}" for field, (name, *_) in SWAPS.items()}
     arguments = json.dumps([str(model_dir), options | swaps, PROMPTS])

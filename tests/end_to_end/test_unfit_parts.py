@@ -1,4 +1,4 @@
-"""Plugins that do not support a model are refused before weights are opened or a worker starts."""
+"""Plugins that do not support a model are refused before weights are read or a worker starts."""
 
 import json
 

@@ -43,7 +43,7 @@ def twice(worker, more):
 
 
 def children():
-    """Return the child processes of this process, of all threads."""
+    """Return the child processes that the threads of this process have started."""
     tasks = Path("/proc/self/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
@@ -91,7 +91,7 @@ def listeners_of(pid):
     return found
 
 
-def test_ranks_do_not_listen_and_a_rank_killed_while_idle_is_named(model_dir, options):
+def test_worker_processes_open_no_port_and_one_killed_while_idle_is_named(model_dir, options):
     """One engine with two ranks for both checks, because its start is slow."""
     before = children()
     options = options | {"executor_backend": "mp", "tensor_parallel_size": 2}
@@ -111,7 +111,7 @@ def test_ranks_do_not_listen_and_a_rank_killed_while_idle_is_named(model_dir, op
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_killed_worker_stops_the_engine_with_an_error(model_dir, options, num_workers):
-    """Of two workers, rank 1 is killed while rank 0 waits for it in an all-reduce."""
+    """Rank 1 is killed while rank 0 waits for it in an all-reduce."""
     before = children()
     options = options | {"executor_backend": "mp", "tensor_parallel_size": num_workers}
     with LLM(model_dir, async_scheduling=True, **options) as llm:
@@ -148,7 +148,7 @@ def test_a_user_defined_worker_runs_in_processes_with_its_extension(
         assert count == 12 and call("own_parts:twice", 1) == [25]
     from own_parts import OwnWorker
 
-    assert OwnWorker.num_steps == 0  # not run in this process
+    assert OwnWorker.num_steps == 0  # the worker does not run in this process
 
 
 def test_truncated_weights_are_reported_with_the_worker(model_dir, options, tmp_path):
@@ -159,6 +159,6 @@ def test_truncated_weights_are_reported_with_the_worker(model_dir, options, tmp_
         LLM(folder, executor_backend="multiproc", **options)
 
 
-def test_an_executor_of_one_worker_refuses_two(model_dir, options):
+def test_an_executor_for_one_worker_refuses_two_workers(model_dir, options):
     with pytest.raises(ConfigError, match=r"2: the executor .* supports at most 1 worker"):
         LLM(model_dir, executor_backend="uniproc", tensor_parallel_size=2, **options)

@@ -1,4 +1,4 @@
-"""Imports third-party libraries before a process forks trials of a changed copy of the project."""
+"""Imports third-party libraries before the process forks to test changed copies of the project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _LIBRARIES = (
 def import_libraries() -> None:
     """Import the libraries that the project uses, once for all forks.
 
-    Raises RuntimeError if a module of the project is imported already: the forks would inherit it.
+    Raises RuntimeError if a module of the project is already imported, because the forks would
+    inherit it.
     """
     for name in _LIBRARIES:
         with suppress(ImportError):

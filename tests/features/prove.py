@@ -1,11 +1,11 @@
 """Checks every claim of docs/features.md: `python tests/features/prove.py [--faults]`.
 
 Every linked test of a row with a claim must pass and must not be skipped: in the recorded run of
-`make test` if it was a run of this tree, otherwise in a separate run. Then faults are planted, and
-a linked test must fail with each of them: one in `SAMPLED` of the faults in `wiring_faults.toml` (a
-dropped option, a zeroed statistic), selected by the commit. If a row names a kind, the tests must
-also fail with the contract's fake instead of every implementation (`pytest --with-fake KIND`).
-`--faults` tries only the faults of the file, all of them (`make soak`).
+`make test` if that run tested this state of the files, otherwise in a separate run. Then faults
+from `wiring_faults.toml` (a dropped option, a zeroed statistic) are planted one by one, and a
+linked test must fail with each of them. The commit selects one in `SAMPLED` of the faults. If a row
+names a kind, the tests must also fail with the contract's fake instead of every implementation
+(`pytest --with-fake KIND`). `--faults` only plants faults, but all of them (`make soak`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from table import Feature, read_features
 from wiring_trial import WiringFault, read_faults, try_faults
 
 SAMPLED = 2
-"""`make features` tries one in this many faults."""
+"""`make features` tries one fault in this many."""
 
 
 def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
-    """Return the problems with the claims, one sentence each.
+    """Return the claims that are not proven, with the reason, one sentence each.
 
     known: outcomes of the whole suite; with None, the linked tests are run.
     """
@@ -53,14 +53,14 @@ def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
 
 
 def misplaced_faults(features: Sequence[Feature], faults: Sequence[WiringFault]) -> list[str]:
-    """Return the problems with the faults themselves, one sentence each, without trying them.
+    """Return the faults that cannot be tried and the claims without a fault, one sentence each.
 
-    Each row with a claim needs a fault. Each fault needs a row that links its test, and a line of
-    the tree that it changes.
+    Each row with a claim needs a fault. Each fault needs a row that links its test, and code that
+    it changes.
     """
     tests = {row.id: row.tests for row in features if row.status != "planned"}
     problems = [
-        f"{row}: no fault in its wiring is tried; add one to tests/features/wiring_faults.toml"
+        f"{row}: has no fault that tests its wiring; add one to tests/features/wiring_faults.toml"
         for row in sorted(tests.keys() - {fault.feature for fault in faults})
     ]
     for fault in faults:
@@ -78,7 +78,7 @@ def sample_of(faults: Sequence[WiringFault], commit: bytes) -> list[WiringFault]
 
 
 def unnoticed_faults(faults: Sequence[WiringFault]) -> list[str]:
-    """Try each fault that can be tried; return one sentence for each fault that no test noticed."""
+    """Try the faults; return one sentence for each fault that made no test fail."""
     return [
         f"{fault.feature}: {fault.name}, and {fault.test} {verdict}"
         for fault, verdict in try_faults(fault for fault in faults if not fault.problem())

@@ -1,9 +1,9 @@
-"""Runs the tests as `make test` does, and records the outcomes for this state of the tree.
+"""Runs the tests as `make test` does, and records the outcomes for this state of the files.
 
 Tests that measure time (marker `clock`) run alone, after all other tests, which run in parallel.
 `python tests/features/suite.py` runs all tests and writes a record that is valid until a file
-changes. It takes no options and ignores those of the environment, so that a partial run is never
-recorded as a whole run.
+changes. It takes no options and ignores pytest options of the environment, so that a partial run is
+never recorded as a whole run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Outcomes = dict[str, set[str]]
 def run_tests(
     tests: Sequence[str] = (), *options: str, shown: bool = False
 ) -> tuple[Outcomes, int]:
-    """Run `tests`, or all; return the outcomes and the worst exit code.
+    """Run `tests`, or all tests; return the outcomes and the worst exit code.
 
-    shown: let pytest print. A part of the run that is aborted has no outcomes.
+    shown: print pytest's output. An aborted part of the run has no outcomes.
     """
     outcomes: Outcomes = {}
     codes = []
@@ -122,7 +122,7 @@ def _git(*arguments: str) -> bytes:
 
 
 def recorded() -> Outcomes | None:
-    """Return the outcomes of the whole suite on exactly this tree; None if it has not run."""
+    """Return the outcomes of the suite for this state of the files; None if it has not run."""
     if not RECORD.is_file():
         return None
     record = json.loads(RECORD.read_text("utf-8"))
@@ -136,7 +136,7 @@ def main() -> int:
     RECORD.unlink(missing_ok=True)
     state = tree_state()
     outcomes, code = run_tests(shown=True)
-    # A tree that changed during the run was not tested as a whole.
+    # If a file changed during the run, no single state was tested as a whole.
     if code in FINISHED_CODES and state == tree_state():
         RECORD.parent.mkdir(exist_ok=True)
         content = {"state": state, "outcomes": {test: sorted(outcomes[test]) for test in outcomes}}

@@ -1,4 +1,4 @@
-"""Reads docs/features.md: one row per system, with its status and the tests that prove it."""
+"""Reads docs/features.md: one row per feature, with its status and the tests that prove it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "features.md"
 STATUSES = ("works", "in part", "planned")
 DIRECT = "direct"
-"""In the fakes column: the tests name the implementation themselves, so a fake cannot replace it.
+"""Entry of the fakes column: the tests name the implementation, so that a fake cannot replace it.
 """
 
 
@@ -26,7 +26,7 @@ class Feature:
 
 
 def read_features(text: str | None = None) -> list[Feature]:
-    """Return the rows of the table, or of `text`."""
+    """Return the rows of the table in docs/features.md, or in `text`."""
     rows = []
     for line in (text or FILE.read_text("utf-8")).splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""The features table: unique ids, known statuses, existing tests."""
+"""The features table has unique ids, known statuses and existing tests."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def test_a_claim_links_existing_tests() -> None:
             assert re.search(rf"^def {name}\(", source, re.M), f"{row.id}: {test} does not exist"
 
 
-def test_rows_are_read_from_text() -> None:
+def test_rows_are_parsed_from_the_text_of_a_table() -> None:
     row = "| X1 | thing | works | `a/test_b.py::test_c` | worker, executor |"
     (feature,) = read_features(row)
     assert (feature.tests, feature.fakes) == (("a/test_b.py::test_c",), ("worker", "executor"))
 
 
-def test_each_claim_has_a_fault_that_applies_to_the_tree() -> None:
+def test_each_claim_has_a_fault_that_applies_to_the_code() -> None:
     assert misplaced_faults(read_features(), read_faults()) == []
 
 
-def test_misplaced_faults_are_found() -> None:
+def test_faults_that_do_not_fit_the_table_or_the_code_are_reported() -> None:
     features = read_features("| X1 | thing | works | `a.py::one` | direct |")
     elsewhere = WiringFault(
         feature="X1", name="wrong", path="nothing.py", right="a", wrong="b", test="a.py::two[3]"
     )
     assert misplaced_faults(features, ()) == [
-        "X1: no fault in its wiring is tried; add one to tests/features/wiring_faults.toml"
+        "X1: has no fault that tests its wiring; add one to tests/features/wiring_faults.toml"
     ]
     row, line = misplaced_faults(features, [elsewhere])
     assert row == "X1: the row does not link a.py::two[3]"
@@ -76,7 +76,7 @@ for fault, verdict in sorted(try_faults(faults), key=lambda tried: tried[1]):
 """
 
 
-def test_a_fault_is_tried_in_a_copy_of_the_tree() -> None:
+def test_a_fault_is_tried_in_a_copy_of_the_repository() -> None:
     source = ROOT / "core/src/dovetail/rows.py"
     before = source.read_bytes()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The record of a whole run: its content, and when it becomes invalid."""
+"""The record of a whole run contains all outcomes and becomes invalid when a file changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ markers = ["clock: one", "slow: two", "soak: three", "sampled: four"]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git checkout of some files that replaces this one."""
+    """A git checkout of a few files, which replaces the repository in these tests."""
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RECORD", tmp_path / "cache" / "suite.json")
     (tmp_path / ".gitignore").write_text("cache\n__pycache__\n")
@@ -71,7 +71,7 @@ def commit(tree: Path) -> None:
     subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
 
 
-def test_every_change_changes_the_tree_state(tree: Path) -> None:
+def test_every_change_of_a_file_changes_the_digest_of_the_tree(tree: Path) -> None:
     assert suite.tree_state() == ""  # the repository has no commit yet
     commit(tree)
     first = suite.tree_state()
@@ -90,7 +90,7 @@ def test_every_change_changes_the_tree_state(tree: Path) -> None:
     assert len(set(states)) == len(states)
 
 
-def test_a_record_is_valid_until_something_changes(tree: Path) -> None:
+def test_a_record_is_valid_until_a_file_changes(tree: Path) -> None:
     commit(tree)
     assert suite.recorded() is None
     suite.RECORD.parent.mkdir()
@@ -108,7 +108,9 @@ def test_without_git_no_record_is_valid(tree: Path) -> None:
     assert suite.tree_state() == "" and suite.recorded() is None
 
 
-def test_all_outcomes_of_a_run_are_recorded(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_outcomes_of_all_tests_are_recorded(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "part").mkdir()
@@ -125,7 +127,7 @@ def test_all_outcomes_of_a_run_are_recorded(tree: Path, monkeypatch: pytest.Monk
     }
 
 
-def test_a_run_in_which_the_tree_changes_is_not_recorded(
+def test_a_run_during_which_a_file_changes_is_not_recorded(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(shown: bool) -> tuple[suite.Outcomes, int]:
@@ -140,7 +142,7 @@ def test_a_run_in_which_the_tree_changes_is_not_recorded(
     assert not suite.RECORD.exists()
 
 
-def test_a_claim_needs_all_cases_of_its_tests_to_pass() -> None:
+def test_a_claim_is_proven_only_if_all_cases_of_its_tests_pass() -> None:
     row = "| X1 | thing | works | `a.py::one` `a.py::two` `a.py::three` `a.py::four` | direct |"
     known = {
         "a.py::one": {"passed"},
@@ -154,7 +156,7 @@ def test_a_claim_needs_all_cases_of_its_tests_to_pass() -> None:
     ]
 
 
-def test_the_slowest_files_are_shown(tmp_path: Path) -> None:
+def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     cases = [("a.b", "1.5"), ("a.b", "0.25"), ("c", "2.0")]
     rows = "".join(f'<testcase classname="{name}" name="x" time="{s}"/>' for name, s in cases)
@@ -181,7 +183,7 @@ def test_the_commit_selects_one_in_n_cases_of_a_sampled_test(tree: Path) -> None
     assert len(set.union(*chosen)) > 3
 
 
-def test_the_commit_selects_the_faults_that_make_features_tries() -> None:
+def test_the_commit_selects_the_faults_that_are_tried() -> None:
     faults = read_faults()
     samples = [sample_of(faults, bytes([number])) for number in range(8)]
     assert {len(one) for one in samples} == {-(-len(faults) // SAMPLED_FAULTS)}

@@ -1,7 +1,7 @@
-"""Tries faults in the wiring: one line of a copy of the tree is changed, and a test must fail.
+"""Tries faults in the wiring: changes one line of a copy of the code and expects a test to fail.
 
-The parent has imported the heavy libraries and nothing of the project. Each trial is a fork that
-works in a copy of the tree. The source folders of the copy come first on the path, also in
+The parent imports the heavy libraries but no module of the project. Each trial is a fork that works
+in a copy of the repository. The source folders of the copy come first on the path, also in
 processes that a test starts. A trial that takes too long is killed.
 """
 
@@ -46,11 +46,11 @@ _SKIPPED = (
 
 @dataclass(frozen=True, kw_only=True)
 class WiringFault:
-    """One fault, in words and as a change of one file.
+    """One fault: a description and a change of one file.
 
-    feature: id of its row. name: the fault in words. path: a file of the tree. right, wrong: a text
-    that occurs once in the file, and its replacement. test: node id of the linked test that must
-    fail; may name one case.
+    feature: id of its row. name: a description. path: the file to change. right: a text that occurs
+    once in the file. wrong: its replacement. test: node id of the linked test that must fail; may
+    name one case.
     """
 
     feature: str
@@ -61,7 +61,7 @@ class WiringFault:
     test: str
 
     def problem(self, root: Path = ROOT) -> str:
-        """Return why the fault cannot be tried on this tree, or ""."""
+        """Return why the fault cannot be tried, or ""."""
         file = root / self.path
         count = file.read_text("utf-8").count(self.right) if file.is_file() else 0
         if count == 1:
@@ -81,8 +81,8 @@ def read_faults(file: Path = FILE) -> tuple[WiringFault, ...]:
 def try_faults(faults: Iterable[WiringFault]) -> Iterator[tuple[WiringFault, str]]:
     """Yield each fault with the verdict of its test: "failed", "passed", "hung" or "broken".
 
-    broken: the test could not run, so its outcome shows nothing. Faults come in the order in which
-    their trials end.
+    "broken" means that the test could not run. The faults are in the order in which their trials
+    end.
     """
     import_libraries()
     with tempfile.TemporaryDirectory(prefix="dovetail-faults-") as folder:
@@ -113,13 +113,13 @@ def _ended(running: Mapping[int, tuple[WiringFault, Path, float]]) -> list[tuple
 
 
 def source_folders(tree: Path) -> list[str]:
-    """Return the folders of `tree` from which its members are imported."""
+    """Return the folders of the copy `tree` from which its members are imported."""
     patterns = ("core/src", "model_registry/src", "*/*/src")
     return sorted({str(path) for pattern in patterns for path in tree.glob(pattern)})
 
 
 def _copy_tree(tree: Path) -> None:
-    """Copy the tree with its byte code; files are hard links until they are changed."""
+    """Copy the repository with its byte code; the files are hard links until they are changed."""
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_SKIPPED), copy_function=_link)
 
 
@@ -131,7 +131,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _start(fault: WiringFault, tree: Path) -> int:
-    """Change the file and fork; return the id of the child."""
+    """Change the file and fork; return the child's process id."""
     text = (ROOT / fault.path).read_text("utf-8")
     _replace(tree / fault.path, text.replace(fault.right, fault.wrong, 1))
     child = os.fork()
@@ -151,13 +151,13 @@ def _restore(fault: WiringFault, tree: Path) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a new file, because the old one is a hard link into the tree."""
+    """Write a new file, because the old one is a hard link into the repository."""
     file.unlink()
     file.write_text(text, "utf-8")
 
 
 def _run_test(test: str, tree: Path) -> int:
-    """Run one test in `tree` without output, in the child; return pytest's exit code."""
+    """Run one test in the copy `tree` without output, in the child; return pytest's exit code."""
     log = os.open(tree / "trial.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -187,6 +187,6 @@ def _verdict(child: int, took_s: float) -> str:
         os.waitpid(child, 0)
         return "hung"
     with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # processes that the test has left
+        os.killpg(child, signal.SIGKILL)  # processes that the test has started and not ended
     code = os.waitstatus_to_exitcode(status)
     return {0: "passed", TESTS_FAILED: "failed"}.get(code, "broken")

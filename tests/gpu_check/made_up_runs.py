@@ -1,4 +1,4 @@
-"""Runs of the GPU check for tests: with sections written to a folder, or the whole command."""
+"""Runs the GPU check in tests: sections that a test defines, or the whole command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.catalogue import SectionSpec
-from gpu.check import Check, Wishes
+from gpu.check import Check, CheckOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ROOT / "bench" / "gpu" / "check.py"
@@ -34,9 +34,9 @@ def run_command(
 
 
 def run_sections(folder: Path, sources: dict[str, str], **settings: Any) -> tuple[int, Any, Path]:
-    """Run sections from `sources` after `machine`; return the exit code, the run and its file.
+    """Write sections from `sources` and run them; return the exit code, the run and its file.
 
-    settings: settings of the check, or "deadline_s" of each section.
+    settings: options of the check, and "deadline_s" of each section.
     """
     deadline_s = settings.pop("deadline_s", 30.0)
     code = folder / "made_up_sections"
@@ -55,7 +55,8 @@ def run_sections(folder: Path, sources: dict[str, str], **settings: Any) -> tupl
     result = folder / "result.json"
     defaults = {"device": "cpu", "small": True, "total_s": 60.0, **settings}
     check = Check(
-        Wishes(sections=tuple(specs), result=result, site=code, **defaults), folder / "scratch"
+        CheckOptions(sections=tuple(specs), result=result, site=code, **defaults),
+        folder / "scratch",
     )
     check.go()
     assert json.loads(result.read_text("utf-8")) == json.loads(json.dumps(check.run))

@@ -1,6 +1,6 @@
-"""Without a GPU, a request for one is refused with the reason and the alternatives; no fallback.
+"""Without a GPU, options that require one are refused with the reason and the alternatives.
 
-The fast version, in this process; `tests/wheels/test_device_wheels.py` tests installed wheels.
+These tests run in this process; `tests/wheels/test_device_wheels.py` tests installed wheels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_all_platforms_are_listed_with_the_reason(name):
+def test_all_unavailable_platforms_are_listed_with_the_reason(name):
     verdicts = {verdict.name: verdict for verdict in explain_choice("platform").verdicts}
     assert verdicts["cpu"].state == TAKEN
     assert verdicts[name].state == REFUSED
@@ -41,7 +41,7 @@ def test_all_platforms_are_listed_with_the_reason(name):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_platform_that_is_requested_is_not_replaced(name, model):
+def test_a_requested_platform_is_not_replaced_by_another(name, model):
     with pytest.raises(PluginError) as refusal:
         LLM(model, platform=name, skip_tokenizer_init=True)
     message = str(refusal.value)
@@ -50,7 +50,7 @@ def test_a_platform_that_is_requested_is_not_replaced(name, model):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_worker_is_refused_on_a_platform_of_another_device(name, model):
+def test_a_worker_for_another_device_is_refused(name, model):
     with pytest.raises(PluginError, match=f"needs device.{name}, which this platform does not"):
         LLM(model, platform="cpu", worker_cls=name, skip_tokenizer_init=True)
     explanation = explain_choice("worker", platform="cpu", worker_cls=name)
@@ -62,7 +62,7 @@ def test_a_worker_is_refused_on_a_platform_of_another_device(name, model):
     ("kind", "option", "would_do"),
     [("attention", "attention_backend", "torch"), ("ops", "ops", "torch")],
 )
-def test_kernels_of_a_gpu_are_refused_on_the_cpu(kind, option, would_do, model):
+def test_gpu_kernels_are_refused_on_the_cpu(kind, option, would_do, model):
     options = {"platform": "cpu", option: "triton", "skip_tokenizer_init": True}
     with pytest.raises(PluginError) as refusal:
         LLM(model, **options)

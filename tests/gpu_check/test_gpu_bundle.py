@@ -1,4 +1,4 @@
-"""The bundle for a machine without a network: its content, versions and size."""
+"""Tests the content, versions and size of the bundle for machines without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU check writes a result that describes what happened, also if a section fails."""
+"""The GPU check writes a complete result, even if a section fails, hangs or lacks a package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORPHANS = FINE + (
 )
 
 
-def test_a_failing_section_loses_only_its_own_figures(tmp_path):
+def test_a_failing_section_affects_no_other_section(tmp_path):
     sources = {
         "raises": RAISES,
         "dies": DIES,
@@ -97,7 +97,7 @@ def test_without_a_device_every_section_reports_that_it_needs_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_whole_command_on_a_cpu_in_seconds(tmp_path):
+def test_the_command_runs_every_section_on_a_cpu(tmp_path):
     result = tmp_path / "result.json"
     begun = _seconds_of_children()
     done = run_command("--device", "cpu", "--small", "--json", result, timeout=280)
@@ -119,7 +119,7 @@ def test_the_whole_command_on_a_cpu_in_seconds(tmp_path):
 
 
 def _seconds_of_children() -> float:
-    """Return the CPU time of child processes; wall-clock time would include other processes."""
+    """Return the CPU time of child processes; wall-clock time would depend on other processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -129,11 +129,11 @@ def _names(run: dict, name: str) -> set[str]:
 
 
 @pytest.mark.skipif(bool(os.environ.get("CUDA_VISIBLE_DEVICES")), reason="there may be a device")
-def test_an_absent_device_gives_no_result(tmp_path):
+def test_the_command_without_its_device_exits_with_2_and_runs_no_section(tmp_path):
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("there is a GPU")
     result = tmp_path / "result.json"
     done = run_command("--device", "cuda", "--sections", "probes", "--json", result)
     assert done.returncode == 2
@@ -146,7 +146,7 @@ def test_a_bundle_is_installed_without_an_index_and_takes_precedence(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     _write_index(bundle)
-    # Replaces a module that the section needs, to show which one is found first.
+    # Replaces a module that the section needs, to show which version is imported.
     _write_wheel(bundle, "statistics", "raise RuntimeError('the bundle takes precedence')\n")
     result = tmp_path / "result.json"
     options = ("--device", "cpu", "--small", "--sections", "probes", "--json", result)
@@ -191,13 +191,13 @@ def _write_wheel(folder: Path, module: str, source: str) -> None:
             wheel.writestr(name, text)
 
 
-def test_section_deadlines_fit_the_total():
+def test_section_deadlines_fit_the_total_deadline():
     assert sum(one.deadline_s for one in SECTIONS) <= TOTAL_S
     assert SECTIONS[0].name == "machine" and SECTIONS[0].on_cpu
     assert len({one.name for one in SECTIONS}) == len(SECTIONS)
 
 
-def test_a_figure_that_misses_its_target_is_shown(tmp_path):
+def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
     def run(**values):
         figures = [
             {"name": name, "value": value, "unit": "", "note": ""} for name, value in values.items()
@@ -227,7 +227,7 @@ def test_a_figure_that_misses_its_target_is_shown(tmp_path):
     assert section("small_model").figures
 
 
-def test_sections_run_the_device_path_on_a_fake_device(tmp_path):
+def test_sections_run_the_code_for_devices_on_a_fake_device(tmp_path):
     result = tmp_path / "result.json"
     options = ("--sections", "memory", "small_model", "--json", result)
     done = run_command("--device", "fake", "--small", *options, timeout=280)

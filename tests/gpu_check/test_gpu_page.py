@@ -1,4 +1,4 @@
-"""The GPU page, the manifests and the plugin list state exactly what ran on a device."""
+"""The GPU page, the manifests and the plugin list agree with the recorded runs on devices."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_every_device_plugin_is_installed():
     assert set(DEVICE_PLUGINS) <= found
 
 
-def test_a_section_that_never_ran_is_shown_as_such():
+def test_a_section_without_results_is_shown_as_never_run():
     block = page_block(None)
     assert block.count("never run") == len(SECTIONS) + sum(len(one.figures) for one in SECTIONS)
     assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)
@@ -155,14 +155,14 @@ def test_an_update_changes_only_verified_in_a_manifest():
 @pytest.mark.parametrize(
     "change", [{"small": True}, {"device": {"type": "cpu"}}, {"device": {"type": ""}}]
 )
-def test_a_run_without_results_is_not_kept(change):
+def test_small_runs_and_cpu_runs_are_not_recorded(change):
     before = RESULTS.read_text("utf-8")
     with pytest.raises(ValueError, match="cannot be recorded"):
         keep_run({**RUN, **change})
     assert RESULTS.read_text("utf-8") == before
 
 
-def test_runs_are_kept_by_device(tmp_path, monkeypatch):
+def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
     copy = tmp_path / "gpu.json"
     copy.write_text('{"format": 1, "runs": {}}')
     monkeypatch.setattr("docs.gpu_page.RESULTS", copy)

@@ -1,4 +1,4 @@
-"""Parts of the GPU check's sections: counts and splitting of suites, reports, shapes."""
+"""Tests parts of the GPU check's sections: counts, parts of suites, reports, model shapes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_report_is_written_after_every_entry(tmp_path):
     assert result["facts"] == {"seen": [1]}
 
 
-def test_the_worst_agreement_is_reported(tmp_path):
+def test_the_worst_agreement_of_several_runs_is_reported(tmp_path):
     good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")
@@ -70,7 +70,7 @@ def test_the_worst_agreement_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_is_a_model_directory(name, tmp_path):
+def test_a_shape_is_written_as_a_model_directory(name, tmp_path):
     model = ModelDirectory.open(write_shape(name, tmp_path))
     assert model.architecture == "Qwen3ForCausalLM"
 
@@ -88,7 +88,7 @@ def test_shapes_have_the_parameter_counts_of_their_names():
 
 
 class Detector:
-    """Replaces a device module of torch, with a synchronization detector that is on or off."""
+    """Replaces torch's module of a device; its synchronization detector is on or off."""
 
     mode = "default"
 
@@ -97,7 +97,7 @@ class Detector:
 
 
 class WaitingWorker:
-    """Waits for the device in every step, once in each half."""
+    """Waits for the device twice in every step: at launch and at sampling."""
 
     detector = Detector()
 

@@ -12,7 +12,7 @@ time.sleep(60)
 """
 
 
-def test_a_killed_script_keeps_its_measurements(tmp_path, monkeypatch):
+def test_a_benchmark_killed_at_its_deadline_keeps_its_measurements(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setattr(kernel_bench, "HERE", tmp_path)
     requested = []

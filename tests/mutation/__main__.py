@@ -1,9 +1,10 @@
-"""Mutate the reference implementations and check that the kit's suites detect it.
+"""Mutate the reference implementations and check that the kit's suites detect the mutants.
 
     PYTHONPATH=tests python -m mutation [--only PART] [--sample N] [--seed S]
 
-Prints each survivor, and the kill rate of each file. Ends with code 1 if fewer mutants of a file
-are killed than its target requires (or `--at-least`). Runs one child at a time with low priority.
+Prints each surviving mutant, and the kill rate of each file. Ends with code 1 if fewer mutants of a
+file are killed than its target requires (or `--at-least`). Runs one child at a time with low
+priority.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ def main() -> int:
 def read_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m mutation", description=__doc__)
-    parser.add_argument("--only", default="", help="files whose path contains this")
-    parser.add_argument("--sample", type=int, default=0, help="mutants a file; 0 for all")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--at-least", type=float, default=0.0, help="share to be killed")
-    parser.add_argument("--nice", type=int, default=10, help="how much others go first")
+    parser.add_argument("--only", default="", help="mutate only files with this text in their path")
+    parser.add_argument("--sample", type=int, default=0, help="mutants of each file; 0 for all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument(
+        "--at-least", type=float, default=0.0, help="minimum share of killed mutants"
+    )
+    parser.add_argument("--nice", type=int, default=10, help="niceness of the process")
     return parser.parse_args()
 
 
@@ -79,7 +82,7 @@ def judge(target: Target, options: argparse.Namespace) -> float:
 
 
 def choose(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
-    """Return the sample that was requested, in the order of the text."""
+    """Return the requested sample of the mutants, in the order of the source text."""
     if not options.sample or options.sample >= len(mutants):
         return mutants
     chosen = Random(options.seed).sample(range(len(mutants)), options.sample)

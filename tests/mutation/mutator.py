@@ -1,7 +1,7 @@
-"""Generates mutants of a module; each differs from it in one operator.
+"""Generates mutants of a module; each mutant differs from the module in one operator.
 
 Depends on Python's syntax trees only. Docstrings, messages, annotations, assertions and raised
-errors are not changed: no test should depend on them.
+errors are not changed, because no test should depend on them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NEGATED = {
     ast.NotIn: ast.In,
 }
 MOVED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-"""Comparisons whose boundary moves by one."""
+"""Maps comparisons to comparisons that move the boundary by one."""
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult}
 
 Change = Callable[[ast.AST], ast.AST]
-"""Mutates a node of a copied tree, in place or not, and returns it."""
+"""Mutates a node of a copied syntax tree, in place or not, and returns the node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One mutant. line: of the change. before, after: its statement. tree: the whole module."""
+    """One mutant. before, after: the changed statement at `line`. tree: the whole module."""
 
     line: int
     before: str
@@ -41,12 +41,12 @@ class Mutant:
     tree: ast.Module
 
     def __str__(self) -> str:
-        """Return it on one line."""
+        """Return the mutant as one line."""
         return f"{self.line}: {self.before}  →  {self.after}"
 
 
 def make_mutants(source: str, *, skipped_functions: frozenset[str] = frozenset()) -> list[Mutant]:
-    """Return all mutants of a module, in the order of its text.
+    """Return all mutants of a module, in the order of the source text.
 
     skipped_functions: names of functions that are not mutated.
     """
@@ -114,7 +114,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 
 
 def _is_nothing(value: ast.expr | None) -> bool:
-    """Return whether a returned value is None or equivalent."""
+    """Return whether a returned value is None or another false constant."""
     return value is None or (isinstance(value, ast.Constant) and not value.value)
 
 
@@ -135,12 +135,12 @@ def _other_constants(value: object) -> Iterator[Change]:
 
 
 def _is_bare(test: ast.expr) -> bool:
-    """Return whether no other mutation negates a test."""
+    """Return whether a condition has no operator that another mutation negates."""
     return isinstance(test, (ast.Name, ast.Attribute, ast.Call, ast.NamedExpr))
 
 
 def _is_removable(node: ast.AST) -> bool:
-    """Return whether a statement has an effect besides binding its own name."""
+    """Return whether a statement can be removed: it has an effect besides binding a name."""
     if isinstance(node, ast.Assign):
         return not any(isinstance(target, ast.Name) for target in node.targets)
     return isinstance(node, (ast.Expr, ast.AugAssign, ast.Delete, ast.Continue, ast.Break))
@@ -199,5 +199,5 @@ def _statement(tree: ast.AST, path: Path) -> ast.stmt:
 
 
 def _shown(statement: ast.stmt) -> str:
-    """Return the first line of a statement; a compound one without its body."""
+    """Return the first line of a statement, without the body of a compound statement."""
     return ast.unparse(statement).splitlines()[0]

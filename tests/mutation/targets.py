@@ -1,6 +1,6 @@
 """The mutated files, and the suites of the kit that must detect the mutants.
 
-A target is tested by the kit only, like a third party's implementation.
+Only the kit tests a target, as it would test a third party's implementation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ATTENTION = "attention_backends/torch/src/dovetail_attn_torch"
 class Target:
     """One file.
 
-    path: from the root of the project. suites: (kind, plugin) to be run, in order. least: share of
-    its mutants that must be killed.
+    path: relative to the root of the project. suites: (kind, plugin) in execution order. least:
+    minimum share of killed mutants.
     """
 
     path: str
@@ -43,8 +43,8 @@ TARGETS = (
     Target(path="core/src/dovetail/kv_cache/block_pool.py", suites=_SCHEDULING),
     Target(path="core/src/dovetail/kv_cache/manager.py", suites=_SCHEDULING),
     Target(path="core/src/dovetail/executors/uniproc.py", suites=(("executor", "uniproc"),)),
-    # The survivors only affect speed: sizes of scratch memory and groups, shortcuts to the same
-    # indices. All were reviewed; none changes a result.
+    # The surviving mutants only affect speed: sizes of scratch memory and groups, shortcuts to the
+    # same indices. All of them were reviewed; none changes a result.
     Target(path=f"{_ATTENTION}/metadata.py", suites=(("attention", "torch"),), least=0.75),
     Target(path=f"{_ATTENTION}/layer.py", suites=(("attention", "torch"),)),
     Target(path=f"{_RUNNER}/request_rows.py", suites=(("worker", "cpu"),)),

@@ -1,4 +1,4 @@
-"""The mutator makes the documented mutations only; a trial reports killed or survived."""
+"""The mutator makes only the documented mutations; a trial reports killed or survived mutants."""
 
 import ast
 import os
@@ -42,7 +42,7 @@ def mutants():
     return make_mutants(SOURCE, skipped_functions=frozenset({"check_integrity"}))
 
 
-def test_each_operator_is_mutated_once(mutants):
+def test_each_operator_of_a_function_is_mutated_once(mutants):
     assert {str(mutant).partition("  →  ")[2] for mutant in mutants} == {
         "LIMIT = 4",
         "LIMIT = 2",
@@ -61,7 +61,7 @@ def test_each_operator_is_mutated_once(mutants):
         "taken.append(item + 0)",
         "return None",
     }
-    assert len(mutants) == 17  # "pass" stands for the break and for the append
+    assert len(mutants) == 17  # "pass" replaces the break and the append
 
 
 def test_every_mutant_differs_in_one_place_and_compiles(mutants):
@@ -88,7 +88,7 @@ def run(*options):
 
 
 @pytest.mark.slow
-def test_a_sample_of_mutants_is_killed():
+def test_a_trial_kills_a_sample_of_mutants():
     done = run("--only", "scheduling/draft", "--sample", "8", "--at-least", "0.7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of 8 killed" in done.stdout

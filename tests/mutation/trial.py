@@ -1,7 +1,7 @@
 """Run the suites on one mutant in a child process.
 
-The parent has imported the heavy libraries and nothing of the project, so that a child begins
-quickly and imports the project with the mutant instead of the module. A child that exceeds its
+The parent imports the heavy libraries but no module of the project, so that a child starts quickly
+and imports the project with the mutant instead of the original module. A child that exceeds its
 time limit is killed.
 """
 
@@ -28,7 +28,7 @@ POLL_S = 0.02
 
 
 def try_mutant(tree: ast.Module, target: Target, root: str, limit_s: float) -> tuple[str, float]:
-    """Return "killed", "survived" or "timeout", and how long it took in seconds."""
+    """Return "killed", "survived" or "timeout", and the duration in seconds."""
     path = os.path.join(root, target.path)
     code = compile(tree, path, "exec")
     start_s = time.monotonic()
@@ -63,7 +63,7 @@ def _live(code: CodeType, path: str, target: Target) -> int:
 
 
 def run_suites(suites: Sequence[tuple[str, str]]) -> None:
-    """Run whole suites of the kit; raise for the first violated rule."""
+    """Run whole suites of the kit; raise an error for the first violated rule."""
     from dovetail_devkit.expectation import NotHere
     from dovetail_devkit.kit import suite_cases
     from dovetail_devkit.kit_subjects import Subjects
@@ -79,7 +79,7 @@ def run_suites(suites: Sequence[tuple[str, str]]) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Loads the mutant instead of the file."""
+    """Loads the mutant instead of the original module."""
 
     def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
@@ -90,7 +90,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds one module only."""
+    """Finds only the mutated module."""
 
     def __init__(self, module: str, path: str, code: CodeType) -> None:
         self._module = module

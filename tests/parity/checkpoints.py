@@ -1,4 +1,4 @@
-"""Small checkpoints with random weights, one for each trait of an architecture, and their oracle.
+"""Small random checkpoints, one for each feature of an architecture, with reference logits.
 
 Weights are larger than in a trained model: logits have a standard deviation near `LOGIT_STD`, so
 that few top-two gaps are within numerical noise, and attention is far from uniform, so that a wrong

@@ -1,4 +1,4 @@
-"""The seed of the parity tests. It follows from the commit, so that nobody can select a seed."""
+"""The seed of the parity tests. It is computed from the commit, so that a seed cannot be chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("dovetail-core", "torch", "transformers")
 def commit_seed() -> tuple[int, str]:
     """Return a 32-bit seed and its source.
 
-    The first 8 hexadecimal digits of the commit that is checked out; outside of a git checkout, of
+    The seed is the first 8 hexadecimal digits of the current commit or, without a git checkout, of
     the SHA-256 of the versions of `PACKAGES`.
     """
     command = ["git", "rev-parse", "--verify", "HEAD"]

@@ -1,8 +1,8 @@
 """The margin rule, which decides whether two computations of the same sequence agree.
 
-Teacher-forced logits within `TOLERANCE` at every position; tokens equal wherever the reference's
-top-two gap exceeds ten times that; at least `MIN_SHARE` of the positions have such a gap.
-Depends only on sequences, logits and tokens, not on their source.
+Teacher-forced logits agree within `TOLERANCE` at every position. Tokens agree wherever the
+reference's top-two gap exceeds ten times `TOLERANCE`. At least `MIN_SHARE` of the positions have
+such a gap. The rule depends only on sequences, logits and tokens, not on their source.
 
 Legend: N tokens of a run, T of a sequence, V vocabulary.
 """
@@ -43,13 +43,12 @@ class Sequenced:
 class Agreement:
     """Counts over all requests of a run.
 
-    positions: compared logit vectors, one for each computation: a recomputed position counts again.
-    missing: positions that should have been computed and were not.
-    max_error: largest difference of a logit. qualifying: positions whose gap exceeds the margin;
-    qualifying_equal: qualifying positions where both have the same most likely token.
-    tokens: generated tokens of greedy requests. tokens_qualifying: those after a qualifying
-    position. tokens_equal: those of tokens_qualifying that are the most likely token of the
-    reference.
+    positions: compared logit vectors; a recomputed position counts again. missing: positions
+    without a computed logit vector. max_error: largest absolute difference of a logit. qualifying:
+    positions whose gap exceeds the margin; qualifying_equal: qualifying positions with the same
+    most likely token in both. tokens: generated tokens of greedy requests. tokens_qualifying:
+    tokens after a qualifying position. tokens_equal: tokens after a qualifying position that are
+    the most likely token of the reference.
     """
 
     positions: int = 0
@@ -85,7 +84,7 @@ def measure(
         computed[name][run.start : end] = [True] * len(run.logits)
         _compare_logits(agreement, run.logits, oracle(request.token_ids)[run.start : end])
     for name, request in requests.items():
-        # The last token is never computed: no token follows it.
+        # No logits are computed for the last token, because no token follows it.
         agreement.missing += computed[name][request.num_cached : -1].count(False)
         if request.greedy:
             _compare_tokens(agreement, request, oracle(request.token_ids))
@@ -113,6 +112,6 @@ def _compare_tokens(agreement: Agreement, request: Sequenced, reference_TV: torc
 
 
 def _best(reference_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the most likely token of each position, and whether its lead exceeds the margin."""
+    """Return the most likely token of each position, and whether its gap exceeds the margin."""
     top_N2 = reference_NV.topk(2)
     return top_N2.indices[:, 0], top_N2.values[:, 0] - top_N2.values[:, 1] > MARGIN

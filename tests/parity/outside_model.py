@@ -1,7 +1,7 @@
-"""A third-party model made only of layers: attention and a head, no MLP.
+"""A third-party model that consists of attention layers and a head, without an MLP.
 
-It declares that ranks can share it and does nothing else for tensor parallelism.
-Legend: T tokens, S sampled positions, D hidden size, V vocabulary.
+It declares support for tensor parallelism and contains no other code for it. Legend: T tokens, S
+sampled positions, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail_torch import layers
 
 
 class AttentionOnly(nn.Module):
-    """x ← x + Attention(RMSNorm(x)), two layers of it."""
+    """Two layers of x ← x + Attention(RMSNorm(x))."""
 
     architectures: ClassVar[tuple[str, ...]] = ("AttentionOnly",)
     provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})

@@ -1,7 +1,7 @@
-"""An executor whose workers are threads of this process, one per rank, in one process group.
+"""An executor that runs each rank's worker in a thread of this process, in one process group.
 
-For tests that inspect every rank. The tests of the executor `multiproc` cover separate processes.
-Native kernels have one thread team per process, so these ranks use torch operations.
+It is for tests that inspect every rank. The tests of the executor `multiproc` cover separate
+processes. Native kernels have one thread team per process, so these ranks use torch operations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 
 TORCH_PARTS = {"linear_method": "torch", "ops": "torch", "attention_backend": "torch"}
-"""Engine options for ranks as threads."""
+"""Engine options that run ranks as threads."""
 
 
 class RankThreads(Executor):
-    """`tensor_parallel_size` workers; rank 0's results are the engine's."""
+    """Runs `tensor_parallel_size` workers; the engine gets the results of rank 0."""
 
     max_world_size = 8
 
@@ -70,7 +70,7 @@ class RankThreads(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation in every rank's thread and return all answers."""
+        """Call an operation in every rank's thread and return all results."""
         futures = self._begin(operation, *args, **(kwargs or {}))
         answers = [future.result(timeout) for future in futures]
         return answers if unique_reply_rank is None else answers[unique_reply_rank]
@@ -88,10 +88,10 @@ class RankThreads(Executor):
         return done
 
     def check_health(self) -> None:
-        """Do nothing: threads do not exit on their own."""
+        """Do nothing: threads do not exit unexpectedly."""
 
     def shutdown(self) -> None:
-        """End the workers."""
+        """Shut the workers down."""
         for worker, thread in zip(self.workers, self._threads, strict=True):
             thread.submit(worker.shutdown).result()
             thread.shutdown()

@@ -1,8 +1,8 @@
 """Workers that record the logits after every token that they compute, for any plan.
 
 `Recording` is a mixin for the worker of any torch device: it reads plans and the model and changes
-nothing. It works on every device; on an asynchronous device it waits after every step.
-Legend: T tokens of the step, N tokens of a run, S sampled positions, D hidden size, V vocabulary.
+nothing. On an asynchronous device it waits after every step. Legend: T tokens of the step, N tokens
+of a run, S sampled positions, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail_torch.worker import TorchWorker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """One run of one step. logits: after tokens [start, start + N) of the request, [N, V]."""
+    """One run of a step. logits: [N, V], after each of the tokens [start, start + N)."""
 
     request_id: str
     start: int
@@ -27,7 +27,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Unnarrowed:
-    """An attention context with which a model continues with all tokens."""
+    """An attention context that selects all tokens, so that the model returns all hidden states."""
 
     attention: AttentionContext
 
@@ -60,7 +60,7 @@ class Recording(TorchWorker):
         self._request_ids: dict[int, str] = {}
 
     def load_model(self) -> None:
-        """Load the model and hook into its calls."""
+        """Load the model and wrap its methods."""
         super().load_model()
         model = self._model
         forward, self._head = model.forward, model.compute_logits

@@ -1,7 +1,7 @@
-"""The whole engine against transformers: logits at every position, tokens by the margin rule.
+"""Compares the whole engine with transformers: logits at every position, tokens by the margin rule.
 
-Each case is a checkpoint, a step's token budget and a situation. `make test` runs every checkpoint
-with every situation at one budget each; `make soak` runs all combinations.
+Each case combines a checkpoint, the token budget of a step and a situation. `make test` runs each
+checkpoint and situation with one budget; `make soak` runs all combinations.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
 Prompts = list[list[int]]
 BLOCK_SIZE = 16
 SPARE_BLOCKS = 4
-"""Blocks of a small cache beyond the longest request; all requests together need five times that.
-"""
+"""Number of blocks by which a small cache exceeds the need of the longest request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """The conditions of a run.
 
-    hits_prefixes: the run must hit the prefix cache. room: number of the longest requests that fit
-    the cache, so that the run has to preempt; 0: all requests fit.
+    hits_prefixes: the run must hit the prefix cache. room: number of longest requests that fit the
+    cache, so that the run must preempt; 0 if all requests fit.
     """
 
     name: str
@@ -66,15 +65,15 @@ class Situation:
 NO_PREFIX_CACHE = {"enable_prefix_caching": False}
 SITUATIONS = (
     Situation(name="plain", options=NO_PREFIX_CACHE),
-    Situation(name="room for one", options=NO_PREFIX_CACHE, room=1),
-    Situation(name="room for two", options=NO_PREFIX_CACHE, room=2),
+    Situation(name="space for one request", options=NO_PREFIX_CACHE, room=1),
+    Situation(name="space for two requests", options=NO_PREFIX_CACHE, room=2),
     Situation(name="prefix hits", hits_prefixes=True),
     Situation(
-        name="room for one, prefix cache, a step ahead",
+        name="space for one request, prefix cache, one step ahead",
         options={"async_scheduling": True},
         room=1,
     ),
-    Situation(name="room for three, prefix cache", room=3),
+    Situation(name="space for three requests, prefix cache", room=3),
 )
 
 
@@ -100,7 +99,8 @@ def make_prompts() -> Prompts:
 def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
     """Return prompts that share prefixes with computed sequences.
 
-    In turn: the same prompt, its first half with another end, and the next turn of a conversation.
+    The prompts are, in turn: the same prompt, its first half with another end, and the next turn of
+    a conversation.
     """
     source = random.Random(commit_seed()[0] + 1)
     found = []
@@ -141,7 +141,7 @@ def start(checkpoint: Checkpoint, budget: int, situation: Situation, worker_cls:
         # On a shared machine, two threads take ten times as long for such small matrices.
         "num_threads": 1,
         "worker_cls": worker_cls,
-        # Enough for all requests, and far less than the default share of the memory.
+        # Enough blocks for all requests, and far less than the default share of the memory.
         "block_size": BLOCK_SIZE,
         "num_gpu_blocks_override": 2000,
     }
@@ -195,13 +195,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """The checkpoint of the parameter; created once, because cases are sorted by checkpoint."""
+    """The checkpoint of the case. It is created once, because cases are sorted by checkpoint."""
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     return make_checkpoint(request.param, folder, commit_seed()[0])
 
 
 def cases() -> Iterator[Any]:
-    """Yield every case; except for one budget per checkpoint and situation, cases are slow."""
+    """Yield every case. All budgets of a checkpoint and situation except one are marked as slow."""
     for i, name in enumerate(CHECKPOINTS):
         for j, situation in enumerate(SITUATIONS):
             for k, budget in enumerate(BUDGETS):
@@ -225,8 +225,8 @@ def test_engine_agrees_with_transformers(
         len(request.token_ids) == request.num_prompt + NUM_NEW_TOKENS
         for request in ran.requests.values()
     )
-    # Sliding windows need so few blocks after the prompt that one or two prompts of space are
-    # enough.
+    # With sliding windows, requests need so few blocks after the prompt that space for one or two
+    # prompts is enough.
     if not all(checkpoint.windows) or (budget < MAX_LEN and situation.room <= 1):
         assert bool(ran.stats.num_preemptions) == bool(situation.room), ran.stats
     assert situation.hits_prefixes == any(r.num_cached for r in ran.requests.values())
@@ -256,7 +256,7 @@ def table_row(
 
 
 class MixingWorker(RecordingWorker):
-    """Replaces all blocks that a request gets in a step by one block."""
+    """Replaces all blocks that a request gets in a step with one block."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Execute the plan with wrong blocks."""
@@ -268,7 +268,7 @@ class MixingWorker(RecordingWorker):
 
 
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[:1], indirect=True)
-def test_wrong_blocks_are_found(checkpoint: Checkpoint) -> None:
+def test_wrong_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -> None:
     ran = run_engine(checkpoint, 64, SITUATIONS[0], MixingWorker)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
     assert agreement.max_error > 1000 * TOLERANCE
@@ -285,7 +285,9 @@ def test_wrong_blocks_are_found(checkpoint: Checkpoint) -> None:
     ],
     indirect=["checkpoint"],
 )
-def test_a_slightly_wrong_model_is_found(checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
+def test_a_slightly_wrong_model_violates_the_margin_rule(
+    checkpoint: Checkpoint, overrides: dict[str, Any]
+) -> None:
     situation = Situation(name="wrong", options={**NO_PREFIX_CACHE, "hf_overrides": overrides})
     ran = run_engine(checkpoint, 256, situation)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)

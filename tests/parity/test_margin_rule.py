@@ -1,4 +1,4 @@
-"""The margin rule finds every kind of difference and accepts rounding errors."""
+"""The margin rule rejects every kind of difference and accepts rounding errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def token_ids(reference_TV: torch.Tensor) -> list[int]:
 def agreement_of(
     ours_TV: torch.Tensor, reference_TV: torch.Tensor, token_ids: list[int]
 ) -> Agreement:
-    """Compare in two runs, as if the prompt was split after its third token."""
+    """Compare two runs, as if the prompt were split after its third token."""
     request = Sequenced(
         token_ids=tuple(token_ids), num_prompt=NUM_PROMPT, num_cached=0, greedy=True
     )
@@ -49,7 +49,7 @@ def test_rounding_errors_are_accepted(reference_TV: torch.Tensor, token_ids: lis
 
 @pytest.mark.parametrize("value", [2 * TOLERANCE, float("nan")])
 @pytest.mark.parametrize("position", [0, 2, 3, NUM_TOKENS - 2])
-def test_one_wrong_logit_is_found(
+def test_one_wrong_logit_violates_the_rule(
     reference_TV: torch.Tensor, token_ids: list[int], value: float, position: int
 ) -> None:
     ours_TV = reference_TV.clone()
@@ -58,7 +58,7 @@ def test_one_wrong_logit_is_found(
         agreement_of(ours_TV, reference_TV, token_ids).check()
 
 
-def test_a_wrong_token_is_found(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
+def test_a_wrong_token_violates_the_rule(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
     token_ids[20] = (token_ids[20] + 1) % VOCAB_SIZE
     with pytest.raises(AssertionError, match="tokens differ"):
         agreement_of(reference_TV, reference_TV, token_ids).check()
@@ -74,13 +74,15 @@ def test_either_token_of_a_tie_is_accepted(
     assert agreement.qualifying == agreement.positions - 1
 
 
-def test_too_many_ties_are_refused(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
+def test_a_comparison_with_too_many_ties_is_rejected(
+    reference_TV: torch.Tensor, token_ids: list[int]
+) -> None:
     reference_TV[:20, 5] = reference_TV[:20].amax(-1)
     with pytest.raises(AssertionError, match="too few positions qualify"):
         agreement_of(reference_TV, reference_TV, token_ids).check()
 
 
-def test_a_position_that_was_not_computed_is_found(
+def test_a_position_that_was_not_computed_violates_the_rule(
     reference_TV: torch.Tensor, token_ids: list[int]
 ) -> None:
     request = Sequenced(
@@ -93,7 +95,7 @@ def test_a_position_that_was_not_computed_is_found(
         agreement.check()
 
 
-def test_an_empty_comparison_is_refused() -> None:
+def test_an_empty_comparison_is_rejected() -> None:
     with pytest.raises(AssertionError, match="nothing was compared"):
         Agreement().check()
 

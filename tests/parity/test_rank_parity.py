@@ -1,7 +1,7 @@
-"""Several ranks compared with one: logits at every position, tokens and log-probabilities.
+"""Compares several ranks with one rank: logits at every position, tokens and log-probabilities.
 
-float32 by the margin rule, with one rank and with transformers; bfloat16 by its divergence from
-float32, compared with that of one rank.
+In float32 the margin rule compares them with one rank and with transformers. In bfloat16 their
+divergence from float32 is compared with the divergence of one rank.
 
 Legend: N positions, V vocabulary.
 """
@@ -119,7 +119,7 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
     found: dict[str, list[torch.Tensor]] = {output.request_id: [] for output in outputs}
     for part in sorted(recorded, key=lambda part: part.start):
         found[user_request_id(part.request_id)].append(part.logits)
-    # The margin rule needs a row for the last token too, although it is not compared.
+    # The margin rule needs a row for the last token, although it does not compare this row.
     nothing = torch.zeros(1, VOCAB_SIZE)
     return {
         token_ids: torch.cat([*found[output.request_id], nothing])
@@ -128,7 +128,9 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
 
 
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), CASES, indirect=["checkpoint"])
-def test_ranks_agree_with_one_rank(checkpoint: Checkpoint, num_ranks: int, record_property) -> None:
+def test_several_ranks_agree_with_one_rank(
+    checkpoint: Checkpoint, num_ranks: int, record_property
+) -> None:
     ran = run(checkpoint, num_ranks)
     first, *others = ran.recorded
     for other in others:
@@ -153,7 +155,7 @@ def test_ranks_agree_with_one_rank(checkpoint: Checkpoint, num_ranks: int, recor
 
 
 def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
-    """Return the mean KL divergence from float32, and the share of equal best tokens."""
+    """Return the mean KL divergence from float32, and the share of equal most likely tokens."""
     divergences, equal = [], []
     for part in ran.recorded[0]:
         token_ids = ran.requests[user_request_id(part.request_id)].token_ids
@@ -193,13 +195,13 @@ def test_each_rank_holds_half_of_the_weights(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[-1][0]], indirect=True)
-def test_log_probabilities_equal_those_of_one_rank(checkpoint: Checkpoint) -> None:
+def test_log_probabilities_of_two_ranks_equal_those_of_one_rank(checkpoint: Checkpoint) -> None:
     check_log_probabilities(checkpoint)
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
 def test_a_third_party_model_is_split_by_its_layers(checkpoint: Checkpoint) -> None:
-    """Random weights of the loader `dummy` are the same on any number of ranks."""
+    """The loader `dummy` creates the same random weights for any number of ranks."""
     overrides = {"architectures": ["parity.outside_model:AttentionOnly"]}
     check_log_probabilities(checkpoint, load_format="dummy", hf_overrides=overrides)
 
@@ -220,7 +222,7 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
                 reverse=True,
             )
             assert best - second <= MARGIN, "tokens differ where one is clearly the most likely"
-        # A position before a differing token still has the same prefix.
+        # The prefixes are equal up to the first differing token.
         num_positions = len(one.prompt_logprobs) - 1 + min(num_alike + 1, GREEDY.max_tokens)
         pairs = zip(mine[:num_positions], theirs[:num_positions], strict=True)
         for left, right in pairs:

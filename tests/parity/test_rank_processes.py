@@ -1,7 +1,7 @@
 """Ranks as processes with native CPU kernels are as close to float32 as one rank.
 
-Compares the outputs of engines only. `test_rank_parity.py` compares every logit, with torch
-operations.
+These tests compare only the outputs of engines. `test_rank_parity.py` compares every logit, with
+torch operations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def prompt_logprobs(folder: Path, **options: Any) -> torch.Tensor:
-    """Return the log-probability of every prompt token, prompts concatenated."""
+    """Return the log-probabilities of all prompt tokens of all prompts, concatenated."""
     source = random.Random(commit_seed()[0])
     prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS]
     with LLM(str(folder), **(OPTIONS | options)) as llm:
@@ -72,9 +72,11 @@ def test_native_ranks_are_as_close_to_float32_as_one_rank(
     kind = quantization or "bf16"
     note(f"{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
     assert 0 < apart_two < 1.5 * apart_one
-    assert not torch.equal(one, two), "two ranks must round differently from one: were there two?"
+    assert not torch.equal(one, two), (
+        "two ranks must round differently from one rank: check that two ranks ran"
+    )
 
 
-def test_an_indivisible_model_is_refused_at_the_start(checkpoint: Checkpoint) -> None:
+def test_a_model_with_indivisible_heads_is_refused_at_start(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match=r"3 is not possible: 6 heads .* Use 1, 2, 6"):
         LLM(str(checkpoint.folder), **OPTIONS, dtype="float32", tensor_parallel_size=3)

@@ -1,7 +1,7 @@
-"""A config that ties the head and a checkpoint with a separate head are handled as in transformers.
+"""Checkpoints with tied or separate heads are loaded as in transformers.
 
-transformers ties weights that are absent or equal, and loads both (with a warning) if they
-differ.
+If config.json ties the head, transformers ties weights that are absent or equal, and loads both
+(with a warning) if they differ.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def ties(value: bool) -> dict[str, object]:
 def test_the_head_is_tied_as_in_transformers(folders, head, tied, caplog):
     folder = folders[head]
     if not tied and head in ("absent", "no table"):
-        # transformers fills missing weights at random; such an output cannot be compared.
+        # transformers fills missing weights at random, so that its output cannot be compared.
         with pytest.raises(WeightError, match=r"1 weight .*missing"):
             logprobs(folder, dtype="float32", **ties(tied))
         return
@@ -102,7 +102,7 @@ def test_the_head_is_tied_as_in_transformers(folders, head, tied, caplog):
     ],
     ids=["two ranks", "bfloat16", "int8", "int4"],
 )
-def test_a_separate_head_works_with_all_ranks_and_linear_methods(folders, options):
+def test_a_separate_head_works_with_two_ranks_and_all_linear_methods(folders, options):
     if "quantization" in options:
         native_library = pytest.importorskip("dovetail_cpu.native_library")
         if not native_library.probe_any().usable:

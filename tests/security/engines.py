@@ -1,4 +1,4 @@
-"""Engines of fakes with a common interface: in process, in an engine process, async."""
+"""Engines of fakes with a common interface: in this process, in an engine process, or async."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINAL = RequestOutputKind.FINAL_ONLY
 
 
 def engine_options(folder, **changes):
-    """Return the options of a small engine of fakes with the model directory `folder`."""
+    """Return the options of a small engine of fakes; its model directory is `folder`."""
     config = CONFIG | changes.pop("config", {})
     (folder / "config.json").write_text(json.dumps(config))
     return {
@@ -33,7 +33,7 @@ def engine_options(folder, **changes):
     } | changes
 
 
-class EngineDoor:
+class EngineFrontEnd:
     """Sends requests to an `LLMEngine`."""
 
     def __init__(self, options):
@@ -58,7 +58,7 @@ class EngineDoor:
         self.engine.shutdown()
 
 
-class AsyncDoor:
+class AsyncFrontEnd:
     """Sends requests to an `AsyncLLM`, all at the same time."""
 
     def __init__(self, options):
@@ -84,13 +84,13 @@ class AsyncDoor:
         self.loop.close()
 
 
-def open_door(kind, options):
-    """Return the interface to an engine: "in process", "over a process" or "async"."""
+def open_front_end(kind, options):
+    """Return a new engine of the kind "in process", "engine process" or "async"."""
     if kind == "async":
-        return AsyncDoor(options)
-    return EngineDoor(options | {"engine_process": kind == "over a process"})
+        return AsyncFrontEnd(options)
+    return EngineFrontEnd(options | {"engine_process": kind == "engine process"})
 
 
 def open_llm(kind, options):
     """Return an `LLM` with the engine core in this process or in its own."""
-    return LLM(**options, engine_process=kind == "over a process")
+    return LLM(**options, engine_process=kind == "engine process")

@@ -1,4 +1,4 @@
-"""Random calls of the public front ends: every parameter, with valid and hostile values.
+"""Random calls of the public front ends, with valid and hostile values of every parameter.
 
 A call is a mapping of keyword arguments to functions that create the values when needed, so that
 iterators are fresh and hypothesis does not copy large values.
@@ -21,7 +21,7 @@ LONG_TEXT = "word " * 1000
 
 
 class Raising:
-    """Raises in every method."""
+    """A mapping that raises in every method."""
 
     def __repr__(self):
         raise OSError("no words")
@@ -156,12 +156,12 @@ odd = st.one_of(st.sampled_from(ODD_VALUES), st.sampled_from(BROKEN_VALUES))
 
 
 def fixed(*values):
-    """Return a strategy of factories of these values."""
+    """Return a strategy that draws factories of these values."""
     return st.sampled_from([lambda value=value: value for value in values])
 
 
 def either(good, weight=4):
-    """Return a strategy: a valid value `weight` times out of `weight` + 1, otherwise an odd one."""
+    """Return a strategy that draws `weight` valid values for each odd value."""
     return st.integers(0, weight).flatmap(lambda number: good if number else odd)
 
 
@@ -171,7 +171,7 @@ _words = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4)
 
 
 def made(strategy):
-    """Return a strategy of factories of values that `strategy` draws."""
+    """Return a strategy that draws factories of the values of `strategy`."""
     return strategy.map(lambda value: lambda: value)
 
 
@@ -254,7 +254,7 @@ def _conversation(draw):
 conversation = either(_conversation())
 TEMPLATES = fixed(None, None, None, "{{ messages }}", "{% for", "{{ 1/0 }}", "{{ nothing.at.all }}")
 
-# For each front end: its parameters other than those of the request itself.
+# For each front end: its parameters that are not part of the request.
 GENERATE = {
     "use_tqdm": fixed(False, True),
     "priority": fixed(None, 5, [1, 2, 3], (0, 0, 0)),
@@ -278,11 +278,11 @@ STREAM = {
 
 @st.composite
 def arguments(draw, known):
-    """Return a strategy of factories of some of the arguments in `known`."""
+    """Return a strategy that draws factories of some arguments in `known`."""
     names = draw(st.lists(st.sampled_from(sorted(known)), max_size=2, unique=True))
     return {name: draw(either(known[name], weight=4)) for name in names}
 
 
 def make(makers):
-    """Return the values of a mapping of factories."""
+    """Call the factories of a mapping; return their values."""
     return {name: maker() for name, maker in makers.items()}

@@ -1,6 +1,6 @@
-"""Values of a caller's own classes, and values that change after a call.
+"""Tests values of a caller's own classes, and values that change after a call.
 
-Methods of such objects are only called inside a guard, the objects do not reach the engine, and
+A guard catches the exceptions of such objects' methods, the objects do not reach the engine, and
 later changes do not affect running requests.
 """
 
@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 
 import pytest
-from security.engines import AsyncDoor, engine_options, open_llm
+from security.engines import AsyncFrontEnd, engine_options, open_llm
 
 from dovetail import SamplingParams
 from dovetail.config import EngineArgs
@@ -22,8 +22,8 @@ from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail.value_checks import shorten
 from dovetail_devkit.fakes.worker import FakeWorker
 
-INNOCENT = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
-TEXT = "the innocent request"
+VALID = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
+TEXT = "the valid request"
 METHODS = (
     *("__len__", "__iter__", "__eq__", "__bool__", "__str__", "__repr__", "__getitem__"),
     *("__hash__", "__index__", "__int__", "__float__", "__lt__", "__le__", "__gt__", "__ge__"),
@@ -42,7 +42,7 @@ class Capable(FakeWorker):
 
 
 def hostile(base, value, error):
-    """Return `value` as an object of a subclass of `base` whose methods all raise."""
+    """Return `value` as an object of a subclass of `base`; all its methods raise."""
 
     def fail(self, *given):
         raise error("hostile")
@@ -62,7 +62,7 @@ def tokens_of(output):
     return [completion.token_ids for completion in output.outputs]
 
 
-@pytest.fixture(scope="module", params=["in process", "over a process"])
+@pytest.fixture(scope="module", params=["in process", "engine process"])
 def llm(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     with open_llm(request.param, engine_options(folder, worker_cls=Capable)) as llm:
@@ -70,32 +70,32 @@ def llm(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory):
-    door = AsyncDoor(engine_options(tmp_path_factory.mktemp("model"), worker_cls=Capable))
-    yield door
-    door.close()
+def front_end(tmp_path_factory):
+    front_end = AsyncFrontEnd(engine_options(tmp_path_factory.mktemp("model"), worker_cls=Capable))
+    yield front_end
+    front_end.close()
 
 
 def beside(llm, **changes):
-    """Send a changed request between two innocent requests; return the three outputs."""
-    given = {"prompt": "b", "params": INNOCENT, "priority": 0} | changes
+    """Send a changed request between two valid requests; return the three outputs."""
+    given = {"prompt": "b", "params": VALID, "priority": 0} | changes
     try:
         outputs = llm.generate(
             [TEXT, given["prompt"], TEXT],
-            [INNOCENT, given["params"], INNOCENT],
+            [VALID, given["params"], VALID],
             priority=[0, given["priority"], 0],
             on_error="return",
         )
     except DovetailError as error:
         assert len(str(error)) < 1000
         return
-    alone = llm.generate(TEXT, INNOCENT)[0]
+    alone = llm.generate(TEXT, VALID)[0]
     assert tokens_of(outputs[0]) == tokens_of(outputs[2]) == tokens_of(alone)
 
 
 @pytest.mark.parametrize("error", [OSError, Panic])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_objects_whose_methods_raise_are_read_or_refused(llm, kind, error):
+def test_objects_with_methods_that_raise_are_read_or_refused(llm, kind, error):
     value = hostile(*HOSTILE[kind], error)
     beside(llm, prompt=value)
     beside(llm, prompt={"prompt": "a", "cache_salt": value})
@@ -114,11 +114,11 @@ def test_objects_whose_methods_raise_are_read_or_refused(llm, kind, error):
 
 @pytest.mark.parametrize("error", [OSError, Panic])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_arguments_of_a_stream_are_refused(door, kind, error):
+def test_hostile_arguments_of_a_stream_are_refused(front_end, kind, error):
     value = hostile(*HOSTILE[kind], error)
 
     async def send(**given):
-        stream = door.llm.generate(**{"prompt": TEXT, "params": INNOCENT, **given})
+        stream = front_end.llm.generate(**{"prompt": TEXT, "params": VALID, **given})
         return tokens_of([output async for output in stream][-1])
 
     async def send_all():
@@ -127,15 +127,15 @@ def test_hostile_arguments_of_a_stream_are_refused(door, kind, error):
             assert isinstance(given[0], list)
             assert isinstance(given[1], (list, DovetailError)), (name, given[1])
         for call in (
-            lambda: door.llm.abort(value),
-            lambda: door.llm.pause(value),
-            lambda: door.llm.check_health(max_silence_s=value),
+            lambda: front_end.llm.abort(value),
+            lambda: front_end.llm.pause(value),
+            lambda: front_end.llm.check_health(max_silence_s=value),
         ):
             with suppress(DovetailError):
                 await call()
-        await door.llm.check_health()
+        await front_end.llm.check_health()
 
-    door.loop.run_until_complete(asyncio.wait_for(send_all(), 30))
+    front_end.loop.run_until_complete(asyncio.wait_for(send_all(), 30))
 
 
 def test_a_key_that_cannot_be_compared_is_refused(llm):
@@ -146,7 +146,7 @@ def test_a_key_that_cannot_be_compared_is_refused(llm):
             raise Panic("hostile")
 
     with pytest.raises(RequestError) as caught:
-        llm.generate({Key("prompt"): "a"}, INNOCENT)
+        llm.generate({Key("prompt"): "a"}, VALID)
     assert caught.value.parameter == "prompt"
 
 
@@ -155,13 +155,13 @@ def test_later_changes_of_parameters_have_no_effect(llm):
     before = tokens_of(llm.generate("b", params)[0])
     engine, found = llm.llm_engine, {}
     engine.add_request("changed", "b", params)
-    engine.add_request("innocent", TEXT, INNOCENT)
+    engine.add_request("valid", TEXT, VALID)
     params.logit_bias[10**6] = "no number"
     params.extra_args["b"] = object()
     while engine.has_unfinished_requests():
         found |= {one.request_id: one for one in engine.step()}
     assert tokens_of(found["changed"]) == before
-    assert tokens_of(found["innocent"]) == tokens_of(llm.generate(TEXT, INNOCENT)[0])
+    assert tokens_of(found["valid"]) == tokens_of(llm.generate(TEXT, VALID)[0])
     with pytest.raises(RequestError) as caught:  # its current values are invalid
         llm.generate("b", params)
     assert caught.value.parameter == "logit_bias"
@@ -174,7 +174,7 @@ def test_an_empty_mapping_is_copied():
     assert params.extra_args == {}
 
 
-def test_a_subclass_of_sampling_params_is_read_once(llm, door):
+def test_a_subclass_of_sampling_params_is_read_once(llm, front_end):
     class Unchecked(SamplingParams):
         def __post_init__(self):
             pass
@@ -183,7 +183,7 @@ def test_a_subclass_of_sampling_params_is_read_once(llm, door):
         with pytest.raises(RequestError):
             llm.generate("b", Unchecked(**changes))
         request = {"request_id": "a", "prompt": "b", "params": Unchecked(**changes)}
-        assert isinstance(door.ask_all([request])[0], RequestError)
+        assert isinstance(front_end.ask_all([request])[0], RequestError)
     beside(llm, params=Unchecked(max_tokens=2))
 
 
@@ -202,14 +202,14 @@ def test_a_template_variable_named_like_an_argument_is_refused(llm):
     assert caught.value.parameter == "chat_template_kwargs"
 
 
-def test_an_operation_that_cannot_be_called_is_refused(llm):
+def test_an_operation_that_is_not_callable_is_refused(llm):
     for operation in (5, ["x"] * 10**5, None):
         with pytest.raises(UserError) as caught:
             llm.llm_engine.collective_rpc(operation)
         assert len(str(caught.value)) < 300
 
 
-def test_the_ids_of_an_abort_are_read_in_chunks(door):
+def test_the_ids_of_an_abort_are_read_in_chunks(front_end):
     async def abort():
         turns, last = [], time.thread_time()
 
@@ -222,14 +222,14 @@ def test_the_ids_of_an_abort_are_read_in_chunks(door):
 
         watcher = asyncio.create_task(watch())
         await asyncio.sleep(0)
-        await door.llm.abort(["unknown"] * 500_000)
+        await front_end.llm.abort(["unknown"] * 500_000)
         watcher.cancel()
         with pytest.raises(RequestError) as caught:
-            await door.llm.abort(["unknown"] * 2_000_000)
+            await front_end.llm.abort(["unknown"] * 2_000_000)
         assert caught.value.parameter == "request_ids"
         return max(turns)
 
-    assert door.loop.run_until_complete(abort()) < 0.05
+    assert front_end.loop.run_until_complete(abort()) < 0.05
 
 
 def test_the_last_tokens_of_a_deque_are_kept(llm):

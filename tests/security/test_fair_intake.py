@@ -1,6 +1,6 @@
-"""How long one large request blocks the event loop and the engine loop while others are streamed.
+"""One large request blocks the event loop and the engine loop only for a limited time.
 
-Measured in CPU time of the thread, so that other work on the machine does not matter.
+It is measured in CPU time of the thread, so that other work on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import time
 
 import pytest
-from security.engines import AsyncDoor, engine_options
+from security.engines import AsyncFrontEnd, engine_options
 
 from dovetail import SamplingParams
 from dovetail.clock import ManualClock
@@ -48,12 +48,12 @@ LARGE = {
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory):
+def front_end(tmp_path_factory):
     config = {"vocab_size": VOCAB, "max_position_embeddings": 2**14 + 100}
     options = engine_options(
         tmp_path_factory.mktemp("model"), config=config, worker_cls=Capable, max_num_seqs=64
     )
-    opened = AsyncDoor(options | {"max_waiting": 10_000})
+    opened = AsyncFrontEnd(options | {"max_waiting": 10_000})
     yield opened
     opened.close()
 
@@ -86,11 +86,11 @@ CASES += [("n", RequestOutputKind.CUMULATIVE), ("n", RequestOutputKind.FINAL_ONL
 
 
 @pytest.mark.parametrize(("case", "kind"), CASES, ids=lambda given: getattr(given, "name", given))
-def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(door, case, kind):
+def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(front_end, case, kind):
     prompt, params = LARGE[case]
 
     async def read(*given, **more):
-        return [output async for output in door.llm.generate(*given, **more)]
+        return [output async for output in front_end.llm.generate(*given, **more)]
 
     async def both():
         stream = read("the victim", SamplingParams(max_tokens=100, ignore_eos=True))
@@ -102,25 +102,25 @@ def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(door, case,
         assert len((await victim)[-1].outputs[0].token_ids) == 100
 
     async def leave_early():
-        async for _ in door.llm.generate(prompt, params, output_kind=kind):
+        async for _ in front_end.llm.generate(prompt, params, output_kind=kind):
             break
 
-    turn_s = door.loop.run_until_complete(longest_turn(both()))
+    turn_s = front_end.loop.run_until_complete(longest_turn(both()))
     assert turn_s < MOST_CPU_S
     if case == "n":
-        assert door.loop.run_until_complete(longest_turn(leave_early())) < MOST_CPU_S
+        assert front_end.loop.run_until_complete(longest_turn(leave_early())) < MOST_CPU_S
 
 
-def test_many_small_requests_are_spread_over_loop_iterations(door):
+def test_many_small_requests_are_spread_over_loop_iterations(front_end):
     params = SamplingParams(max_tokens=1)
 
     async def send():
-        return [output async for output in door.llm.generate("abc", params)][-1]
+        return [output async for output in front_end.llm.generate("abc", params)][-1]
 
     async def send_all():
         return await asyncio.gather(*(send() for _ in range(1000)))
 
-    assert door.loop.run_until_complete(longest_turn(send_all())) < MOST_CPU_S
+    assert front_end.loop.run_until_complete(longest_turn(send_all())) < MOST_CPU_S
 
 
 class SlowCore:
@@ -135,7 +135,7 @@ class SlowCore:
     def add_request(self, request):
         self.clock.advance(3_000_000)
         if request.request_id == "r5":
-            raise RequestError("not this one", parameter="n")
+            raise RequestError("unused method", parameter="n")
         self.added.append(request.request_id)
 
 
@@ -169,7 +169,7 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     assert [list(one) for one in refused] == [["r5"]]
 
 
-def test_single_requests_fill_one_iteration_at_most():
+def test_the_intake_of_single_requests_ends_at_its_time_limit():
     clock = ManualClock(1)
     core = SlowCore(clock, True)
     intake = RequestIntake(clock)

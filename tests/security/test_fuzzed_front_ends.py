@@ -1,6 +1,6 @@
-"""Random calls of `LLM.generate`, `LLM.chat`, `AsyncLLM.generate` beside innocent requests.
+"""Random calls of `LLM.generate`, `LLM.chat` and `AsyncLLM.generate` do not affect valid requests.
 
-After each call: only typed errors were raised, the engine runs, innocent requests have the same
+After each call: only typed errors were raised, the engine runs, valid requests have the same
 tokens as alone, and no loop iteration used more than 50 ms of CPU time. The calls are the same in
 each run: they follow from `SEED`, which is printed.
 """
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from security import random_calls as calls
-from security.engines import AsyncDoor, engine_options
+from security.engines import AsyncFrontEnd, engine_options
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import (
@@ -38,9 +38,9 @@ MOST_CPU_S = 0.05
 TYPED = (UserError, CapacityError)
 FATAL = (EngineDeadError, UnavailableError, TransportError)
 
-INNOCENT = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
-INNOCENT_TEXT = "the innocent request"
-INNOCENT_CHAT = [{"role": "user", "content": "an innocent question"}]
+VALID = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
+VALID_TEXT = "the valid request"
+VALID_CHAT = [{"role": "user", "content": "a valid question"}]
 
 
 class Capable(FakeWorker):
@@ -63,7 +63,7 @@ def options(folder):
 
 
 def random(share, counts):
-    """Return the settings of a test that makes `share` of the calls."""
+    """Return hypothesis settings for a test that makes this share of the calls."""
     return settings(
         max_examples=round(counts * share),
         database=None,
@@ -102,15 +102,15 @@ def collect_sometimes(num_calls):
 
 
 class LLMCalls:
-    """Calls of an `LLM`, each checked."""
+    """Calls an `LLM` and checks the outcome of each call."""
 
     def __init__(self, folder):
         self.llm = LLM(**options(folder))
         core = self.llm.llm_engine.client.core
         self._add = core.add_request
         core.add_request = self.timed_add
-        self.alone = [tokens_of(one) for one in self.llm.generate(INNOCENT_TEXT, INNOCENT)]
-        self.chat_alone = [tokens_of(one) for one in self.llm.chat(INNOCENT_CHAT, INNOCENT)]
+        self.alone = [tokens_of(one) for one in self.llm.generate(VALID_TEXT, VALID)]
+        self.chat_alone = [tokens_of(one) for one in self.llm.chat(VALID_CHAT, VALID)]
         self.num_refused = self.num_served = 0
 
     def timed_add(self, request):
@@ -118,7 +118,7 @@ class LLMCalls:
             return self._add(request)
 
     def check(self, call, alone):
-        """Make a call between two innocent requests and check the outcome."""
+        """Make a call between two valid requests and check the outcome."""
         collect_sometimes(self.num_refused + self.num_served)
         try:
             outputs = call()
@@ -135,21 +135,21 @@ class LLMCalls:
         assert not engine.has_unfinished_requests() and not engine.client.core.has_work()
 
     def check_alive(self):
-        outputs = self.llm.generate(INNOCENT_TEXT, INNOCENT)
+        outputs = self.llm.generate(VALID_TEXT, VALID)
         assert [tokens_of(one) for one in outputs] == self.alone
 
 
 def make_params(maker):
-    """Return the created parameters, or those of the innocent request if creation is refused."""
+    """Return the created parameters, or valid parameters if the creation is refused."""
     with limited_cpu():
         try:
             return maker()
         except RequestError:
-            return INNOCENT
+            return VALID
 
 
 def call_generate(fuzzed, hostile, more):
-    params = [INNOCENT, *(make_params(maker) for _, maker in hostile), INNOCENT]
+    params = [VALID, *(make_params(maker) for _, maker in hostile), VALID]
     given_more = {"on_error": "return", **calls.make(more)}
     if not isinstance(given_more.get("priority", ()), (list, tuple)):
         others = [0] * len(hostile)
@@ -160,19 +160,19 @@ def call_generate(fuzzed, hostile, more):
         ]  # one value applies to all requests
 
     def call():
-        prompts = [INNOCENT_TEXT, *(maker() for maker, _ in hostile), INNOCENT_TEXT]
+        prompts = [VALID_TEXT, *(maker() for maker, _ in hostile), VALID_TEXT]
         return fuzzed.llm.generate(prompts, params, **given_more)
 
     fuzzed.check(call, fuzzed.alone)
 
 
 def call_chat(fuzzed, hostile, more):
-    params = [INNOCENT, *(make_params(maker) for _, maker in hostile), INNOCENT]
+    params = [VALID, *(make_params(maker) for _, maker in hostile), VALID]
     plain = not set(more) & {"chat_template", "chat_template_kwargs", "add_generation_prompt"}
     given_more = {"on_error": "return", **calls.make(more)}
 
     def call():
-        several = [INNOCENT_CHAT, *(maker() for maker, _ in hostile), INNOCENT_CHAT]
+        several = [VALID_CHAT, *(maker() for maker, _ in hostile), VALID_CHAT]
         outputs = fuzzed.llm.chat(several, params, **given_more)
         return outputs if plain else None
 
@@ -180,20 +180,20 @@ def call_chat(fuzzed, hostile, more):
 
 
 class StreamCalls:
-    """Calls of an `AsyncLLM`, each checked."""
+    """Calls an `AsyncLLM` and checks the outcome of each call."""
 
     def __init__(self, folder):
-        self.door = AsyncDoor(options(folder))
-        self.alone = self.door.loop.run_until_complete(self.innocent())
+        self.front_end = AsyncFrontEnd(options(folder))
+        self.alone = self.front_end.loop.run_until_complete(self.valid())
         self.num_refused = self.num_served = 0
 
-    async def innocent(self):
-        stream = self.door.llm.generate(INNOCENT_TEXT, INNOCENT)
+    async def valid(self):
+        stream = self.front_end.llm.generate(VALID_TEXT, VALID)
         return tokens_of([output async for output in stream][-1])
 
     async def hostile(self, given):
         try:
-            async for output in self.door.llm.generate(**given):
+            async for output in self.front_end.llm.generate(**given):
                 assert output.error is None or isinstance(output.error, str)
             self.num_served += 1
         except TYPED as error:
@@ -211,22 +211,22 @@ class StreamCalls:
         turns = []
         watcher = asyncio.create_task(self.watch(turns))
         try:
-            innocent, _ = await asyncio.gather(self.innocent(), self.hostile(given))
+            valid, _ = await asyncio.gather(self.valid(), self.hostile(given))
         finally:
             watcher.cancel()
-        assert innocent == self.alone
+        assert valid == self.alone
         assert max(turns) < MOST_CPU_S
-        await self.door.llm.check_health()
+        await self.front_end.llm.check_health()
 
     def check(self, prompt, params, more):
         collect_sometimes(self.num_refused + self.num_served)
         given = {"prompt": prompt(), "params": make_params(params), **calls.make(more)}
-        loop = self.door.loop
+        loop = self.front_end.loop
         loop.run_until_complete(asyncio.wait_for(self.both(given), 60))
 
 
 def several(fuzzed):
-    """Return a strategy of the hostile requests of one call: prompts and parameters."""
+    """Return a strategy that draws the prompts and parameters of one call's hostile requests."""
     return st.lists(st.tuples(fuzzed, calls.params), min_size=1, max_size=3)
 
 
@@ -270,7 +270,7 @@ def fuzz_stream(folder, counts):
     try:
         fuzz()
     finally:
-        fuzzed.door.close()
+        fuzzed.front_end.close()
     return fuzzed
 
 
@@ -291,7 +291,7 @@ def test_very_many_random_calls_do_not_affect_valid_requests(front, tmp_path):
     FUZZERS[front](tmp_path, NUM_CALLS_SOAK)
 
 
-def test_every_parameter_is_among_the_random_calls():
+def test_random_calls_use_every_parameter():
     from dataclasses import fields
     from inspect import signature
 
@@ -308,18 +308,18 @@ def test_every_parameter_is_among_the_random_calls():
 
 
 def run_it(parameter, read):
-    """Run the function without the guard of `guarded`."""
+    """Run the function without the guard that `guarded` adds."""
     return read()
 
 
-# The fault, its target, and the front end whose random calls must notice it.
+# A fault, its target, and the front end with the random calls that must detect it.
 FAULTS = {
     "prompts are read without a guard": (
         "generate",
         {"engine.input.prompt_reading.guarded": run_it},
     ),
     "lists are read without a guard": ("generate", {"value_checks.guarded": run_it}),
-    "values are shown whole": ("generate", {"value_checks.shorten": repr}),
+    "values are formatted without a length limit": ("generate", {"value_checks.shorten": repr}),
     "seeds differ from call to call": (
         "generate",
         {"engine.input.input_processor.completion_seed": lambda seed, index: time.monotonic_ns()},
@@ -348,7 +348,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("front", "changes"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_noticed(front, changes, tmp_path, monkeypatch):
+def test_random_calls_detect_a_planted_fault(front, changes, tmp_path, monkeypatch):
     for place, instead in changes.items():
         monkeypatch.setattr(f"dovetail.{place}", instead)
     noticed = None

@@ -1,6 +1,6 @@
-"""Hostile values in every place of a request: every front end refuses them with the same message.
+"""Every front end refuses hostile values in any part of a request with the same message.
 
-An innocent request runs at the same time and must have the same tokens as alone.
+An valid request runs at the same time and must have the same tokens as alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 
 import pytest
-from security.engines import MAX_MODEL_LEN, engine_options, open_door, open_llm
+from security.engines import MAX_MODEL_LEN, engine_options, open_front_end, open_llm
 
 from dovetail import SamplingParams
 from dovetail.errors import ModelError, RequestError
@@ -19,8 +19,8 @@ from dovetail.value_checks import shorten
 
 SURROGATE = "\ud800"
 HUGE = 70_000_000
-KINDS = ("in process", "over a process", "async")
-INNOCENT = {"prompt": "the innocent", "params": SamplingParams(max_tokens=6, seed=3)}
+KINDS = ("in process", "engine process", "async")
+VALID = {"prompt": "a valid request", "params": SamplingParams(max_tokens=6, seed=3)}
 
 
 class LyingList(list):
@@ -66,19 +66,19 @@ def nested(depth):
     return value
 
 
-# An additional argument to a valid prompt and parameters, and the parameter to be named.
+# An argument added to a valid prompt and parameters, and the parameter that the error must name.
 HOSTILE_ARGUMENTS = {
     "id with a surrogate": ("request_id", {"request_id": f"a{SURROGATE}"}),
     "id of 70 MB": ("request_id", {"request_id": "x" * HUGE}),
-    "id over the limit": ("request_id", {"request_id": "x" * 1025}),
+    "id above the limit": ("request_id", {"request_id": "x" * 1025}),
     "id that is bytes": ("request_id", {"request_id": b"a"}),
     "id that cannot be shown": ("request_id", {"request_id": Unshowable()}),
     "salt with a surrogate": ("cache_salt", {"cache_salt": SURROGATE}),
     "salt of 70 MB": ("cache_salt", {"cache_salt": "x" * HUGE}),
     "salt that is None": ("cache_salt", {"cache_salt": None}),
-    "priority of 64 bits and one": ("priority", {"priority": 2**63}),
+    "priority of 65 bits": ("priority", {"priority": 2**63}),
     "priority of 20,000 digits": ("priority", {"priority": 10**20_000}),
-    "priority that is a flag": ("priority", {"priority": True}),
+    "priority that is a bool": ("priority", {"priority": True}),
     "priority nan": ("priority", {"priority": math.nan}),
     "output kind as text": ("output_kind", {"output_kind": "delta"}),
     "params as a mapping": ("params", {"params": {"n": 1}}),
@@ -89,7 +89,7 @@ HOSTILE_PROMPTS = {
     "10 MB": ("prompt", "word " * 2_000_000),
     "range of a billion": ("prompt", range(5, 10**9)),
     "endless iterator": ("prompt", endless()),
-    "lying list": ("prompt", LyingList([5] * (MAX_MODEL_LEN + 1))),
+    "list with a wrong length": ("prompt", LyingList([5] * (MAX_MODEL_LEN + 1))),
     "list that raises": ("prompt", RaisingList([5])),
     "set of ids": ("prompt", {5, 6}),
     "bytes": ("prompt", b"abc"),
@@ -99,13 +99,13 @@ HOSTILE_PROMPTS = {
     "object without a repr": ("prompt", [Unshowable()]),
     "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
     "mapping with odd keys": ("prompt", {5: "a"}),
-    "text beside ids that is not text": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
-    "text for ids": ("prompt_token_ids", {"prompt_token_ids": "x" * HUGE}),
-    "both texts": ("prompt_token_ids", {"prompt": "a", "prompt_token_ids": "x" * HUGE}),
-    "text beside ids of 70 MB": ("prompt", {"prompt": "x" * HUGE, "prompt_token_ids": [5]}),
+    "prompt text that is not text, with ids": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
+    "text instead of ids": ("prompt_token_ids", {"prompt_token_ids": "x" * HUGE}),
+    "two prompt texts": ("prompt_token_ids", {"prompt": "a", "prompt_token_ids": "x" * HUGE}),
+    "prompt text of 70 MB, with ids": ("prompt", {"prompt": "x" * HUGE, "prompt_token_ids": [5]}),
     "tenant with a surrogate": ("tenant", {"prompt": "a", "tenant": SURROGATE}),
     "tenant of 70 MB": ("tenant", {"prompt": "a", "tenant": "x" * HUGE}),
-    "own salt of 70 MB": ("cache_salt", {"prompt": "a", "cache_salt": "x" * HUGE}),
+    "salt of 70 MB in the prompt": ("cache_salt", {"prompt": "a", "cache_salt": "x" * HUGE}),
     "deadline of 5,000 digits": ("deadline_s", {"prompt": "a", "deadline_s": 10**5000}),
     "deadline nan": ("deadline_s", {"prompt": "a", "deadline_s": math.nan}),
 }
@@ -117,7 +117,7 @@ HOSTILE_PARAMS = {
     "bad word with a surrogate": ("bad_words", {"bad_words": [f"a{SURROGATE}"]}),
     "bad word of 6 MB": ("bad_words", {"bad_words": ["x" * 6_000_000]}),
     "too many bad words": ("bad_words", {"bad_words": ["a"] * 4097}),
-    "bad words that lie": ("bad_words", {"bad_words": LyingList(["a"] * 5000)}),
+    "bad words with a wrong length": ("bad_words", {"bad_words": LyingList(["a"] * 5000)}),
     "ten million stop ids": ("stop_token_ids", {"stop_token_ids": [5] * 10**7}),
     "ten million allowed ids": ("allowed_token_ids", {"allowed_token_ids": [5] * 10**7}),
     "stop ids that raise": ("stop_token_ids", {"stop_token_ids": RaisingList([1])}),
@@ -125,47 +125,47 @@ HOSTILE_PARAMS = {
     "stop id of 5,000 digits": ("stop_token_ids", {"stop_token_ids": [10**5000]}),
     "bias that raises": ("logit_bias", {"logit_bias": RaisingMapping({1: 1.0})}),
     "bias of a huge number": ("logit_bias", {"logit_bias": {1: 10**5000}}),
-    "bias on a flag": ("logit_bias", {"logit_bias": {True: 1.0}}),
+    "bias of a bool": ("logit_bias", {"logit_bias": {True: 1.0}}),
     "extra args of 70 MB": ("extra_args", {"extra_args": {"a": "x" * HUGE}}),
     "extra args with a surrogate": ("extra_args", {"extra_args": {"a": [SURROGATE]}}),
     "extra args of 65 bits": ("extra_args", {"extra_args": {"a": 2**64}}),
-    "extra args a thousand deep": ("extra_args", {"extra_args": {"a": nested(1000)}}),
+    "extra args nested a thousand deep": ("extra_args", {"extra_args": {"a": nested(1000)}}),
     "extra args with an object": ("extra_args", {"extra_args": {"a": Unshowable()}}),
     "extra args with a number as key": ("extra_args", {"extra_args": {5: "a"}}),
     "extra args that raise": ("extra_args", {"extra_args": RaisingMapping(a=1)}),
-    "a flag that is text": ("ignore_eos", {"ignore_eos": "yes"}),
+    "bool that is text": ("ignore_eos", {"ignore_eos": "yes"}),
     "seed of 5,000 digits": ("seed", {"seed": 10**5000}),
     "temperature of 5,000 digits": ("temperature", {"temperature": 10**5000}),
 }
 # Valid for every engine, but above the limits of this one.
 OVER_THE_LIMITS = {
-    "stop over the limit": ("stop", {"stop": "x" * 1025}),
-    "bad word over the limit": ("bad_words", {"bad_words": ["x" * 257]}),
-    "bad words over the limit together": ("bad_words", {"bad_words": ["x" * 200] * 1000}),
-    "extra args over the limit": ("extra_args", {"extra_args": {"a": "x" * 70_000}}),
+    "stop string above the limit": ("stop", {"stop": "x" * 1025}),
+    "bad word above the limit": ("bad_words", {"bad_words": ["x" * 257]}),
+    "bad words above the common limit": ("bad_words", {"bad_words": ["x" * 200] * 1000}),
+    "extra args above the limit": ("extra_args", {"extra_args": {"a": "x" * 70_000}}),
     "stop id beyond the vocabulary": ("stop_token_ids", {"stop_token_ids": [300]}),
     "bias beyond the vocabulary": ("logit_bias", {"logit_bias": {2**30: 1.0}}),
 }
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def door(request, tmp_path_factory):
-    opened = open_door(request.param, engine_options(tmp_path_factory.mktemp("model")))
+def front_end(request, tmp_path_factory):
+    opened = open_front_end(request.param, engine_options(tmp_path_factory.mktemp("model")))
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
 def refusals():
-    """Messages by case, from the first front end."""
+    """Maps each case to the message of the first front end."""
     return {}
 
 
 def hostile_requests():
     for name, (parameter, given) in HOSTILE_ARGUMENTS.items():
-        yield name, parameter, {"prompt": "a", "params": INNOCENT["params"]} | given
+        yield name, parameter, {"prompt": "a", "params": VALID["params"]} | given
     for name, (parameter, prompt) in HOSTILE_PROMPTS.items():
-        yield name, parameter, {"prompt": prompt, "params": INNOCENT["params"]}
+        yield name, parameter, {"prompt": prompt, "params": VALID["params"]}
     for name, (parameter, params) in OVER_THE_LIMITS.items():
         yield name, parameter, {"prompt": "a", "params": SamplingParams(**params)}
 
@@ -175,13 +175,13 @@ def tokens_of(output):
     return [completion.token_ids for completion in output.outputs]
 
 
-def test_hostile_values_are_refused_by_name_and_valid_requests_continue(door, refusals):
-    (alone,) = door.ask_all([{"request_id": "alone"} | INNOCENT])
+def test_hostile_values_are_refused_by_name_and_valid_requests_continue(front_end, refusals):
+    (alone,) = front_end.ask_all([{"request_id": "alone"} | VALID])
     expected = tokens_of(alone)
     for name, parameter, given in hostile_requests():
         hostile = {"request_id": "hostile"} | given
-        before, refused, after = door.ask_all(
-            [{"request_id": "before"} | INNOCENT, hostile, {"request_id": "after"} | INNOCENT]
+        before, refused, after = front_end.ask_all(
+            [{"request_id": "before"} | VALID, hostile, {"request_id": "after"} | VALID]
         )
         assert isinstance(refused, RequestError), (name, refused)
         assert refused.parameter == parameter, (name, refused)
@@ -199,24 +199,24 @@ def test_hostile_parameters_cannot_be_created(parameter, given):
     assert parameter in str(refused.value) and len(str(refused.value)) < 300
 
 
-def test_unusual_types_of_valid_values_are_accepted(door):
+def test_unusual_types_of_valid_values_are_accepted(front_end):
     prompts = (range(5, 9), array.array("i", [5, 6, 7, 8]), LongerThanSaid([5, 6, 7, 8]))
     prompts += (iter([5, 6, 7, 8]), (5, 6, 7, 8), {"prompt_token_ids": [5, 6, 7, 8]})
-    params = INNOCENT["params"]
+    params = VALID["params"]
     requests = [
         {"request_id": f"odd~{place}#{place}", "prompt": prompt, "params": params}
         for place, prompt in enumerate(prompts)
     ]
-    found = [tokens_of(output) for output in door.ask_all(requests)]
+    found = [tokens_of(output) for output in front_end.ask_all(requests)]
     assert found == [found[0]] * len(prompts)
 
 
-def test_ids_may_look_like_internal_ids(door):
-    """Ids of a request's completions do not collide with similar ids of other users."""
+def test_request_ids_may_look_like_internal_ids(front_end):
+    """Internal ids of a request's completions do not collide with ids of other requests."""
     names = ["a", "a#0", "a#1", "a~1", "a~1#0", "~1", "~2", "#", "\0", "é", "a\n", " "]
     several = SamplingParams(max_tokens=4, seed=1, n=2)
     requests = [{"request_id": name, "prompt": "p", "params": several} for name in names]
-    found = door.ask_all(requests)
+    found = front_end.ask_all(requests)
     assert [output.request_id for output in found] == names
     assert [tokens_of(output) for output in found] == [tokens_of(found[0])] * len(names)
 
@@ -262,16 +262,18 @@ def llm(request, tmp_path_factory):
     ],
     ids=range(12),
 )
-def test_an_argument_that_is_not_a_list_of_prompts_is_refused_unread(llm, prompts, parameter):
+def test_an_argument_that_is_not_a_list_of_prompts_is_refused_without_reading_it(
+    llm, prompts, parameter
+):
     with pytest.raises(RequestError) as refused:
-        llm.generate(prompts, INNOCENT["params"])
+        llm.generate(prompts, VALID["params"])
     assert refused.value.parameter == parameter
-    (output,) = llm.generate("the innocent", INNOCENT["params"])
+    (output,) = llm.generate("a valid request", VALID["params"])
     assert output.error is None
 
 
 def test_prompts_may_come_from_any_iterable(llm):
-    params = INNOCENT["params"]
+    params = VALID["params"]
     listed = [output.outputs for output in llm.generate(["a", "b"], params)]
     assert [one.outputs for one in llm.generate((text for text in "ab"), params)] == listed
     assert [one.outputs for one in llm.generate(dict.fromkeys("ab").keys(), params)] != []
@@ -287,7 +289,7 @@ def test_prompts_may_come_from_any_iterable(llm):
         ("on_error", None),
         ("use_tqdm", "yes"),
         ("priority", "high"),
-        ("sampling_params", [INNOCENT["params"]] * 2),
+        ("sampling_params", [VALID["params"]] * 2),
         ("sampling_params", "hot"),
     ],
 )
@@ -329,16 +331,16 @@ def test_wrong_conversations_are_refused(llm, parameter, given):
     with pytest.raises(RequestError) as refused:
         llm.chat(**given)
     assert refused.value.parameter == parameter and len(str(refused.value)) < 400
-    assert llm.chat([USER], INNOCENT["params"])[0].error is None
+    assert llm.chat([USER], VALID["params"])[0].error is None
 
 
 def test_a_failed_call_does_not_affect_a_request_with_the_same_id(llm):
     """`LLM` numbers its requests; a user's own request may have the next number as its id."""
     engine = llm.llm_engine
-    number = str(int(llm.generate("a", INNOCENT["params"])[0].request_id) + 1)
+    number = str(int(llm.generate("a", VALID["params"])[0].request_id) + 1)
     engine.add_request(number, "mine", SamplingParams(max_tokens=50, ignore_eos=True))
     with pytest.raises(RequestError, match="in use"):
-        llm.generate("a", INNOCENT["params"])
+        llm.generate("a", VALID["params"])
     ended = []
     while engine.has_unfinished_requests():
         ended += [output for output in engine.step() if output.finished]
@@ -348,7 +350,7 @@ def test_a_failed_call_does_not_affect_a_request_with_the_same_id(llm):
 # --- limits -----------------------------------------------------------------------------------
 
 
-def test_limits_are_options(tmp_path):
+def test_limits_of_requests_can_be_changed_by_options(tmp_path):
     options = engine_options(
         tmp_path,
         max_prompt_chars=20,
@@ -376,16 +378,16 @@ def test_limits_are_options(tmp_path):
         "params": SamplingParams(max_tokens=1, stop="abc", extra_args={"a": 1}),
         "prompt": {"prompt": "x" * 20, "tenant": "12345"},
     }
-    door = open_door("in process", options)
+    front_end = open_front_end("in process", options)
     try:
         for parameter, given in refused:
             base = {"request_id": "a", "prompt": "a", "params": SamplingParams(max_tokens=1)}
-            (error,) = door.ask_all([base | given])
+            (error,) = front_end.ask_all([base | given])
             assert isinstance(error, RequestError) and error.parameter == parameter, given
-        (output,) = door.ask_all([{"request_id": "12345"} | served])
+        (output,) = front_end.ask_all([{"request_id": "12345"} | served])
         assert output.finished
     finally:
-        door.close()
+        front_end.close()
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from security.engines import AsyncDoor, engine_options, open_llm
+from security.engines import AsyncFrontEnd, engine_options, open_llm
 
 from dovetail import SamplingParams
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserError
@@ -14,14 +14,14 @@ from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserEr
 NUM_THREADS = 4
 
 
-@pytest.fixture(scope="module", params=["in process", "over a process"])
+@pytest.fixture(scope="module", params=["in process", "engine process"])
 def llm(request, tmp_path_factory):
     with open_llm(request.param, engine_options(tmp_path_factory.mktemp("model"))) as made:
         yield made
 
 
 def in_threads(call, num=NUM_THREADS):
-    """Run `call(place)` in threads that start together; return the result or exception of each."""
+    """Run `call(index)` in several threads; return each thread's result or exception."""
     found, start = [None] * num, threading.Barrier(num)
 
     def run(place):
@@ -86,8 +86,8 @@ def test_an_engine_may_be_stepped_in_one_thread_and_read_in_others(llm):
     assert set(ended) == expected and not engine.has_unfinished_requests()
 
 
-def test_a_step_by_another_caller_is_reported(llm, monkeypatch):
-    """Outputs that a nested `step` returns, for example to a hook, are missing in `generate`."""
+def test_generate_reports_that_another_caller_took_its_outputs(llm, monkeypatch):
+    """`generate` misses outputs that a nested call of `step` returns, for example to a hook."""
     engine = llm.llm_engine
     step = engine.step
 
@@ -101,8 +101,8 @@ def test_a_step_by_another_caller_is_reported(llm, monkeypatch):
 
 
 def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
-    door = AsyncDoor(engine_options(tmp_path))
-    llm, params = door.llm, SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
+    front_end = AsyncFrontEnd(engine_options(tmp_path))
+    llm, params = front_end.llm, SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
 
     async def last():
         return [output async for output in llm.generate("hello", params)][-1]
@@ -124,18 +124,18 @@ def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
         return await mine
 
     try:
-        alone = door.loop.run_until_complete(last())
-        output = door.loop.run_until_complete(asyncio.wait_for(with_strangers(), 60))
+        alone = front_end.loop.run_until_complete(last())
+        output = front_end.loop.run_until_complete(asyncio.wait_for(with_strangers(), 60))
         assert output.outputs[0].token_ids == alone.outputs[0].token_ids
         with pytest.raises(UserError, match="event loop"):
             llm.abort("a").send(None)  # no event loop
     finally:
-        door.close()
+        front_end.close()
 
 
 def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
-    door = AsyncDoor(engine_options(tmp_path))
-    llm, params = door.llm, SamplingParams(max_tokens=200, ignore_eos=True)
+    front_end = AsyncFrontEnd(engine_options(tmp_path))
+    llm, params = front_end.llm, SamplingParams(max_tokens=200, ignore_eos=True)
 
     async def send():
         async for _ in llm.generate("hello", params):
@@ -146,22 +146,22 @@ def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
 
     try:
         with pytest.raises(EngineDeadError, match="shut down"):
-            door.loop.run_until_complete(asyncio.wait_for(send(), 30))
+            front_end.loop.run_until_complete(asyncio.wait_for(send(), 30))
     finally:
-        door.close()
+        front_end.close()
 
 
 def test_a_second_event_loop_is_refused_during_a_stream(tmp_path):
-    door = AsyncDoor(engine_options(tmp_path))
-    stream = door.llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
+    front_end = AsyncFrontEnd(engine_options(tmp_path))
+    stream = front_end.llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
 
     async def take():
         return await anext(stream)
 
     try:
-        door.loop.run_until_complete(take())
+        front_end.loop.run_until_complete(take())
         with pytest.raises(DovetailError, match="loop"):
             for _ in range(300):
                 asyncio.run(asyncio.wait_for(take(), 5))
     finally:
-        door.close()
+        front_end.close()

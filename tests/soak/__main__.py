@@ -1,7 +1,7 @@
 """Run every long test: `make soak`, or `PYTHONPATH=tests python -m soak [--fresh] [--only NAME …]`.
 
-The sections are the tests that `make test` leaves out (long forms, and the cases of large matrices
-that the commit did not select), tests that measure time, and a million steps of random scheduler
+The sections are the tests that `make test` omits (long tests, and cases of large test matrices that
+the commit did not select), tests that measure time, and a million steps of random scheduler
 programs. An interrupted run continues where it stopped if it is started again on the same tree.
 """
 
@@ -33,7 +33,7 @@ PATHS = {
 
 
 def make_sections() -> list[Section]:
-    """Return the sections in the order in which they run, those that fail soonest first."""
+    """Return the sections in execution order; sections that fail early come first."""
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider")
     rest = tuple(f"--ignore={path}" for paths in PATHS.values() for path in paths)
@@ -50,7 +50,7 @@ def make_sections() -> list[Section]:
     ]  # fmt: skip
     sections.append(
         Section(
-            name="long tests: all others",
+            name="long tests: other folders",
             command=(*pytest, "-m", LONG, "--clock=without", "-n", "2", *rest, "tests"),
             limit_s=1200,
             passing=(0, NO_TESTS),
@@ -85,7 +85,7 @@ def main() -> int:
     sections = make_sections()
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
     parser.add_argument(
-        "--fresh", action="store_true", help="run sections again that passed before"
+        "--fresh", action="store_true", help="also run sections that have already passed"
     )
     parser.add_argument("--only", nargs="+", choices=[s.name for s in sections], metavar="NAME")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Random programs for long runs: every policy, every cache shape, every way to drive a scheduler.
+"""Random scheduler programs for long runs, with every policy and every cache shape.
 
-A program is made from a number alone. It is played by the referee of the scheduler's suite, so that
-every rule is checked in every step; `check_integrity` looks deeper in every 20th, and at the end.
+A program is determined by its number. The `Referee` of the scheduler suite runs it and checks every
+rule in every step; `check_integrity` checks more in every 20th step and at the end.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "srpt": ({}, {"hysteresis": 1.0}),
     "vtc": ({}, {"weights": {"a": 3.0}}),
 }
-"""Options under which policies are played, where there is more than one way."""
+"""Options for policies that run with several settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A cache shape. windows: one per attention group, 0 for full. states: one per state group.
+    """A cache shape.
 
-    states: whether each keeps snapshots. share: blocks, relative to the need of all seats.
+    windows: the sliding window of each attention group, 0 for full attention. states: for each
+    state group, whether it keeps snapshots. share: number of blocks relative to the need of all
+    seats.
     """
 
     name: str
@@ -89,9 +91,10 @@ SHAPES = (
 
 @dataclass(frozen=True, kw_only=True)
 class LongProgram:
-    """What is played. policy: a name, "" for the scheduler's own. num_steps: then it drains.
+    """A program to run.
 
-    num_alive: requests that the program tries to keep alive.
+    policy: a name, "" for the scheduler's own policy. num_steps: steps before all requests are run
+    to their end. num_alive: number of requests that the program tries to keep alive.
     """
 
     program: Program
@@ -107,7 +110,7 @@ class LongProgram:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what programs did. counts: by event; by_policy, by_shape: steps."""
+    """Counts of events and steps. counts: events by kind. by_policy, by_shape: numbers of steps."""
 
     counts: Counter[str] = field(default_factory=Counter)
     by_policy: Counter[str] = field(default_factory=Counter)
@@ -176,7 +179,7 @@ def _make_cache(shape: Shape, block_size: int, limits: SchedulerLimits) -> KVCac
 
 
 class SoakReferee(Referee):
-    """The suite's referee, for caches of any shape. last_stats: there are always some."""
+    """The suite's referee for caches of any shape. last_stats: never None."""
 
     last_stats: SchedulerStats
 
@@ -186,16 +189,16 @@ class SoakReferee(Referee):
 
 
 def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
-    """Return the policy class with these options bound; a referee passes none."""
+    """Return the policy class with these options bound, because a referee passes no options."""
 
     def made(self: Any, options: Any = None) -> None:
-        policy_cls.__init__(self, given)  # type: ignore[call-arg]  # one that takes options
+        policy_cls.__init__(self, given)  # type: ignore[call-arg]  # this class has options
 
     return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if given else {})
 
 
 def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:
-    """Play a program; raise AssertionError with the program and the first violated rule."""
+    """Run a program; raise AssertionError with the program and the first violated rule."""
     with judging(str(long)):
         return _play(long, SoakReferee(long, scheduler_cls))
 
@@ -219,7 +222,7 @@ def _play(long: LongProgram, referee: SoakReferee) -> Tally:
 
 
 def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
-    """Abort, reset, pause, resume and open gates now and then."""
+    """Sometimes abort, reset, pause, resume or open gates."""
     if rng.random() < 0.1:
         known = [f"r{rng.randrange(max(0, number - 80), number + 1)}" for _ in range(3)]
         referee.abort([*known, "nobody"])
@@ -236,7 +239,7 @@ def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
 
 
 def _rich_request(rng: Random, name: str, limits: SchedulerLimits) -> Any:
-    """Return a request that also has fields for policies, and often a longer output."""
+    """Return a request with values for policies, and often a longer output."""
     request = random_request(rng, name, limits)
     longest = min(30, limits.max_model_len)
     max_tokens = rng.randint(request.max_tokens, longest)

@@ -1,10 +1,9 @@
-"""Play random programs for long: every policy on every cache shape, a million steps.
+"""Run random scheduler programs for a million steps: every policy on every cache shape.
 
     PYTHONPATH=tests python -m soak.random_programs [--steps N] [--processes P] [--only NUMBER]
 
-Prints what was done and how fast. Ends with code 1 at the first violated rule and names the
-program,
-which `--only` plays again; and if a full run lacks coverage.
+Prints the counts of events and the speed. Exits with code 1 at the first violated rule, with the
+number of the program, which `--only` repeats, and after a full run in which events are too rare.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ def main() -> int:
 def read_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m soak.random_programs", description=__doc__)
-    parser.add_argument("--steps", type=int, default=FULL_STEPS, help="to play, at least")
-    parser.add_argument("--processes", type=int, default=2, help="that play side by side")
-    parser.add_argument("--only", type=int, help="play this program and no other")
-    parser.add_argument("--nice", type=int, default=10, help="how much others go first")
+    parser.add_argument("--steps", type=int, default=FULL_STEPS, help="minimum number of steps")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes")
+    parser.add_argument("--only", type=int, help="run only this program")
+    parser.add_argument("--nice", type=int, default=10, help="niceness of the process")
     return parser.parse_args()
 
 
@@ -75,9 +74,9 @@ class Reporter:
 def play_all(
     policies: list[str], num_steps: int, num_processes: int, report: Callable[[Tally], None]
 ) -> Tally:
-    """Play programs 0, 1, … until there are `num_steps`; raise AssertionError for a violated rule.
+    """Run programs 0, 1, … for `num_steps` in all; raise AssertionError for a violated rule.
 
-    Every pair of policy and shape comes equally often.
+    Every pair of policy and shape is run equally often.
     """
     tally, numbers = Tally(), count()
     num_pairs = len(policies) * len(SHAPES)
@@ -100,7 +99,7 @@ def _play_number(policies: list[str], number: int) -> Tally:
 
 
 def find_missing(tally: Tally) -> list[str]:
-    """Return the kinds of events that a full run had too few of."""
+    """Return the kinds of events that were too rare for a full run, with their counts."""
     counts = tally.counts
     missing = [f"{name} {counts[name]}" for name, least in LEAST.items() if counts[name] < least]
     if counts["grants"] < LEAST_MEAN_GRANTS * counts["steps"]:

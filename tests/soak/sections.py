@@ -26,7 +26,7 @@ NUM_LINES_SHOWN = 30
 class Section:
     """One part of a soak run.
 
-    passing: exit codes that count as passed; pytest returns 5 if it selected no test.
+    passing: exit codes that count as passed; pytest exits with 5 if it selects no test.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Section:
 
 
 class SoakRun:
-    """Runs sections one after another and records which passed.
+    """Runs sections one after another and records the sections that passed.
 
     folder: holds `state.json` and one log per section.
     tree: a digest of the tree that is tested. A record of another tree is discarded. With "" the
@@ -87,7 +87,7 @@ class SoakRun:
         return 1 if failed else 0
 
     def _run_section(self, section: Section, title: str) -> str:
-        """Return what went wrong, "" if nothing did."""
+        """Return the reason of a failure, or "" if the section passed."""
         with self._log(section).open("wb") as log:
             process = subprocess.Popen(
                 section.command,
@@ -135,7 +135,7 @@ class SoakRun:
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """End the section's process and what it started, also when the run was interrupted."""
+    """Kill the section's process and its child processes, even if the run was interrupted."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""The short form of the soak: every policy on every cache shape, and planted faults."""
+"""A short soak: every policy on every cache shape, and planted faults."""
 
 import pytest
 from soak.programs import SHAPES, Tally, make_program, play, policy_names
@@ -23,7 +23,7 @@ def test_every_policy_on_every_shape_follows_the_contract():
     assert all(tally.counts[what] > 50 for what in (*LEAST, "verified drafts", "encoder runs"))
 
 
-def test_a_full_run_reports_missing_coverage():
+def test_a_full_run_reports_events_that_are_too_rare():
     tally = Tally()
     tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(LEAST, 20_000))
     assert find_missing(tally) == ["grants 19.0 a step"]
@@ -82,13 +82,13 @@ def forget_that_it_is_cached(pool, num_blocks):
 
 
 FAULTS = {
-    "frees twice": (KVCacheManager, "free", free_twice),
-    "frees what others share": (BlockPool, "free", free_what_others_share),
+    "frees a block twice": (KVCacheManager, "free", free_twice),
+    "frees blocks that other requests share": (BlockPool, "free", free_what_others_share),
     "leaks a block": (KVCacheManager, "free", leak_the_last_block),
     "loses a request": (HeapQueue, "defer", lose_every_third),
-    "asks for stale drafts": (scheduler, "process_result", count_the_drafts_of_others),
-    "sheds a block that a window shows": (KVCacheManager, "advance", shed_one_too_many),
-    "leaves a stale key": (BlockPool, "allocate", forget_that_it_is_cached),
+    "uses stale draft counts": (scheduler, "process_result", count_the_drafts_of_others),
+    "frees a block inside the window": (KVCacheManager, "advance", shed_one_too_many),
+    "leaves a stale prefix hash": (BlockPool, "allocate", forget_that_it_is_cached),
 }
 
 

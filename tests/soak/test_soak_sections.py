@@ -1,4 +1,4 @@
-"""A soak run shows its progress, continues after a failure, and resumes on the same tree only."""
+"""A soak run shows its progress, continues after a failure, and resumes only on the same tree."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ def section(name, code, *, limit_s=20.0, **options):
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that runs sections on a tree; it gives the exit code and the lines."""
+    """Return a function that runs sections on a tree; it returns the exit code and the lines."""
 
     def run(sections, tree="one", **options):
         lines = []
@@ -31,7 +31,7 @@ def test_a_failed_section_does_not_stop_the_others(start):
     assert code == 1
     assert any(line.startswith("[1/2] a: FAILED (exit status 3") for line in lines)
     assert any(line.startswith("[2/2] b: passed after") for line in lines)
-    assert "no" in lines  # the end of the log of the section that failed
+    assert "no" in lines  # the last lines of the failed section's log
     assert "soak: failed: a. Run the same command to try them again." in lines
 
 
@@ -46,7 +46,7 @@ def test_a_run_resumes_with_the_sections_that_have_not_passed(start, tmp_path):
 
 
 @pytest.mark.parametrize("tree", ["two", ""], ids=["another tree", "an unknown tree"])
-def test_a_record_counts_for_its_own_tree_only(start, tmp_path, tree):
+def test_a_record_is_valid_only_for_its_own_tree(start, tmp_path, tree):
     mark = tmp_path / "ran"
     count = section("a", f"open({str(mark)!r}, 'a').write('x')")
     start([count], tree=tree and "one")

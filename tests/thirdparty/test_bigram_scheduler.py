@@ -83,7 +83,7 @@ def test_every_request_gets_all_its_tokens(depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_long_prompt_runs_in_chunks_and_turns_are_fair(depth):
+def test_a_long_prompt_runs_in_chunks_between_other_requests(depth):
     subject = scheduler()
     subject.add_request(requested("long", num_tokens=10))
     subject.add_request(requested("short", num_tokens=2))
@@ -108,7 +108,7 @@ def test_a_stop_token_ends_a_request_but_not_before_min_tokens():
     assert finished["a"].stop_reason == 1
 
 
-def test_an_abort_in_flight_drops_the_result_and_frees_the_row():
+def test_an_abort_during_a_step_drops_the_result_and_frees_the_row():
     subject = scheduler(max_num_seqs=1)
     subject.add_request(requested("a"))
     subject.add_request(requested("b"))

@@ -61,7 +61,7 @@ def step(worker, builder, runs, joins=(), leaves=(), grammar=None):
     return worker.sample_tokens(grammar)
 
 
-def test_the_worker_reports_its_model(worker):
+def test_the_worker_reports_the_sizes_of_its_model(worker):
     assert worker.get_model_info().vocab_size == VOCAB
     assert worker.get_model_info().max_model_len == 64
     assert worker.get_kv_cache_spec() == {}
@@ -78,7 +78,7 @@ def test_greedy_rows_follow_the_table(worker, table):
     assert second.step_id == 1
 
 
-def test_a_chunk_samples_nothing(worker):
+def test_no_token_is_sampled_after_a_chunk(worker):
     output = step(worker, StepBuilder(), [(0, 0, 2, False)], [joining(0, [1, 2, 3])])
     assert (list(output.num_sampled), list(output.token_ids)) == ([0], [])
 
@@ -108,11 +108,11 @@ def test_sampled_tokens_follow_the_softmax(worker, table):
     weights = np.exp(table[5].astype(np.float64) / 0.7)
     expected = weights / weights.sum() * num_draws
     statistic = sum((draws[i] - e) ** 2 / e for i, e in enumerate(expected))
-    # Chi-square with 39 degrees of freedom exceeds 72.1 once in a thousand tries; seeds are fixed.
+    # A chi-square of 39 degrees of freedom exceeds 72.1 in one of 1,000 trials; seeds are fixed.
     assert statistic < 72.1
 
 
-def test_a_grammar_is_obeyed(worker):
+def test_sampled_tokens_follow_the_grammar(worker):
     bits = np.zeros(64, np.uint8)
     bits[17] = 1
     grammar = GrammarOutput(runs=(1,), bitmask=np.packbits(bits, bitorder="little").tobytes())
@@ -122,7 +122,7 @@ def test_a_grammar_is_obeyed(worker):
     assert output.token_ids[1] == 17 != output.token_ids[0]
 
 
-def test_a_table_of_the_wrong_shape_is_rejected(tmp_path, table):
+def test_a_logits_table_of_the_wrong_shape_is_rejected(tmp_path, table):
     config = model_config(tmp_path, table[:-1])
     worker = BigramWorker(WorkerContext(config=config, platform=None, plugins=None))
     with pytest.raises(ModelError, match=r"\(39, 40\).*vocab_size=40"):

@@ -1,4 +1,4 @@
-"""A package from outside runs on the core alone: no torch installed, published names only."""
+"""Third-party packages run with only the core, without torch, and import only published names."""
 
 import ast
 import json
@@ -92,7 +92,7 @@ def run(*command, **variables):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of an environment with the core and the packages, without torch."""
+    """The interpreter of an environment with the core and these packages, without torch."""
     folder = tmp_path_factory.mktemp("outside")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     run(*PIP, "wheel", "-q", ROOT / "core", ROOT / "plugins/devkit", BIGRAM, TURNS, *options)
@@ -120,17 +120,19 @@ def walk(table, token, num_tokens):
     return path
 
 
-def test_an_outside_package_generates_without_torch(python, model, table):
+def test_a_third_party_package_generates_without_torch(python, model, table):
     arguments = json.dumps([str(model), PROMPTS, NUM_TOKENS])
     (model / "script.py").write_text(SCRIPT)
     lines = run(python, "-I", model / "script.py", arguments).splitlines()
     message = json.loads(lines[-1])
     assert message["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in PROMPTS]
-    assert not message["torch"], "torch is installed there: the core or the package pulls it in"
+    assert not message["torch"], (
+        "torch is installed in the environment: the core or a package depends on it"
+    )
     assert message["loaded"] == []
 
 
-def test_an_outside_policy_is_selected_by_name_and_used(python, model, table):
+def test_a_third_party_policy_is_selected_by_name_and_used(python, model, table):
     prompts = [[token] * length for token, length in enumerate((2, 4, 6, 3, 5))]
     arguments = json.dumps([str(model), prompts, NUM_TOKENS])
     (model / "policy.py").write_text(POLICY_SCRIPT)
@@ -139,7 +141,7 @@ def test_an_outside_policy_is_selected_by_name_and_used(python, model, table):
     assert message["order"] == [3, 0, 4, 1, 2]
 
 
-def test_its_entry_points_are_found_by_name(python):
+def test_the_entry_points_of_a_third_party_package_are_found_by_name(python):
     program = (
         "from importlib.metadata import entry_points\n"
         "for kind in ('platform', 'worker', 'scheduler'):\n"
@@ -152,7 +154,7 @@ def test_its_entry_points_are_found_by_name(python):
     ]
 
 
-def test_the_outside_packages_import_published_names_only():
+def test_the_third_party_packages_import_only_published_names():
     private = []
     for path in sorted([*BIGRAM.rglob("*.py"), *TURNS.rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -163,4 +165,4 @@ def test_the_outside_packages_import_published_names_only():
             if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 private += [] if own else [f"{path.name}: .{node.attr}"]
-    assert not private, f"publish these names or do not use them: {private}"
+    assert not private, f"publish these names, or do not import them: {private}"

@@ -1,7 +1,7 @@
-"""A virtual environment with given wheels, their declared dependencies, and nothing else.
+"""A virtual environment that contains only given wheels and their declared dependencies.
 
-Nothing is downloaded: third-party packages are links to the environment that runs the tests, for
-the transitive dependencies in the metadata of the wheels.
+Nothing is downloaded: the third-party packages, which follow from the metadata of the wheels, are
+links into the environment that runs the tests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[st
 
 
 def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
-    """Yield each required distribution once; those in `known` are installed already."""
+    """Yield each required distribution once; distributions in `known` are already installed."""
     waiting = [canonicalize_name(name) for name in names]
     seen = set(known)
     while waiting:
@@ -60,7 +60,7 @@ def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
 
 
 def _dependencies(one: Distribution) -> Iterator[str]:
-    """Yield the names of a distribution's dependencies on this machine, without extras."""
+    """Yield the names of a distribution's dependencies on this machine, without those of extras."""
     for text in one.requires or ():
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

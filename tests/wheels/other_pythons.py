@@ -16,7 +16,7 @@ import pytest
 
 REQUIRE_DOWNLOADS = "DOVETAIL_REQUIRE_DOWNLOADS"
 NO_INDEX = ("Could not find a version", "No matching distribution", "Failed to establish")
-"""What pip prints if a package index has no such package or cannot be reached."""
+"""Messages of pip if a package index lacks a package or cannot be reached."""
 
 
 def find_python(version: str) -> Path:

@@ -1,6 +1,6 @@
 """Wheels of the CUDA platform and its kernels with the core, in an environment without a GPU.
 
-As a user does first: install them, and check why they are not used.
+The tests install the wheels and check that commands explain why the plugins are not used.
 """
 
 import re
@@ -55,7 +55,7 @@ def test_explain_reports_why_cuda_is_refused(python):
     assert code == 1 and "No platform" in output
 
 
-def test_the_list_reports_plugins_that_never_ran(python):
+def test_the_plugin_list_marks_plugins_that_never_ran_on_their_device(python):
     code, output = dovetail(python, "plugins", "list", "attention")
     assert code == 0
     assert re.search(r"triton .*(never run on its device|\d{4}-\d{2}-\d{2})$", output, re.MULTILINE)

@@ -53,7 +53,7 @@ def test_packages_without_torch_run_on_newer_pythons(version, wheels, tmp_path):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the tracked files, as `git clone` makes it."""
+    """A copy of the tracked files, as after `git clone`."""
     folder = tmp_path_factory.mktemp("clone") / "dovetail"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.split(b"\0")):
@@ -72,7 +72,7 @@ def test_a_checkout_is_installed_by_the_requirements_file(checkout, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_wheels_of_make_dist_are_installed_by_their_extra(checkout, wheels, tmp_path):
+def test_the_extra_cpu_installs_the_wheels_of_make_dist(checkout, wheels, tmp_path):
     folder = tmp_path / "dist"
     folder.mkdir()
     for wheel in wheels.values():

@@ -1,4 +1,4 @@
-"""Wheels of members in separate environments: they pass the kit, and their tests run alone.
+"""Each member passes the kit and its own tests in a separate environment.
 
 An environment holds one member, its declared dependencies, the devkit and the test tools.
 """
@@ -22,9 +22,9 @@ TOOLS = ("pytest", "pytest-timeout", "hypothesis", "transformers")
 
 
 def needs(member, extra=()):
-    """Return the names of the members that a member needs, its own first.
+    """Return the names of a member and of the members that it needs.
 
-    extra: more requirements.
+    extra: additional requirements.
     """
     project = project_of(member)
     requirements = [
@@ -47,7 +47,7 @@ def plugins_of(member):
 
 
 def kit_report(member, wheels, folder):
-    """Install a member alone and return the kit's report on its plugins; "" if it has none."""
+    """Install one member; return the kit's report on its plugins, or "" without plugins."""
     chosen = [wheels[name] for name in dict.fromkeys([*needs(member), *needs(DEVKIT)])]
     python = make_environment(folder / "environment", chosen)
     (package,) = (member / "src").glob("*/__init__.py")
@@ -64,7 +64,7 @@ def kit_report(member, wheels, folder):
 
 @pytest.fixture(scope="module")
 def trials(request, wheels, tmp_path_factory):
-    """The kit's report by member, for the members of this run, a few at a time."""
+    """Maps each member of this run to the kit's report; several members are tested in parallel."""
     items = [item for item in request.session.items if "trials" in item.fixturenames]
     members = [item.callspec.params["member"] for item in items]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
@@ -74,7 +74,7 @@ def trials(request, wheels, tmp_path_factory):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
-def test_a_wheel_alone_passes_the_kit(member, trials):
+def test_a_wheel_with_only_its_dependencies_passes_the_kit(member, trials):
     output = trials[member].result()
     for plugin in plugins_of(member):
         counts = re.search(rf"^{re.escape(plugin)}: (\d+) passed, 0 .* (\d+) skipped", output, re.M)
@@ -96,14 +96,14 @@ def run_own_tests(member, wheels, folder):
     assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
 
-def test_the_tests_of_a_small_member_run_alone(wheels, tmp_path):
+def test_the_tests_of_a_small_member_pass_with_only_its_dependencies(wheels, tmp_path):
     run_own_tests(OURS["dovetail-sched-fcfs"], wheels, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
-def test_the_tests_of_a_member_run_alone(member, wheels, tmp_path):
+def test_the_tests_of_a_member_pass_with_only_its_dependencies(member, wheels, tmp_path):
     run_own_tests(member, wheels, tmp_path)
 
 

@@ -1,7 +1,7 @@
-"""Two attention backends against each other on the demo model, in float32, by the margin rule.
+"""Compares two attention backends on the demo model, in float32, by the margin rule.
 
-One generates; the other computes the same tokens as prompts and is the reference. If there is only
-one backend, it is compared with itself, with prompts in different chunks.
+One backend generates; the other computes the same tokens as prompts and is the reference. If there
+is only one backend, it is compared with itself, with prompts in different chunks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(task: Task, report: Report) -> None:
 
 
 def _prompts(per_task: int, *, few: bool) -> list[list[int]]:
-    """Return questions as token ids."""
+    """Return questions of the demo model as token ids."""
     tokenizer = HuggingFaceTokenizer.from_directory(Path(model_dir()))
     tasks = list(TASKS.values())[: 3 if few else None]
     texts = [text for task in tasks for text, _ in held_out_set(task, per_task, 71)]

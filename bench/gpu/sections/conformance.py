@@ -1,8 +1,8 @@
 """Runs the conformance kit for every plugin of the device: `pytest --dovetail-plugin`.
 
 Attention backends and operations are compared with float64 references, in every declared dtype.
-Each plugin has a separate pytest process, attention one per dtype, several in parallel: nothing is
-timed, and compiling kernels takes most of the time.
+Each plugin has a separate pytest process; attention has one for each dtype. Several processes run
+in parallel, because no times are measured and compiling kernels takes most of the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
 def run(task: Task, report: Report) -> None:
-    """Run the kit on each plugin and count."""
+    """Run the kit on each plugin and report the counts."""
     registry = PluginRegistry()
     installed = []
     for plugin in task.parts.plugins:
@@ -94,6 +94,6 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
 
 
 def read_counts(plugin: str, said: str) -> dict[str, int]:
-    """Return the counts of the kit's line about a plugin; empty if there is no such line."""
+    """Return the counts of the kit's line about a plugin; an empty dict without such a line."""
     line = next((one for one in said.splitlines() if one.startswith(f"{plugin}: ")), "")
     return {what: int(count) for count, what in _COUNT.findall(line)}

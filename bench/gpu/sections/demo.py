@@ -1,4 +1,4 @@
-"""The demo model's held-out questions, graded by its own checkers."""
+"""Asks the demo model held-out questions and grades the answers with its checkers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_TOKENS = 112
 
 
 def run(task: Task, report: Report) -> None:
-    """Send all questions at once, greedy, in the model's own dtype."""
+    """Generate answers to all questions at once, greedily, in the model's own dtype."""
     per_task = _SMALL_PER_TASK if task.small else _PER_TASK
     asked = [
         (one, text) for one in TASKS.values() for text, _ in held_out_set(one, per_task, _SEED)

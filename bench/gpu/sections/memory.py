@@ -1,9 +1,9 @@
-"""Memory: the requested share is respected, and memory does not grow over a thousand steps.
+"""Checks that an engine respects its memory limit and does not grow over a thousand steps.
 
-Share: half of the device, for the shape of 0.6 B parameters; measured as the device memory used
-after the start, by all processes. Growth: of device allocations and of this process's resident
-memory, between step 200 and step 1,200, while requests start and finish; on a CPU only host memory,
-over a few steps.
+Limit: half of the device memory, for the shape of 0.6 B parameters; the section measures the device
+memory that all processes use after the start. Growth: of device allocations and of this process's
+resident memory, between step 200 and step 1,200, while requests start and finish. On a CPU the
+section measures only host memory, over a few steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def run(task: Task, report: Report) -> None:
-    """Check the share, then the growth."""
+    """Check the memory limit, then the growth."""
     if task.device not in STAND_INS:
         _look_at_share(task, report)
     _look_at_growth(task, report)

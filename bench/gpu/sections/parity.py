@@ -1,8 +1,8 @@
-"""Compares logits and tokens with transformers on the host, on models created here.
+"""Compares logits and tokens with transformers on the host, for models created here.
 
-float32 by the margin rule, with a large cache and with a small one that causes preemptions; bf16 by
-the KL divergence and the most likely token relative to float32. For each attention backend of the
-platform.
+In float32 it uses the margin rule, with a large cache and with a small one that causes preemptions.
+In bf16 it measures the KL divergence from float32 and the share of equal most likely tokens. It
+does so for each attention backend of the platform.
 
 Legend: N positions, V vocabulary.
 """
@@ -43,7 +43,7 @@ _SMALL_LENGTHS = (17, 1, 40)
 _NUM_BFLOAT16 = 2
 """Models that are also run in bf16."""
 _FEW_BLOCKS = 60
-"""Of 16 tokens: the longest request needs 42, all together five times as many."""
+"""Blocks of 16 tokens; the longest request needs 42, all requests together five times that."""
 
 
 def run(task: Task, report: Report) -> None:
@@ -71,10 +71,7 @@ def run(task: Task, report: Report) -> None:
 
 @dataclass(kw_only=True)
 class _Found:
-    """Results of all models and backends.
-
-    distances: KL divergence and share of equal best tokens.
-    """
+    """Results of all runs. distances: KL divergence and share of equal top tokens."""
 
     agreements: list[Agreement] = field(default_factory=list)
     distances: list[tuple[float, float]] = field(default_factory=list)
@@ -126,7 +123,7 @@ def _ask(checkpoint: Checkpoint, task: Task, **options: Any) -> Ran:
 def _in_bfloat16(
     checkpoint: Checkpoint, task: Task, options: Mapping[str, Any]
 ) -> tuple[float, float]:
-    """Return (mean KL divergence from float32, share of positions with the same best token)."""
+    """Return (mean KL divergence from float32, share of positions with the same top token)."""
     ran = _ask(checkpoint, task, dtype="bfloat16", **options)
     divergence, same, count = 0.0, 0, 0
     for run in ran.recorded:

@@ -1,4 +1,4 @@
-"""The shape of 0.6 B parameters: see `gpu.throughput`."""
+"""Measures the model shape of 0.6 B parameters, as `gpu.throughput` describes."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from gpu.throughput import measure_shape
 
 
 def run(task: Task, report: Report) -> None:
-    """Measure it."""
+    """Measure the throughput of this shape."""
     measure_shape("qwen3-0.6b", task, report)

@@ -1,6 +1,6 @@
-"""Bigram models for Dovetail, in numpy: a platform, a worker and a scheduler from outside.
+"""Bigram models for Dovetail: a third-party platform, worker and scheduler in numpy.
 
-Depends on the published contracts of the core only; does not need torch.
+Depends only on the published contracts of the core, and not on torch.
 """
 
 from bigram_dovetail.platform import BigramPlatform

@@ -9,18 +9,18 @@ from dovetail.interfaces import Platform, PlatformInfo, Probe
 
 
 class BigramPlatform(Platform):
-    """Any machine with numpy."""
+    """Supports any machine with numpy."""
 
     info = PlatformInfo(name="bigram", device_type="cpu")
     automatic = False
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return that this machine is usable."""
+        """Report that this machine is usable."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the one dtype that the worker computes in."""
+        """Return the only dtype that the worker supports."""
         return frozenset({"dtype.float32"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
@@ -28,5 +28,5 @@ class BigramPlatform(Platform):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the bigram worker as preference."""
+        """Return the bigram worker as the preferred worker."""
         return ("bigram",) if kind == "worker" else ()

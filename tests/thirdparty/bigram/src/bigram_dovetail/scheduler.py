@@ -1,7 +1,7 @@
-"""An outside scheduler: one request per step, in turn.
+"""A third-party scheduler for models without a cache: one request per step, in turn.
 
-For models without a cache: it allocates rows but no blocks. A long prompt runs in chunks of the
-token budget, one chunk per turn. It never preempts.
+It allocates rows but no blocks. A long prompt runs in chunks of the token budget, one chunk per
+turn. It never preempts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dovetail.rows import RowAllocator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outstanding:
-    """A plan in flight and its request, or None if it is empty."""
+    """A plan in flight and its request; None for an empty plan."""
 
     step_id: int
     request: Request | None
@@ -40,8 +40,8 @@ class RoundRobinScheduler(SchedulerInterface):
     def __init__(self, context: SchedulerContext) -> None:
         if any(group.bytes_per_block for group in context.kv_cache.groups):
             raise ConfigError(
-                "RoundRobinScheduler hands out no cache blocks, and this model keeps a cache; "
-                "take another scheduler_cls, such as 'fcfs'."
+                "RoundRobinScheduler allocates no cache blocks, but this model has a KV cache. "
+                "Use another scheduler_cls, such as 'fcfs'."
             )
         self._limits = context.limits
         self._rows = RowAllocator(context.limits.max_num_seqs)
@@ -68,14 +68,14 @@ class RoundRobinScheduler(SchedulerInterface):
         self._waiting.append(made)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once; results in flight for them are dropped."""
+        """End requests immediately, and drop their results in flight."""
         alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
         for name in alive:
             self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
         return alive
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step of the next request in turn that can run."""
+        """Plan a step of the next request that can run."""
         while not self._pause and self._waiting and self._rows.num_free:
             self._admit(self._waiting.popleft())
         request = None if self._pause is PauseScope.ALL else self._next()
@@ -98,7 +98,7 @@ class RoundRobinScheduler(SchedulerInterface):
         if request is None or request.status.finished:
             return EngineCoreOutputs()
         name = request.request_id
-        # The plan has one run, so that all data belongs to run 0.
+        # The plan has one run, so all data belongs to run 0.
         prompt_logprobs = _of_run_0(output.prompt_logprobs, name)
         if not output.token_ids:
             return EngineCoreOutputs(prompt_logprobs=prompt_logprobs)
@@ -135,7 +135,7 @@ class RoundRobinScheduler(SchedulerInterface):
         return True
 
     def shutdown(self) -> None:
-        """Forget all requests."""
+        """Remove all requests."""
         self.abort_requests(list(self._requests))
 
     def _admit(self, request: Request) -> None:
@@ -146,7 +146,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._running.append(request)
 
     def _next(self) -> Request | None:
-        """Return the next request with a token to run and move it to the end; None if none has."""
+        """Return the next request with a token to run and move it to the end, or return None."""
         for _ in range(len(self._running)):
             request = self._running[0]
             self._running.rotate(-1)

@@ -1,8 +1,7 @@
-"""The bigram worker: the next token depends on the last one, by a table.
+"""The bigram worker: a table gives the logits of the next token for each last token.
 
-Honours temperature (0 is greedy), seed and grammars; other sampling parameters are not
-supported. Keeps tokens per row and no cache.
-Legend: S sampled runs, V vocabulary.
+It supports temperature (0 is greedy), seed and grammars, but no other sampling parameters. It keeps
+the tokens of each row and no cache. Legend: S sampled runs, V vocabulary.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class BigramWorker(WorkerBase):
         self._table_VV = table_VV.astype(np.float32, copy=False)
 
     def get_model_info(self) -> ModelInfo:
-        """Return the size of the table and the length that config.json states."""
+        """Return the vocabulary size of the table and the maximum length in config.json."""
         longest = self._model.hf_config.get("max_position_embeddings", 0)
         return ModelInfo(vocab_size=len(self._table_VV), max_model_len=int(longest))
 
@@ -72,7 +71,7 @@ class BigramWorker(WorkerBase):
         """Do nothing."""
 
     def compile_or_warm_up_model(self) -> None:
-        """Do nothing: the first lookup is as quick as the next."""
+        """Do nothing: the worker needs no warm-up."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply leaves and joins; the lookup itself is part of sampling."""
@@ -84,7 +83,7 @@ class BigramWorker(WorkerBase):
         self._plan = plan
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample where the plan says so, and append each token to its row."""
+        """Sample a token for each run that samples, and append it to its row."""
         if self._plan is None:
             raise RuntimeError("sample_tokens before execute_model")
         plan, allowed = self._plan, self._allowed(grammar)
@@ -99,12 +98,12 @@ class BigramWorker(WorkerBase):
         )
 
     def shutdown(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._rows.clear()
         self._tokens.clear()
 
     def _allowed(self, grammar: GrammarOutput | None) -> dict[int, np.ndarray]:
-        """Return run to allowed tokens, bool [V], for the constrained runs."""
+        """Map each constrained run to its allowed tokens, bool [V]."""
         if grammar is None:
             return {}
         words = np.frombuffer(grammar.bitmask, np.uint8).reshape(len(grammar.runs), -1)

@@ -1,4 +1,4 @@
-"""Even and odd take turns: prompts of the other parity than the last admitted are served next."""
+"""A policy that alternates between prompts of even and of odd length."""
 
 from collections.abc import Generator
 
@@ -6,7 +6,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class TurnsPolicy(Policy):
-    """Admit in turn from those with an even and an odd number of prompt tokens."""
+    """Admits prompts with an even and with an odd number of tokens in turn."""
 
     static_rank = False
 
@@ -14,11 +14,11 @@ class TurnsPolicy(Policy):
         self._last = 0
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int]:
-        """Return (whether it has the parity that was served last, arrival order)."""
+        """Return (whether the request has the parity that was admitted last, arrival order)."""
         return request.num_prompt_tokens % 2 == self._last, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue all running requests, then admit from the parity whose turn it is."""
+        """Continue all running requests, then admit requests of the other parity first."""
         yield CONTINUE
         waiting = list(view.waiting)
         while waiting:

@@ -1,4 +1,4 @@
-"""No reader of external bytes opens a pickle: sockets, rings, boot files, caches, checkpoints.
+"""No reader of sockets, rings, boot files, caches or checkpoints opens a pickle.
 
 `tests/architecture/test_no_pickle.py` checks that no shipped module imports pickle; these tests
 send pickles. The socket of a running engine is tested in `core/tests/engine_process`.
@@ -10,58 +10,59 @@ import shutil
 import zipfile
 
 import pytest
-from security.canary import PROTOCOLS, make_canary
-from security.doors import doors
+from security.byte_readers import byte_readers
+from security.hostile_pickles import PROTOCOLS, make_hostile_pickle
 
 from dovetail import LLM
 from dovetail.errors import DovetailError
 from dovetail_cpu.packed_cache.packed_file import PackedFileError
 from dovetail_demo_model import model_dir
 
-DOORS = doors()
+READERS = byte_readers()
 LEAST_TRIED = 4
 
 
 @pytest.fixture
 def trace(tmp_path):
-    """The folder that a canary creates when it is opened; it must not exist at the end."""
+    """The folder that a hostile pickle creates when it is opened; it must not exist at the end."""
     folder = tmp_path / "opened"
     yield folder
     assert not folder.exists(), "the pickle was opened"
 
 
-def is_accepted(door, content):
+def is_accepted(reader, content):
     try:
-        door.read(content)
+        reader.read(content)
     except (DovetailError, PackedFileError):
         return False
     return True
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_opened_canary_leaves_a_trace(protocol, tmp_path):
-    content = make_canary(tmp_path / "opened", protocol)
+def test_a_hostile_pickle_leaves_a_trace_if_it_is_opened(protocol, tmp_path):
+    content = make_hostile_pickle(tmp_path / "opened", protocol)
     assert not (tmp_path / "opened").exists()
     pickle.loads(content)
     assert (tmp_path / "opened").exists()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("name", DOORS)
-def test_no_door_opens_a_pickle(name, protocol, trace):
-    door = DOORS[name]
+@pytest.mark.parametrize("name", READERS)
+def test_no_reader_opens_a_pickle(name, protocol, trace):
+    reader = READERS[name]
     num_open = len(os.listdir("/proc/self/fd"))
     tried = [
-        is_accepted(door, content) for content in door.form(door.good, make_canary(trace, protocol))
+        is_accepted(reader, content)
+        for content in reader.form(reader.good, make_hostile_pickle(trace, protocol))
     ]
     assert len(tried) >= LEAST_TRIED
-    assert not all(tried), "this door refuses no content"
+    assert not all(tried), "this reader refuses no hostile content"
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_every_door_accepts_valid_bytes(name):
-    DOORS[name].read(DOORS[name].good)
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_accepts_valid_bytes(name):
+    READERS[name].read(READERS[name].good)
 
 
 def checkpoint(tmp_path):
@@ -89,18 +90,18 @@ def start(folder):
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_of_a_checkpoint_is_opened_as_a_pickle(name, tmp_path, trace):
     folder = checkpoint(tmp_path)
-    (folder / name).write_bytes(make_canary(trace, 2))
+    (folder / name).write_bytes(make_hostile_pickle(trace, 2))
     if name.endswith(".index.json"):
         (folder / "model.safetensors").unlink()
     assert name in start(folder)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt"])
-def test_pickled_weights_are_never_read(name, tmp_path, trace):
+def test_pickled_weights_are_not_read(name, tmp_path, trace):
     folder = checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
     with zipfile.ZipFile(folder / name, "w") as archive:  # the format that torch.save writes
-        archive.writestr("archive/data.pkl", make_canary(trace, 2))
+        archive.writestr("archive/data.pkl", make_hostile_pickle(trace, 2))
         archive.writestr("archive/version", "3\n")
     message = start(folder)
     assert name in message and "never" in message

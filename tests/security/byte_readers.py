@@ -1,7 +1,7 @@
-"""Every place that reads bytes from another process or a disk: valid bytes and their reader.
+"""Every function that reads bytes of another process or of a file, with valid bytes for it.
 
 A reader does everything that the engine does to validate the bytes; it may refuse them with a
-Dovetail error. Model directories are tested separately, because a whole start reads them.
+Dovetail error. Model directories are tested separately, because the start of an engine reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from security.canary import Form, behind, columns, messagepack, raw, text
+from security.hostile_pickles import Form, behind, columns, messagepack, raw, text
 
 from dovetail.config import EngineArgs, EngineConfig, RequestedConfig
 from dovetail.config.resolve import resolve
@@ -62,7 +62,7 @@ from dovetail_cpu.packed_cache.packed_file import PackedEntry, read_packed, writ
 from dovetail_devkit.fakes.platform import FakePlatform
 
 SHAPE = RingShape(num_readers=1, num_slots=2, slot_bytes=1024)
-KEY = {"weights": "of the canary"}
+KEY = {"weights": "of the test"}
 PARAMS = SamplingParams(max_tokens=3, stop=["x"], logit_bias={1: 0.5}, extra_args={"deep": ["er"]})
 LOGPROBS = LogprobColumns(
     counts=array("i", [1]),
@@ -73,10 +73,11 @@ LOGPROBS = LogprobColumns(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
-    """good: bytes that are accepted.
+class ByteReader:
+    """A function that reads external bytes.
 
-    read: reads bytes. form: contents with a canary in some place.
+    good: bytes that it accepts. read: the function. form: puts a hostile pickle into places of
+    `good`.
     """
 
     good: bytes
@@ -173,10 +174,10 @@ def _from_engine(content: bytes) -> None:
         EngineConfig.model_validate_json(message.config)
 
 
-def _call_door(name: str, arguments: tuple[object, ...]) -> Door:
-    """Return the door for a call of an operation; its arguments are bytes in the message."""
+def _call_reader(name: str, arguments: tuple[object, ...]) -> ByteReader:
+    """Return the reader of a call of an operation; the message contains the arguments as bytes."""
     call = messages.Call(1, name, msgspec.msgpack.encode(arguments))
-    return Door(good=messages.pack(call), read=_to_engine, form=behind(3, messagepack))
+    return ByteReader(good=messages.pack(call), read=_to_engine, form=behind(3, messagepack))
 
 
 def _answer(content: bytes) -> None:
@@ -226,7 +227,7 @@ def _ring_frame(content: bytes) -> None:
 
 
 def _ring_memory(offset: int, content: bytes) -> None:
-    """Read a frame of a ring whose memory was overwritten at `offset`."""
+    """Read a frame of a ring after its memory was overwritten at `offset`."""
     descriptor = anonymous_file(SHAPE.num_bytes)
     try:
         RingMemory.format(descriptor, SHAPE).close()
@@ -273,7 +274,7 @@ def _log_file(content: bytes) -> None:
             LogHeader.decode(record.payload)
 
 
-def _engine_doors() -> dict[str, Door]:
+def _engine_readers() -> dict[str, ByteReader]:
     config = EngineArgs(model="demo").create_engine_config().model_dump_json()
     wire = behind(3, messagepack)
     boot = EngineBoot(config, "/tmp", 1.0)
@@ -290,16 +291,16 @@ def _engine_doors() -> dict[str, Door]:
         messages.Died(RemoteError("EngineDeadError", "a step failed", "2 runs")),
     )
     found = {
-        f"from the engine: {type(one).__name__}": Door(
+        f"from the engine: {type(one).__name__}": ByteReader(
             good=messages.pack(one), read=_from_engine, form=wire
         )
         for one in from_engine
     }
-    found |= {f"to the engine: {name}": _call_door(name, given) for name, given in to_engine}
+    found |= {f"to the engine: {name}": _call_reader(name, given) for name, given in to_engine}
     return found | {
-        "a request": Door(good=_request(), read=read_request, form=messagepack),
-        "an engine's boot": Door(good=encode(boot), read=_engine_boot, form=messagepack),
-        "a configuration": Door(
+        "a request": ByteReader(good=_request(), read=read_request, form=messagepack),
+        "an engine's boot": ByteReader(good=encode(boot), read=_engine_boot, form=messagepack),
+        "a configuration": ByteReader(
             good=config.encode(), read=RequestedConfig.model_validate_json, form=text
         ),
     }
@@ -309,7 +310,7 @@ def _resolved() -> EngineConfig:
     return resolve(EngineArgs(model="demo").create_engine_config(), FakePlatform())
 
 
-def _worker_doors() -> dict[str, Door]:
+def _worker_readers() -> dict[str, ByteReader]:
     config = _resolved().executor_config().model_dump_json()
     spec = WorkerSpec(
         config=config,
@@ -342,14 +343,15 @@ def _worker_doors() -> dict[str, Door]:
         "an error": (encode_answer(CallAnswer(number=1, error=error)), _answer),
     }
     found = {
-        name: Door(good=good, read=read, form=columns) for name, (good, read) in frames.items()
+        name: ByteReader(good=good, read=read, form=columns)
+        for name, (good, read) in frames.items()
     }
     return found | {
-        "a worker's boot": Door(good=encode(boot), read=_worker_boot, form=messagepack),
+        "a worker's boot": ByteReader(good=encode(boot), read=_worker_boot, form=messagepack),
     }
 
 
-def _shared_doors() -> dict[str, Door]:
+def _shared_readers() -> dict[str, ByteReader]:
     slot = SHAPE.first_slot
     boot = Boot(
         entry="a:b",
@@ -363,23 +365,23 @@ def _shared_doors() -> dict[str, Door]:
     )
     report = json.dumps(["failed", "ModelError", "no", "x"]).encode()
     return {
-        "a boot record": Door(good=boot.encode(), read=_boot_record, form=text),
-        "a start report": Door(good=report, read=_start_report, form=text),
-        "a bell": Door(good=b"!", read=_bell),
-        "a ring": Door(good=_plan(), read=_ring_frame),
-        "a ring's head": Door(good=_good_ring_memory(0), read=partial(_ring_memory, 0)),
-        "a ring's slot": Door(good=_good_ring_memory(slot), read=partial(_ring_memory, slot)),
+        "a boot record": ByteReader(good=boot.encode(), read=_boot_record, form=text),
+        "a start report": ByteReader(good=report, read=_start_report, form=text),
+        "a wakeup socket": ByteReader(good=b"!", read=_bell),
+        "a ring": ByteReader(good=_plan(), read=_ring_frame),
+        "a ring's header": ByteReader(good=_good_ring_memory(0), read=partial(_ring_memory, 0)),
+        "a ring's slot": ByteReader(good=_good_ring_memory(slot), read=partial(_ring_memory, slot)),
     }
 
 
-def _file_doors() -> dict[str, Door]:
+def _file_readers() -> dict[str, ByteReader]:
     return {
-        "packed weights": Door(good=_good_packed_file(), read=_packed_file),
-        "a decision log": Door(good=b"dovetail decisions 1\n", read=_log_file),
-        "a decision log's header": Door(good=_log_header(), read=LogHeader.decode, form=text),
+        "packed weights": ByteReader(good=_good_packed_file(), read=_packed_file),
+        "a decision log": ByteReader(good=b"dovetail decisions 1\n", read=_log_file),
+        "a decision log's header": ByteReader(good=_log_header(), read=LogHeader.decode, form=text),
     }
 
 
-def doors() -> dict[str, Door]:
-    """Return every door by name."""
-    return _engine_doors() | _worker_doors() | _shared_doors() | _file_doors()
+def byte_readers() -> dict[str, ByteReader]:
+    """Return all readers by name."""
+    return _engine_readers() | _worker_readers() | _shared_readers() | _file_readers()

@@ -1,4 +1,4 @@
-"""A pickle that leaves a trace when it is opened, and contents that contain it in every place.
+"""Makes hostile pickles, which create a folder when they are opened, and puts them into contents.
 
 Handles the three formats of Dovetail's own bytes: msgpack, columns and JSON.
 """
@@ -20,10 +20,10 @@ from dovetail.transport.columns import frame_kind, pack_columns, unpack_columns
 PROTOCOLS = (0, 2, pickle.HIGHEST_PROTOCOL)
 EXTENSIONS = (1, 2, 42)
 Form = Callable[[bytes, bytes], Iterator[bytes]]
-"""Maps valid content and a canary to contents with the canary in some place."""
+"""Maps valid content and a pickle to contents with the pickle in some place."""
 
 
-class _Canary:
+class _TraceMaker:
     def __init__(self, trace: Path) -> None:
         self._trace = str(trace)
 
@@ -31,67 +31,67 @@ class _Canary:
         return os.makedirs, (self._trace, 0o777, True)
 
 
-def make_canary(trace: Path, protocol: int) -> bytes:
+def make_hostile_pickle(trace: Path, protocol: int) -> bytes:
     """Return a pickle that creates the folder `trace` when it is opened."""
-    return pickle.dumps(_Canary(trace), protocol)
+    return pickle.dumps(_TraceMaker(trace), protocol)
 
 
-def raw(good: bytes, canary: bytes) -> Iterator[bytes]:
-    """Yield the canary alone, before, behind and within the content."""
-    yield canary
-    yield canary + good
-    yield good + canary
-    yield good[: len(good) // 2] + canary + good[len(good) // 2 :]
+def raw(good: bytes, pickled: bytes) -> Iterator[bytes]:
+    """Yield the pickle alone, before, after and within the content."""
+    yield pickled
+    yield pickled + good
+    yield good + pickled
+    yield good[: len(good) // 2] + pickled + good[len(good) // 2 :]
 
 
-def messagepack(good: bytes, canary: bytes) -> Iterator[bytes]:
+def messagepack(good: bytes, pickled: bytes) -> Iterator[bytes]:
     """Yield the content with each msgpack value replaced: by bytes, text and an extension."""
-    yield from raw(good, canary)
+    yield from raw(good, pickled)
     content = msgspec.msgpack.decode(good, ext_hook=lambda code, data: bytes(data))
-    extensions = [msgspec.msgpack.Ext(code, canary) for code in EXTENSIONS]
-    for value in (canary, canary.decode("latin-1"), *extensions):
+    extensions = [msgspec.msgpack.Ext(code, pickled) for code in EXTENSIONS]
+    for value in (pickled, pickled.decode("latin-1"), *extensions):
         yield from map(msgspec.msgpack.encode, _replaced(content, value))
 
 
 def behind(prefix_bytes: int, form: Form) -> Form:
-    """Return the form of contents that have a prefix before another form."""
+    """Return the form of contents that are a prefix followed by content of `form`."""
 
-    def contents(good: bytes, canary: bytes) -> Iterator[bytes]:
-        yield from raw(good, canary)
-        yield from (good[:prefix_bytes] + one for one in form(good[prefix_bytes:], canary))
+    def contents(good: bytes, pickled: bytes) -> Iterator[bytes]:
+        yield from raw(good, pickled)
+        yield from (good[:prefix_bytes] + one for one in form(good[prefix_bytes:], pickled))
 
     return contents
 
 
-def text(good: bytes, canary: bytes) -> Iterator[bytes]:
-    """Yield the content with each JSON value replaced by the canary, as text and as base64."""
-    yield from raw(good, canary)
-    for value in (canary.decode("latin-1"), base64.b64encode(canary).decode()):
+def text(good: bytes, pickled: bytes) -> Iterator[bytes]:
+    """Yield the content with each JSON value replaced by the pickle, as text and as base64."""
+    yield from raw(good, pickled)
+    for value in (pickled.decode("latin-1"), base64.b64encode(pickled).decode()):
         yield from (json.dumps(one).encode() for one in _replaced(json.loads(good), value))
 
 
-def columns(good: bytes, canary: bytes) -> Iterator[bytes]:
-    """Yield the content with each column, and each value in msgpack columns, replaced."""
-    yield from raw(good, canary)
+def columns(good: bytes, pickled: bytes) -> Iterator[bytes]:
+    """Yield the content with each column, and each msgpack value in a column, replaced."""
+    yield from raw(good, pickled)
     kind = frame_kind(good)
     frame = unpack_columns(good, kind, least=0)
     found = [bytes(column) for column in frame.columns]
-    padded = canary + bytes(-len(canary) % 4)
+    padded = pickled + bytes(-len(pickled) % 4)
     for place, column in enumerate(found):
-        for new in (canary, padded, *_if_messagepack(column, canary)):
+        for new in (pickled, padded, *_if_messagepack(column, pickled)):
             changed = [*found[:place], new, *found[place + 1 :]]
             yield pack_columns(kind, changed, frame.numbers)
 
 
-def _if_messagepack(column: bytes, canary: bytes) -> Iterator[bytes]:
+def _if_messagepack(column: bytes, pickled: bytes) -> Iterator[bytes]:
     try:
-        yield from messagepack(column, canary)
+        yield from messagepack(column, pickled)
     except msgspec.DecodeError:
         return
 
 
 def _replaced(content: Any, new: Any) -> Iterator[Any]:
-    """Yield `content` once for each value and str key in it, with that one replaced."""
+    """Yield `content` once for each value and str key in it, with that value or key replaced."""
     yield new
     if isinstance(content, list):
         for place, one in enumerate(content):
