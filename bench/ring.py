@@ -1,13 +1,13 @@
 """Compare the shared-memory ring, a queue and ZMQ for sending plans from one process to readers.
 
-Method: one writer, R reader processes, plans of N decoding rows that differ from each other.
-Throughput: the writer encodes and sends; each reader receives and decodes every plan and answers
-after the last one; plans per second from the first send to the last answer. Latency: the writer
-sends one plan and waits until every reader has confirmed it over a pipe. All methods use the same
-pipe and its cost is included, so compare methods, not machines. Methods: `ring`, with plans as
-columns; `zmq`, PUB and SUB over a unix socket with the same frames; `queue`, one
-`multiprocessing.Queue` per reader with pickled plans. One warm-up, then the median of the repeats;
-the methods alternate.
+Method: one writer sends plans of N decoding rows, which differ from each other, to R reader
+processes. Throughput: the writer encodes and sends; each reader receives and decodes every plan and
+answers after the last one. The figure is plans per second from the first send to the last answer.
+Latency: the writer sends one plan and waits until every reader has confirmed it over a pipe. All
+methods use the same pipe and its cost is included, so compare methods, not machines. Methods:
+`ring`, with plans as columns; `zmq`, PUB and SUB over a unix socket with the same frames; `queue`,
+one `multiprocessing.Queue` per reader with pickled plans. Figures are medians of the repeats after
+one warm-up; the methods alternate.
 
     python bench/ring.py [--rows 256] [--readers 2] [--plans 20000] [--repeats 5] [--json FILE]
 """

@@ -106,7 +106,7 @@ def test_contexts_carry_only_their_part_of_the_configuration(current):
     assert not {"scheduler", "tokenizer", "stat_logger", "model"} & set().union(*carried.values())
 
 
-def test_the_snapshot_sees_fields_methods_and_defaults(current):
+def test_the_snapshot_contains_fields_methods_and_defaults(current):
     scheduler = current["modules"]["dovetail.interfaces.scheduler"]
     assert scheduler["SchedulerInterface"]["schedule"].startswith("abstract method(self)")
     assert scheduler["SchedulerLimits"]["enable_prefix_caching"].endswith("bool = True")

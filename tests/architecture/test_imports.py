@@ -1,4 +1,4 @@
-"""Which module may import which, and what an import costs."""
+"""Tests the allowed imports of each module, and the time that imports take."""
 
 import json
 import os

@@ -233,7 +233,7 @@ def test_correct_step_inputs_pass():
         run(cases)
 
 
-def test_the_suite_tests_only_what_a_provider_overrides():
+def test_the_suite_tests_only_the_operations_that_ops_override():
     class OneOperation(Ops):
         def silu_and_mul(self, x_T2D):
             return FakeOps().silu_and_mul(x_T2D)

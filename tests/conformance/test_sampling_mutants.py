@@ -222,7 +222,7 @@ def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
     check_with(ignoring(field), context, FULL_SAMPLING - {SAMPLING_CAPABILITIES[field]})
 
 
-def test_every_field_of_sampling_params_has_an_owner_and_a_case():
+def test_every_field_of_sampling_params_is_handled_and_tested():
     """The engine, every worker, or a capability with a test case handles each field."""
     places = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
     assert sorted(name for place in places for name in place) == sorted(

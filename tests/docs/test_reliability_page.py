@@ -33,7 +33,7 @@ def test_no_recorded_fault_has_failed():
     assert not failed
 
 
-def test_the_named_tests_exist():
+def test_the_tests_that_the_page_names_exist():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text("utf-8"))
     assert len(named) >= 8
     for path, test in named:

@@ -47,7 +47,7 @@ async def deltas(llm, prompt, params):
     return found
 
 
-def test_streams_have_the_outputs_of_a_direct_engine(llm, model_dir):
+def test_streams_have_the_same_outputs_as_llm_generate(llm, model_dir):
     prompts, params = zip(*requests(), strict=True)
     expected = llm.generate(list(prompts), list(params), use_tqdm=False)
 

@@ -75,7 +75,7 @@ def shard(folder):
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_the_error_for_an_unknown_plugin_names_the_nearest(model_dir, options, field):
+def test_the_error_for_an_unknown_plugin_suggests_a_similar_name(model_dir, options, field):
     kind, wrong, right = PLACES[field]
     message = refuse(PluginNotFoundError, model_dir, options, **{field: wrong})
     assert f"no {kind} plugin {wrong!r}" in message
@@ -104,7 +104,7 @@ def test_the_error_for_a_module_that_fails_at_import_gives_the_reason(
     assert "the licence has run out" in message
 
 
-def test_the_error_for_an_unknown_option_names_the_nearest(model_dir, options):
+def test_the_error_for_an_unknown_option_suggests_a_similar_name(model_dir, options):
     message = refuse(ConfigError, model_dir, options, schedular_cls="fcfs")
     assert "'schedular_cls'" in message and "'scheduler_cls'" in message
 

@@ -318,7 +318,7 @@ def run(engine):
     return outputs
 
 
-def test_requests_may_be_added_while_others_run(engine, llm):
+def test_requests_may_be_added_while_other_requests_run(engine, llm):
     expected = [answer(llm, prompt, max_tokens=9).token_ids for prompt in ("one", "two", "three")]
     assert engine.supported_tasks == ("generate",)
     finished = {}

@@ -131,7 +131,7 @@ def test_engine_process_runs_the_model_in_another_process(model_dir, options, ap
     assert (process_id != os.getpid()) == apart
 
 
-def test_a_start_that_fails_names_its_phase(model_dir, options, tmp_path):
+def test_the_error_of_a_failed_start_names_the_phase(model_dir, options, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(model_dir, broken)
     (broken / "model.safetensors").write_bytes(b"")
@@ -157,7 +157,7 @@ def test_max_num_batched_tokens_limits_a_step(model_dir, options):
     assert max(step.num_scheduled_tokens for step in steps) == 24
 
 
-def test_long_prefill_token_threshold_cuts_prompts(model_dir, options):
+def test_long_prefill_token_threshold_splits_prompts(model_dir, options):
     _, steps = run(model_dir, options | {"long_prefill_token_threshold": 8}, [PROMPT])
     assert [step.num_scheduled_tokens for step in steps[:5]] == [8] * 5
     _, steps = run(model_dir, options, [PROMPT])
@@ -165,7 +165,9 @@ def test_long_prefill_token_threshold_cuts_prompts(model_dir, options):
 
 
 @pytest.mark.parametrize(("chunked", "first"), [(True, 60), (False, 40)])
-def test_enable_chunked_prefill_decides_whether_a_prompt_is_cut(model_dir, options, chunked, first):
+def test_enable_chunked_prefill_decides_whether_a_prompt_is_split(
+    model_dir, options, chunked, first
+):
     limits = {"max_model_len": 60, "max_num_batched_tokens": 60, "enable_chunked_prefill": chunked}
     other = [11, 12, 13, 14] * 10
     _, steps = run(model_dir, options | limits, [PROMPT, other])

@@ -1,6 +1,6 @@
 """Every front end refuses hostile values in any part of a request with the same message.
 
-An valid request runs at the same time and must have the same tokens as alone.
+A valid request that runs at the same time must have the same tokens as alone.
 """
 
 from __future__ import annotations
