@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace plugin loading with the fake, in this process."""
+    """Load the requested fake instead of any plugin of its kind, in this process."""
     kind = config.getoption("--with-fake")
     if kind is None:
         return

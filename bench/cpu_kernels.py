@@ -1,4 +1,4 @@
-"""Measure how close the packed linear layers of dovetail-cpu-kernels come to the machine's limits.
+"""Compare the packed linear layers of dovetail-cpu-kernels with the machine's limits.
 
 Method: each weight of a 0.6 B model's shapes is packed once and copied until the copies have at
 least 160 MB, so that no copy stays in a cache; one native replay is a pass over all copies. Each

@@ -113,7 +113,7 @@ def timed_step(core: EngineCore) -> float:
 
 
 def begins_a_block(step: int) -> bool:
-    """Return whether all requests write the first position of a block in this step."""
+    """Return True if all requests write the first position of a block in this step."""
     return (PROMPT_LEN + step - 1) % BLOCK_SIZE == 0
 
 
@@ -162,7 +162,7 @@ def measure_aborts(num_requests: int) -> float:
 
 
 def measure_preemptions(num_requests: int) -> float:
-    """Return the microseconds that one preemption adds to a step in which all begin a block.
+    """Return the microseconds that a preemption adds to a step in which all requests start a block.
 
     Preemptions happen when requests need blocks, so steps with new blocks are compared.
     """

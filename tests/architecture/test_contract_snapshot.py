@@ -82,7 +82,7 @@ def test_a_change_of_a_shared_module_affects_every_contract_that_uses_it(current
     assert len(contracts_to_raise(current, changed)) == 1
 
 
-def test_a_new_field_of_a_config_section_changes_the_contracts_that_carry_it(current):
+def test_a_new_field_of_a_config_section_changes_the_contracts_that_use_it(current):
     class Planted(CacheConfig):
         eviction: str = "lru"
 
@@ -97,7 +97,7 @@ def test_a_new_field_of_a_config_section_changes_the_contracts_that_carry_it(cur
         assert f"CONTRACT_VERSION of {contract!r}" not in told
 
 
-def test_contexts_carry_only_their_part_of_the_configuration(current):
+def test_contexts_contain_only_their_part_of_the_configuration(current):
     carried = carriers(current)
     assert "worker" not in carried["SchedulerConfig"] | carried["LimitsConfig"]
     assert "worker" not in carried["ModelConfig"] | carried["PluginsConfig"]

@@ -75,7 +75,7 @@ def test_an_import_from_a_higher_layer_is_reported(tmp_path):
     assert "dovetail.kv_cache is not allowed to import dovetail.engine" in done.stdout
 
 
-def test_importing_the_public_names_loads_nothing_heavy(imports):
+def test_importing_the_public_names_loads_no_heavy_module(imports):
     loaded = imports[0][2]
     assert not loaded, f"`from dovetail import LLM, SamplingParams` loads {loaded}: import lazily"
 

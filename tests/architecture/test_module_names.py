@@ -20,7 +20,7 @@ def test_no_module_has_a_name_such_as_utils():
     assert not found, f"rename these modules after the one thing that they define: {sorted(found)}"
 
 
-def test_test_files_have_unique_names():
+def test_names_of_test_files_are_unique():
     names = [path.name for path in written_files() if path.name.startswith("test_")]
     twice = sorted({name for name in names if names.count(name) > 1})
     assert not twice, f"rename these files, so that a report names only one file: {twice}"

@@ -15,8 +15,7 @@ def public_names(tree: ast.Module) -> list[str] | None:
 
 
 def sort_key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
-    """Return a key that sorts as ruff's RUF022: constants, classes, other names; numbers by
-    value."""
+    """Return a sort key in the order of ruff's RUF022: constants, classes, other names."""
     group = 0 if len(name) > 1 and name.isupper() else 1 if name[:1].isupper() else 2
     pieces = [piece for piece in re.split(r"(\d+)", name) if piece]
     return group, [(0, int(p)) if p.isdecimal() else (1, p) for p in pieces]

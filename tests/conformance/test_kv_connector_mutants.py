@@ -90,7 +90,7 @@ class LosesTransfers(FakeWorkerSide):
 
 
 class EndsTwice(FakeSchedulerSide):
-    """Reports ended transfers again."""
+    """Reports the end of a transfer twice."""
 
     before = ()
 
@@ -118,7 +118,7 @@ class RepeatsItself(FakeSchedulerSide):
 
 
 class ForgetsAtOnce(FakeSchedulerSide):
-    """Forgets stored blocks."""
+    """Loses stored blocks."""
 
     def update(self, answer, rank=0):
         outcome = super().update(answer, rank)

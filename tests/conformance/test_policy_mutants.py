@@ -188,7 +188,7 @@ class NeverEndsThePlan(Planning):
 
 
 class IdlesEveryOtherStep(Planning):
-    """Runs nothing in every other step but declares to be work-conserving."""
+    """Idles in every other step although it declares itself work-conserving."""
 
     def plan(self, view):
         if view.step_id % 2:

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAX_COLUMNS = 120
 RECORDED = ("docs/plugins/commands.md",)
-"""Pages whose code blocks are recorded output."""
+"""Pages with code blocks that are recorded output."""
 
 
 def pages() -> list[str]:
@@ -18,7 +18,7 @@ def pages() -> list[str]:
 
 
 def wide_lines(text: str, *, skip_code: bool = False) -> list[int]:
-    """Return the numbers of lines above the limit that are not in a table."""
+    """Return the line numbers of lines that are too long and not in a table."""
     found, in_code = [], False
     for number, line in enumerate(text.splitlines(), 1):
         in_code ^= line.lstrip().startswith("```")

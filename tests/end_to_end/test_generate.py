@@ -21,7 +21,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def readable(llm):
-    """Return a function that makes seeded parameters whose answers consist of letters."""
+    """Return a function that creates seeded parameters that allow only tokens of letters."""
     allowed = letters(llm.get_tokenizer())
 
     def make(**changes):

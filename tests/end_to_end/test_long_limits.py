@@ -75,7 +75,7 @@ def test_a_large_max_model_len_takes_no_time_at_start(start):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_growing_position_table_gives_the_tokens_of_a_full_table(start, dtype, monkeypatch):
-    """Decodes exceed the allocated table while steps are replayed or their metadata is advanced."""
+    """The position table grows while decode steps are replayed or their metadata is advanced."""
     if dtype == "bfloat16" and not probe_fast().usable:
         pytest.skip("native kernels are not available on this machine")
     monkeypatch.setattr(rotary, "_POSITIONS_AT_ONCE", 64)

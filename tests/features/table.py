@@ -16,7 +16,7 @@ DIRECT = "direct"
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One row. tests: pytest node ids. fakes: kinds whose fake must make each of the tests fail."""
+    """One row. tests: pytest node ids. fakes: kinds; the fake of each must make all tests fail."""
 
     id: str
     system: str

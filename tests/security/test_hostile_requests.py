@@ -262,9 +262,7 @@ def llm(request, tmp_path_factory):
     ],
     ids=range(12),
 )
-def test_an_argument_that_is_not_a_list_of_prompts_is_refused_without_reading_it(
-    llm, prompts, parameter
-):
+def test_prompts_that_are_not_a_list_are_refused_without_reading_them(llm, prompts, parameter):
     with pytest.raises(RequestError) as refused:
         llm.generate(prompts, VALID["params"])
     assert refused.value.parameter == parameter

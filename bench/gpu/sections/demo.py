@@ -1,4 +1,4 @@
-"""Asks the demo model held-out questions and grades the answers with its checkers."""
+"""Runs the demo model on held-out questions and grades the answers with its checkers."""
 
 from __future__ import annotations
 
