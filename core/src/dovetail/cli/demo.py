@@ -131,7 +131,7 @@ def _print_answers(console: Console, subject: Subject, run: DemoRun) -> None:
 
 
 def _print_comparison(console: Console, first: DemoRun, others: list[DemoRun]) -> None:
-    console.print("\n[bold]Again, with another plugin[/]")
+    console.print("\n[bold]The same questions with another plugin[/]")
     table = _table("changed", "answers", "tokens/s", "speed")
     table.add_row("nothing", "", f"{first.rate:,.0f}", "1.00")
     for run in others:

@@ -112,7 +112,7 @@ class ModelDirectory:
 
 @dataclass(frozen=True, kw_only=True)
 class _Described:
-    """A description, and where it comes from.
+    """A description and its origin.
 
     path: of the model. file: with the description, for messages.
     """

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class UniprocExecutor(Executor):
-    """One worker, in this process."""
+    """Runs one worker in this process."""
 
     def __init__(self, context: ExecutorContext) -> None:
         self.max_concurrent_steps = context.config.max_concurrent_steps

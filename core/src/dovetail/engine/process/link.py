@@ -112,7 +112,7 @@ class EngineLink(ABC):
         """Return the error for a process that has ended without a report."""
 
     def open_sockets(self, name: bytes) -> None:
-        """Connect."""
+        """Connect the sockets."""
         self._sockets.open(self.folder, name)
         self._poller = zmq.Poller()
         self._poller.register(self._sockets.from_engine, zmq.POLLIN)
