@@ -21,6 +21,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-cuda": "dovetail_cuda",
         "dovetail-demo-model": "dovetail_demo_model",
         "dovetail-devkit": "dovetail_devkit",
+        "dovetail-gguf": "dovetail_gguf",
         "dovetail-io-jsonl": "dovetail_io_jsonl",
         "dovetail-kv-memory": "dovetail_kv_memory",
         "dovetail-lab": "dovetail_lab",

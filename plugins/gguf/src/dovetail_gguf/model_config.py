@@ -1,0 +1,218 @@
+"""From the metadata of a GGUF file to the fields of config.json.
+
+Each supported architecture has a row in `ARCHITECTURES`. Metadata is untrusted: every value is
+checked for its type and range.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.errors import ModelError, nearest
+from dovetail_gguf.reader import GGUFFile
+
+MAX_SIZE = 1 << 31
+ROPE_FACTORS = "rope_freqs.weight"
+"""Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
+
+_LLAMA3_LENGTH = 8192
+_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One architecture of GGUF files.
+
+    model_class: name of the model in config.json. windowed: name for files that state a sliding
+    window. permutes_rotary: whether the converter has permuted the rows of the query and key
+    projections.
+    """
+
+    model_class: str
+    model_type: str
+    windowed: str = ""
+    permutes_rotary: bool = False
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        model_class="LlamaForCausalLM",
+        model_type="llama",
+        windowed="MistralForCausalLM",
+        permutes_rotary=True,
+    ),
+    "mistral": Architecture(
+        model_class="MistralForCausalLM", model_type="mistral", permutes_rotary=True
+    ),
+    "qwen2": Architecture(model_class="Qwen2ForCausalLM", model_type="qwen2"),
+    "qwen3": Architecture(model_class="Qwen3ForCausalLM", model_type="qwen3"),
+}
+
+
+def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
+    """Return name and row of a file's architecture; raise ModelError if it is not supported."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        shown = f"{name!r:.80}"
+        raise ModelError(
+            f"{file.path} has the architecture {shown}, which is not supported.\n"
+            f"Supported: {', '.join(ARCHITECTURES)}.{nearest(str(name)[:80], ARCHITECTURES)}"
+        )
+    return name, ARCHITECTURES[name]
+
+
+def read_config(file: GGUFFile) -> dict[str, Any]:
+    """Return the fields of config.json. Raises ModelError, naming file and key."""
+    name, row = get_architecture(file)
+    fields = _Fields(file, name)
+    if fields.integer("expert_count", default=0):
+        raise ModelError(
+            f"{file.path}: {name} with experts (mixture of experts) is not supported yet."
+        )
+    heads = fields.integer("attention.head_count")
+    hidden = fields.integer("embedding_length")
+    head_dim = fields.integer(
+        "attention.key_length",
+        default=fields.integer("rope.dimension_count", default=hidden // max(1, heads)),
+    )
+    window = fields.integer("attention.sliding_window", default=0)
+    config: dict[str, Any] = {
+        "architectures": [row.windowed if window and row.windowed else row.model_class],
+        "model_type": row.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", default=heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": fields.number("rope.freq_base", default=10000.0),
+        "max_position_embeddings": fields.integer("context_length"),
+        "vocab_size": _vocab_size(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "dtype": "bfloat16",
+    }
+    if row.model_type in ("llama", "mistral"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    if window:
+        config |= {"sliding_window": window, "use_sliding_window": True}
+    scaling = _rope_scaling(fields, head_dim, config)
+    if scaling:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def read_generation_config(file: GGUFFile) -> dict[str, Any]:
+    """Return the end-of-sequence tokens as a generation config: EOS, and the end of a turn."""
+    ids = []
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        value = file.metadata.get(f"tokenizer.ggml.{key}")
+        if value is None:
+            continue
+        if type(value) is not int or not 0 <= value < MAX_SIZE:
+            raise ModelError(f"{file.path}: tokenizer.ggml.{key} is {value!r:.80}, not a token id.")
+        ids.append(value)
+    return {"eos_token_id": sorted(set(ids))} if ids else {}
+
+
+class _Fields:
+    """Checked values of one architecture's keys."""
+
+    def __init__(self, file: GGUFFile, name: str) -> None:
+        self.file, self.name = file, name
+
+    def get(self, key: str) -> Any:
+        """Return a value or None."""
+        return self.file.metadata.get(f"{self.name}.{key}")
+
+    def integer(self, key: str, *, default: int | None = None) -> int:
+        """Return a non-negative integer; some converters write one number per layer, all equal."""
+        value = self.get(key)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not 0 <= value <= MAX_SIZE:
+            raise self._refusal(key, value, "an integer")
+        return value
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """Return a positive number. Stored float32 values are rounded to 7 digits."""
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not 0 < value < math.inf:
+            raise self._refusal(key, value, "a positive number")
+        return float(f"{value:.7g}")
+
+    def _refusal(self, key: str, value: object, wanted: str) -> ModelError:
+        found = "missing" if value is None else f"{value!r:.80}"
+        return ModelError(f"{self.file.path}: {self.name}.{key} is {found}; it must be {wanted}.")
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    """Return the number of rows of the embedding, which may exceed the number of tokens."""
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise ModelError(f"{file.path} has no token embedding (token_embd.weight).")
+    return table.shape[0]
+
+
+def _rope_scaling(fields: _Fields, head_dim: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    if ROPE_FACTORS in fields.file.tensors:
+        return _llama3_scaling(fields.file, head_dim, config["rope_theta"])
+    kind = fields.get("rope.scaling.type")
+    if kind in (None, "none"):
+        # Old files state linear scaling only by its factor.
+        scale = fields.get("rope.scale_linear")
+        if scale is None or scale == 1:
+            return {}
+        return {"rope_type": "linear", "factor": fields.number("rope.scale_linear")}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(
+            f"{fields.file.path}: {fields.name}.rope.scaling.type is {kind!r:.80}, which is not "
+            "supported. Supported: none, linear, yarn."
+        )
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": fields.number("rope.scaling.factor")}
+    original = fields.integer("rope.scaling.original_context_length", default=0)
+    if original:
+        scaling["original_max_position_embeddings"] = original
+    return scaling
+
+
+def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any]:
+    """Return the parameters whose frequencies the stored divisors describe, checked for each."""
+    info = file.tensors[ROPE_FACTORS]
+    if info.type.name != "F32" or info.shape != (head_dim // 2,):
+        raise ModelError(
+            f"{file.path}: {ROPE_FACTORS} has the shape {list(info.shape)} and the type "
+            f"{info.type.name}; expected {head_dim // 2} values of F32."
+        )
+    stated = [value for (value,) in struct.iter_unpack("<f", file.data(ROPE_FACTORS))]
+    factor = float(f"{max(stated):.6g}")
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_LENGTH,
+    }
+    for index, divisor in enumerate(stated):
+        frequency = theta ** (-2 * index / head_dim)
+        turns = _LLAMA3_LENGTH * frequency / (2 * math.pi)
+        keep = min(1.0, max(0.0, (turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)))
+        expected = 1 / ((1 - keep) / factor + keep) if factor > 0 else math.nan
+        if not math.isclose(divisor, expected, rel_tol=1e-3):
+            raise ModelError(
+                f"{file.path}: the divisors in {ROPE_FACTORS} are not those of Llama 3 "
+                f"(number {index} is {divisor:g}, expected {expected:g}), which is not supported."
+            )
+    return scaling

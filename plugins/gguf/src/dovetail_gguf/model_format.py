@@ -1,0 +1,48 @@
+"""The model format `gguf`: describes the model in a GGUF file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.errors import ModelError
+from dovetail.interfaces import ModelDescription, ModelFormat
+from dovetail_gguf.model_config import read_config, read_generation_config
+from dovetail_gguf.reader import GGUFFile, first_part
+
+METHOD = "gguf"
+"""Name of the quantization, the loader and the tokenizer plugin."""
+
+
+class GGUFFormat(ModelFormat):
+    """Reads the metadata and the tensor directory; no weights."""
+
+    def describe(self, path: Path) -> ModelDescription:
+        """Return the description; raise ModelError, naming the file, if it is not valid."""
+        file = GGUFFile(path)
+        types = Counter(info.type.name for info in file.tensors.values() if not info.type.is_plain)
+        quantization = {}
+        if types:
+            quantization = {
+                "method": METHOD,
+                "source": f"the tensor types of {path.name}",
+                "config": {"types": dict(types)},
+            }
+        try:
+            config = read_config(file)
+        except ModelError:
+            raise
+        except (ArithmeticError, ValueError) as error:
+            raise ModelError(f"{path} is damaged: {error}.") from None
+        return ModelDescription(
+            config=config,
+            generation_config=read_generation_config(file),
+            load_format=METHOD,
+            tokenizer_mode=METHOD,
+            quantization=quantization,
+        )
+
+    def choose(self, paths: Sequence[Path]) -> Path | None:
+        """Return the only file, or the first part of the only split model."""
+        return super().choose(paths) or first_part(list(paths))

@@ -1,0 +1,124 @@
+"""GGUF files: the container, the description of the model, and its weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize as reference_dequantize
+from gguf.quants import quantize
+
+from dovetail.config import EngineArgs
+from dovetail.errors import ModelError
+from dovetail_devkit import load_suite
+from dovetail_gguf import GGUFFile
+from dovetail_gguf.dequantize import dequantize
+from dovetail_gguf.model_format import GGUFFormat
+from dovetail_gguf.tensor_types import TENSOR_TYPES
+from dovetail_gguf.weight_loader import restore_rows
+
+SIZES = {"block_count": 1, "context_length": 64, "embedding_length": 32}
+HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 4, 2, 8, 64, 96
+
+
+def write_file(path, *, architecture="llama", changes=None, type_=GGMLQuantizationType.Q4_1):
+    """Write a small model with random weights."""
+    writer = GGUFWriter(path, architecture)
+    values = SIZES | {
+        "feed_forward_length": FEED_FORWARD,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "rope.dimension_count": HEAD_DIM,
+    }
+    for key, value in (values | (changes or {})).items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
+    generator = np.random.default_rng(0)
+    hidden = SIZES["embedding_length"]
+    shapes = {
+        "token_embd.weight": (VOCAB, hidden),
+        "output_norm.weight": (hidden,),
+        "blk.0.attn_norm.weight": (hidden,),
+        "blk.0.ffn_norm.weight": (hidden,),
+        "blk.0.attn_q.weight": (HEADS * HEAD_DIM, hidden),
+        "blk.0.attn_k.weight": (KV_HEADS * HEAD_DIM, hidden),
+        "blk.0.attn_v.weight": (KV_HEADS * HEAD_DIM, hidden),
+        "blk.0.attn_output.weight": (hidden, HEADS * HEAD_DIM),
+        "blk.0.ffn_gate.weight": (FEED_FORWARD, hidden),
+        "blk.0.ffn_up.weight": (FEED_FORWARD, hidden),
+        "blk.0.ffn_down.weight": (hidden, FEED_FORWARD),
+    }
+    for name, shape in shapes.items():
+        weight = generator.standard_normal(shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(name, weight)
+        else:
+            writer.add_tensor(name, quantize(weight, type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory):
+    return write_file(tmp_path_factory.mktemp("gguf") / "small.gguf")
+
+
+def test_the_format_meets_its_contract(small_file):
+    load_suite("model_format")(GGUFFormat, files={"small.gguf": small_file.read_bytes()})
+
+
+def test_the_configuration_comes_from_the_metadata(small_file):
+    config = EngineArgs(small_file, skip_tokenizer_init=True).create_engine_config().model
+    assert config.architecture == "LlamaForCausalLM"
+    assert config.hf_config["num_key_value_heads"] == KV_HEADS
+    assert config.hf_config["tie_word_embeddings"] is True
+    assert config.generation_config["eos_token_id"] == (2,)
+    assert config.quantization["config"]["types"] == {"Q4_1": 8}
+
+
+def test_an_unknown_architecture_is_rejected_by_name(tmp_path):
+    file = write_file(tmp_path / "other.gguf", architecture="mamba")
+    with pytest.raises(ModelError, match=r"'mamba', which is not supported"):
+        GGUFFormat().describe(file)
+
+
+def test_a_field_of_a_wrong_type_is_rejected_by_name(tmp_path):
+    file = write_file(tmp_path / "wrong.gguf", changes={"block_count": 1 << 31})
+    GGUFFormat().describe(file)
+    data = bytearray(file.read_bytes())
+    place = data.index(b"llama.block_count") + len(b"llama.block_count")
+    data[place : place + 4] = (5).to_bytes(4, "little")  # int32, so the value is negative
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match=r"llama\.block_count"):
+        GGUFFormat().describe(file)
+
+
+@pytest.mark.parametrize(
+    "kind", [one for one in TENSOR_TYPES.values() if not one.is_plain], ids=lambda one: one.name
+)
+def test_dequantized_values_equal_those_of_the_gguf_package(kind):
+    generator = np.random.default_rng(1)
+    rows = generator.integers(0, 256, (3, 2 * kind.num_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # random bytes contain infinite scales
+        expected = reference_dequantize(rows, GGMLQuantizationType(kind.number))
+    found = dequantize(torch.from_numpy(rows), kind).numpy()
+    assert np.array_equal(found, expected.astype(np.float32), equal_nan=True)
+
+
+def test_the_rows_of_rotary_weights_are_restored():
+    weight = torch.arange(HEADS * HEAD_DIM * 3).view(HEADS * HEAD_DIM, 3)
+    halves = weight.reshape(HEADS, 2, HEAD_DIM // 2, 3)
+    converted = halves.swapaxes(1, 2).reshape(weight.shape)
+    assert torch.equal(restore_rows(converted, HEADS), weight)
+
+
+def test_a_missing_tensor_is_named(small_file, tmp_path):
+    data = small_file.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight")
+    path = tmp_path / "renamed.gguf"
+    path.write_bytes(data)
+    assert "blk.0.attn_x.weight" in GGUFFile(path).tensors
