@@ -79,7 +79,7 @@ def test_a_file_of_other_weights_or_another_program_is_refused(path):
     with pytest.raises(PackedFileError, match="other weights"):
         read(path, KEY | {"weights": "abd"})
     path.write_bytes(b"#!/bin/sh\n" * 1000)
-    with pytest.raises(PackedFileError, match="not a file of packed weights"):
+    with pytest.raises(PackedFileError, match="does not contain packed weights"):
         read(path)
 
 
