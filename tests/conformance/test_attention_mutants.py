@@ -120,27 +120,27 @@ INT8 = frozenset({"float32", "int8"})
 MUTANTS = {
     "reuses metadata of equal query lengths": (
         claiming(builder=remembering(lambda batch: tuple(batch.query_lens))),
-        "of one builder",
+        r"The step is 'build \d'",
     ),
     "reuses metadata of equal lengths": (
         claiming(builder=remembering(lengths_of)),
-        "build with equal lengths and different blocks",
+        "The step is 'other blocks'",
     ),
     "reuses metadata of the same tensor": (
         claiming(builder=remembering(lambda batch: batch.block_table_RM.data_ptr())),
-        "in 'one builder over many steps'",
+        "'one builder serves many steps'",
     ),
     "one metadata object for all builders": (
         claiming(builder=SharedByAll),
-        "in 'the builders of two groups'",
+        "'two groups have separate builders'",
     ),
     "results depend on other rows": (
         claiming("batch_invariant", layer=RoundsByNumberOfRows),
-        "batch_invariant is claimed, but a row of .* tokens, beside others",
+        "batch_invariant is claimed, but .* All rows ran in one step",
     ),
     "results depend on chunks": (
         claiming("batch_invariant", layer=RoundsByNumberOfTokens),
-        "batch_invariant is claimed, but a row of .* tokens, with its last token in a separate",
+        "batch_invariant is claimed, but .* The last token of each row ran in a separate step",
     ),
     "no shape for an int8 cache": (
         claiming(kv_cache_dtypes=INT8),
@@ -194,7 +194,7 @@ class AdvancesNothing(AdvancesByBuilding):
 
 def test_advance_is_compared_with_a_new_build():
     run(claiming("supports_advance", builder=AdvancesByBuilding))
-    with pytest.raises(AssertionError, match=r"1 tokens after the last build, by advance\(\)"):
+    with pytest.raises(AssertionError, match=r"advance\(\) was called 1 times after"):
         run(claiming("supports_advance", builder=AdvancesNothing))
 
 

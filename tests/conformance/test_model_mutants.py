@@ -133,10 +133,10 @@ def check(model_cls, **options):
 
 
 MUTANTS = [
-    (NoPositions, "positions are ignored"),
-    (LlamaWithoutRotation, "positions are ignored"),
-    (LlamaWithoutPositions, "rotated by other positions than the step's"),
-    (LlamaOneTooHigh, "rotated by other positions than the step's"),
+    (NoPositions, "the positions are ignored"),
+    (LlamaWithoutRotation, "the positions are ignored"),
+    (LlamaWithoutPositions, "queries and keys are rotated by the positions"),
+    (LlamaOneTooHigh, "queries and keys are rotated by the positions"),
     (OneTooHigh, "IndexError"),
     (OneTooLow, "row 0 of wpe is not read at position 0"),
     (WrapsAround, "row 0 of wpe is not read at position 0"),
@@ -162,7 +162,7 @@ def test_a_correct_model_passes(model_cls):
 )
 def test_a_model_can_declare_missing_features(mutant, part):
     check(type("Honest", (mutant,), {"lacks": frozenset({part})}))
-    with pytest.raises(AssertionError, match="lacks names"):
+    with pytest.raises(AssertionError, match="the attribute lacks contains"):
         check(type("Odd", (mutant,), {"lacks": frozenset({"attention"})}))
 
 
@@ -184,5 +184,5 @@ def by_fake(model, ids_T):
 
 def test_a_reference_implementation_detects_shifted_positions():
     check(FakeModel, reference=by_fake)
-    with pytest.raises(AssertionError, match="against the reference, logits differ"):
+    with pytest.raises(AssertionError, match="The expected logits come from the reference"):
         check(OtherPositions, reference=by_fake)

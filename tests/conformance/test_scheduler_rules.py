@@ -101,25 +101,25 @@ def telling(**columns):
 
 
 TYPE_MUTANTS = {
-    "EngineCoreOutputs.token_ids .* is list": telling(token_ids=lambda o: list(o.token_ids)),
+    "EngineCoreOutputs.token_ids is list": telling(token_ids=lambda o: list(o.token_ids)),
     "EngineCoreOutputs.num_new_tokens .*array\\('q'\\)": telling(
         num_new_tokens=lambda o: array("q", o.num_new_tokens)
     ),
-    "EngineCoreOutputs.request_ids .* is tuple": telling(request_ids=lambda o: (*o.request_ids,)),
-    "EngineCoreOutputs.finished .* is list": telling(finished=lambda o: [*o.finished]),
+    "EngineCoreOutputs.request_ids is tuple": telling(request_ids=lambda o: (*o.request_ids,)),
+    "EngineCoreOutputs.finished is list": telling(finished=lambda o: [*o.finished]),
     "EngineCoreOutputs.num_cached_tokens .* str to float": telling(
         num_cached_tokens=lambda o: {name: 0.0 for name in o.request_ids}
     ),
-    "SchedulerOutput.rows .* is list": planning(rows=lambda p: list(p.rows)),
+    "SchedulerOutput.rows is list": planning(rows=lambda p: list(p.rows)),
     "SchedulerOutput.samples .*array\\('i'\\)": planning(samples=lambda p: array("i", p.samples)),
-    "SchedulerOutput.joins .* is list": planning(joins=lambda p: list(p.joins)),
-    "NewRequest.token_ids .* is tuple": planning(
+    "SchedulerOutput.joins is list": planning(joins=lambda p: list(p.joins)),
+    "NewRequest.token_ids is tuple": planning(
         joins=lambda p: tuple(replace(one, token_ids=(*one.token_ids,)) for one in p.joins)
     ),
-    "BlockColumns.block_ids .* is list": planning(
+    "BlockColumns.block_ids is list": planning(
         blocks=lambda p: tuple(replace(one, block_ids=list(one.block_ids)) for one in p.blocks)
     ),
-    "SchedulerOutput.total_num_tokens .* is bool": planning(total_num_tokens=lambda p: False),
+    "SchedulerOutput.total_num_tokens is bool": planning(total_num_tokens=lambda p: False),
 }
 
 

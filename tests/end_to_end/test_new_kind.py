@@ -86,7 +86,7 @@ from dovetail.interfaces.translator import Translator, TranslatorContext
 from dovetail_devkit.expectation import expect, judging
 
 
-@judging("in the translator suite")
+@judging("translator")
 def check_translator(translator_cls: type[Translator]) -> None:
     """Check a translator against its contract; raise AssertionError with the broken rule."""
     once = translator_cls(TranslatorContext()).translate("a text")

@@ -165,7 +165,7 @@ def test_a_failed_start_names_the_worker_and_the_phase(make, how, error, told):
 
 
 def test_an_error_in_loading_the_model_keeps_its_class(make):
-    with pytest.raises(ModelError, match=r"worker 0 .* in load_model: no model, on request"):
+    with pytest.raises(ModelError, match=r"worker 0 .* in load_model: requested failure"):
         make(worker_cls=UnloadableWorker)
 
 

@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong, names it, and lets it harm nothing."""
+"""Tests of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def find(findings, subject):
     return [finding for finding in findings if subject in finding.subject]
 
 
-# --- plugins in processes of their own --------------------------------------------------------
+# --- loading plugins in processes -------------------------------------------------------------
 
 HANG = "import threading\nthreading.Event().wait()\n"
 ORPHAN = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nos._exit(5)\n"
-TRICKS = {
+FAULTS = {
     "ends": "import os\nos.write(1, b'farewell')\nos._exit(3)\n",
     "hangs": f"import os\nos.write(2, b'one moment')\n{HANG}",
     "raises": "raise KeyError('lost')\n",
@@ -80,20 +80,21 @@ TRICKS = {
 
 @pytest.fixture
 def trials(install):
-    for name, source in TRICKS.items():
+    for name, source in FAULTS.items():
         install(f"acme-{name}", name, source)
-    mine = [c for c in PluginRegistry().candidates("policy") if c.name in TRICKS]
+    mine = [c for c in PluginRegistry().candidates("policy") if c.name in FAULTS]
     return {trial.plugin.name: trial for trial in try_plugins(mine, deadline_s=DEADLINE_S)}
 
 
-def test_each_trick_is_found_and_named_and_harms_nobody_else(trials):
-    assert set(trials) == set(TRICKS)
+def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(trials):
+    assert set(trials) == set(FAULTS)
     errors = {name: trial.error for name, trial in trials.items() if trial.error}
-    assert set(errors) == set(TRICKS) - {"noisy", "slow", "lingers", "healthy"}
-    assert errors["ends"] == "it ended the process (with exit code 3)"
-    assert errors["killed"] == "it ended the process (by signal 9)"
-    assert errors["orphan"] == "it ended the process (with exit code 5)"
-    assert errors["hangs"] == errors["closes"] == "it did not finish within 6 s"
+    assert set(errors) == set(FAULTS) - {"noisy", "slow", "lingers", "healthy"}
+    assert errors["ends"] == "loading the plugin ended the process (exit code 3)"
+    assert errors["killed"] == "loading the plugin ended the process (signal 9)"
+    assert errors["orphan"] == "loading the plugin ended the process (exit code 5)"
+    assert errors["hangs"] == "loading the plugin did not finish within 6 s"
+    assert errors["closes"] == errors["hangs"]
     assert "KeyError: 'lost'" in errors["raises"]
     assert "SystemExit" in errors["leaves"]
     assert "a_module_nobody_has" in errors["missing"]
@@ -115,19 +116,19 @@ def test_each_trick_is_found_and_named_and_harms_nobody_else(trials):
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
 
 
-def test_a_process_that_ends_is_followed_by_another_for_the_rest(install, count_as_member):
-    """First-party plugins share a process; who comes after the one that ends it is tried, too."""
+def test_a_new_process_loads_the_plugins_after_one_that_exits(install, count_as_member):
+    """First-party plugins share a process."""
     for letter in "abc":
         count_as_member(f"dovetail-zz-{letter}", f"doctor_dovetail_zz_{letter}")
     install("dovetail-zz-a", "first", POLICY)
-    install("dovetail-zz-b", "second", TRICKS["ends"])
+    install("dovetail-zz-b", "second", FAULTS["ends"])
     install("dovetail-zz-c", "third", POLICY)
     mine = [c for c in PluginRegistry().candidates("policy") if "-zz-" in c.distribution]
     trials = try_plugins(mine, deadline_s=20.0)
     assert [bool(trial.error) for trial in trials] == [False, True, False]
 
 
-def test_a_platform_that_cannot_be_used_here_is_a_note(install):
+def test_an_unusable_platform_gives_a_note(install):
     source = """
 from dovetail.interfaces import Platform, PlatformInfo, Probe
 
@@ -149,15 +150,15 @@ class Mine(Platform):
     assert "no such chip" in finding.text
 
 
-# --- what plugins declare ---------------------------------------------------------------------
+# --- declarations of plugins ------------------------------------------------------------------
 
 
-def test_all_is_well_where_all_is_well():
+def test_valid_declarations_give_one_ok_finding():
     findings = list(check_registrations(PluginRegistry()))
     assert {finding.verdict for finding in findings} == {OK}
 
 
-def test_a_name_of_two_is_a_conflict_with_its_remedy(install):
+def test_a_name_of_two_distributions_is_reported_with_a_remedy(install):
     install("acme", "twin")
     install("bolt", "twin")
     (finding,) = find(check_registrations(PluginRegistry()), "policy:twin")
@@ -166,7 +167,7 @@ def test_a_name_of_two_is_a_conflict_with_its_remedy(install):
     assert "twin@acme or twin@bolt" in finding.remedy
 
 
-def test_a_broken_manifest_is_found_and_its_plugins_are_not_tried(install):
+def test_a_broken_manifest_is_reported_and_its_plugins_are_not_loaded(install):
     install("acme", "mine", manifest="[[plugin]]\nkind = 3\n")
     registry = PluginRegistry()
     (finding,) = [f for f in check_registrations(registry) if f.verdict == BROKEN]
@@ -174,7 +175,7 @@ def test_a_broken_manifest_is_found_and_its_plugins_are_not_tried(install):
     assert "mine" not in [plugin.name for plugin in plugins_to_try(registry)]
 
 
-def test_another_contract_version_is_found_and_not_tried(install):
+def test_a_wrong_contract_version_is_reported_and_the_plugin_is_not_loaded(install):
     install("acme", "mine", manifest=entry("mine", api=">=7"))
     registry = PluginRegistry()
     (finding,) = find(check_registrations(registry), "policy:mine")
@@ -183,14 +184,14 @@ def test_another_contract_version_is_found_and_not_tried(install):
     assert "mine" not in [plugin.name for plugin in plugins_to_try(registry)]
 
 
-def test_a_request_to_replace_is_reported(install):
+def test_a_plugin_that_replaces_another_is_reported(install):
     install("acme", "mine", manifest=entry("mine", replaces=["policy:fcfs@dovetail-sched-fcfs"]))
     (finding,) = find(check_registrations(PluginRegistry()), "policy:mine")
     assert finding.verdict == NOTE
     assert "--plugins-allow 'policy:mine@acme'" in finding.remedy
 
 
-def test_a_kind_that_nobody_knows_is_reported_with_the_nearest(install):
+def test_an_unknown_kind_is_reported_with_a_similar_kind(install):
     install("acme", "mine", kind="polcy")
     (finding,) = find(check_registrations(PluginRegistry()), "acme")
     assert finding.verdict == WARNING
@@ -204,7 +205,7 @@ def pth(folder, name, text):
     (folder / name).write_text(text)
 
 
-def test_only_files_that_run_code_are_reported_and_known_ones_are_explained(tmp_path):
+def test_path_files_that_run_code_are_reported(tmp_path):
     pth(tmp_path, "plain.pth", "/some/folder\n# import this\n")
     pth(tmp_path, "odd.pth", "/a\nimport os; os.environ['X'] = '1'\nimport sys\n")
     pth(tmp_path, "distutils-precedence.pth", "import os; __import__('_distutils_hack')\n")
@@ -216,12 +217,12 @@ def test_only_files_that_run_code_are_reported_and_known_ones_are_explained(tmp_
         (".pth files", OK),
     ]
     odd = findings[1]
-    assert "a file of no installed package" in odd.text and "and 1 more lines" in odd.text
+    assert "a file of no installed package" in odd.text and "in 2 lines" in odd.text
     assert str(tmp_path / "odd.pth") in odd.remedy
-    assert "1 files that only name folders" in findings[2].text
+    assert "1 .pth files contain only names of folders" in findings[2].text
 
 
-def test_a_known_name_does_not_excuse_other_code(tmp_path):
+def test_a_path_file_with_a_known_name_and_unknown_code_is_reported(tmp_path):
     pth(tmp_path, "__editable__.good.pth", "import __editable___good_finder\n")
     pth(tmp_path, "_editable_impl_bad.pth", "import socket\n")
     verdicts = {f.subject: f.verdict for f in check_path_files([tmp_path])}
@@ -229,7 +230,7 @@ def test_a_known_name_does_not_excuse_other_code(tmp_path):
     assert verdicts["_editable_impl_bad.pth"] == WARNING
 
 
-def test_the_owner_of_a_file_is_named(tmp_path):
+def test_the_distribution_of_a_path_file_is_named(tmp_path):
     pth(tmp_path, "odd.pth", "import os\n")
     info = tmp_path / "acme-2.0.dist-info"
     info.mkdir()
@@ -240,14 +241,14 @@ def test_the_owner_of_a_file_is_named(tmp_path):
     assert "uninstall acme" in finding.remedy
 
 
-def test_the_folders_of_this_python_are_looked_at():
+def test_site_folders_contains_site_packages():
     assert any(folder.name in ("site-packages", "dist-packages") for folder in site_folders())
 
 
 # --- machine and environment ------------------------------------------------------------------
 
 
-def test_machine_and_environment_are_described_here():
+def test_machine_and_environment_have_findings():
     findings = [*check_machine(), *check_environment()]
     assert {"cores", "memory", "compiler", "device", "Python", "torch"} <= {
         finding.subject for finding in findings
@@ -268,7 +269,9 @@ def test_machine_and_environment_are_described_here():
         ("find_devices", [], "device", NOTE),
     ],
 )
-def test_a_poor_machine_is_reported(attribute, value, subject, verdict, monkeypatch):
+def test_machine_findings_have_the_expected_verdicts(
+    attribute, value, subject, verdict, monkeypatch
+):
     monkeypatch.setattr(surroundings_module, attribute, lambda: value)
     (finding,) = find(check_machine(), subject)
     assert finding.verdict == verdict
@@ -279,13 +282,13 @@ def test_a_poor_machine_is_reported(attribute, value, subject, verdict, monkeypa
     ("version", "verdict"),
     [("2.13.0+cpu", OK), ("2.11.0", OK), ("2.9.1", WARNING), ("1.13", WARNING), (None, NOTE)],
 )
-def test_torch_is_judged_by_its_metadata(version, verdict, monkeypatch):
-    def told(name):
+def test_an_old_torch_version_gives_a_warning(version, verdict, monkeypatch):
+    def read_version(name):
         if version is None:
             raise surroundings_module.PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(surroundings_module, "version", told)
+    monkeypatch.setattr(surroundings_module, "version", read_version)
     (finding,) = find(check_environment(), "torch")
     assert finding.verdict == verdict
 
@@ -294,7 +297,7 @@ CHIP = [("chip-smi", "A chip, 80 GiB, driver 1.0")]
 
 
 def accelerator_trial(install, **how):
-    """Return how it went to try the platform of an accelerator, and a registry that knows it."""
+    """Return a trial of a fake platform for accelerators, and a registry with this platform."""
     manifest = (
         '[[plugin]]\nkind = "platform"\nname = "chip"\nprovides = ["device.chip"]\n'
         'verified = "never run on its device"\n'
@@ -305,7 +308,7 @@ def accelerator_trial(install, **how):
     return Trial(plugin=mine, **how), registry
 
 
-def test_a_device_that_no_platform_is_for_is_reported(monkeypatch):
+def test_a_device_without_a_platform_is_reported(monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
     (finding,) = judge_devices(CHIP, [], PluginRegistry())
     assert (finding.area, finding.subject, finding.verdict) == ("machine", "device", WARNING)
@@ -313,7 +316,7 @@ def test_a_device_that_no_platform_is_for_is_reported(monkeypatch):
     assert not list(judge_devices([], [], PluginRegistry()))
 
 
-def test_a_device_whose_platform_refuses_is_reported_with_the_reason(install, monkeypatch):
+def test_a_device_is_reported_with_the_reason_of_an_unusable_platform(install, monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0+cpu")
     trial, registry = accelerator_trial(install, refusals=("the driver is older than 13.0",))
     unused, torch = judge_devices(CHIP, [trial], registry)
@@ -323,15 +326,14 @@ def test_a_device_whose_platform_refuses_is_reported_with_the_reason(install, mo
     assert len(list(judge_devices(CHIP, [trial], registry))) == 1
 
 
-def test_a_device_that_is_used_needs_no_word(install):
+def test_a_usable_device_is_not_reported(install):
     trial, registry = accelerator_trial(install)
     assert not list(judge_devices(CHIP, [trial], registry))
     (note,) = verified_findings([trial.plugin], registry)
     assert note.verdict == NOTE and note.text == "verified: never run on its device"
 
 
-def test_the_examination_ends_with_a_finding_for_each_plugin(monkeypatch):
-    """The trials themselves are above."""
+def test_each_plugin_gets_a_finding(monkeypatch):
     fake = namedtuple("Fake", "plugin error refusals noise notes took_ns ended hung")
     tried = []
 
@@ -340,9 +342,9 @@ def test_the_examination_ends_with_a_finding_for_each_plugin(monkeypatch):
         return [fake(plugin, "", (), "", (), 0, False, False) for plugin in plugins]
 
     monkeypatch.setattr("dovetail_devkit.doctor.examination.try_plugins", pretend)
-    told = []
-    findings = examine(progress=told.append)
+    reports = []
+    findings = examine(progress=reports.append)
     assert len(tried) == sum(len(PluginRegistry().candidates(kind)) for kind in KINDS)
     subjects = [finding.subject for finding in findings]
     assert [f"{plugin.kind}:{plugin.reference}" for plugin in tried] == subjects[-len(tried) :]
-    assert len(told) == 3
+    assert len(reports) == 3

@@ -1,4 +1,4 @@
-"""New packages: named with care, in the project's style, and right as they are."""
+"""Tests of new packages: their names, their files, and their tests."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ IN_TESTS = ("--per-file-ignores", "tests/*:ANN", "--per-file-ignores", "tests/*:
         ("with__two_", "with__two", "with-two", "WithTwo"),
     ],
 )
-def test_one_name_gives_all_the_others(name, package, distribution, stem):
+def test_the_other_names_are_derived_from_the_plugin_name(name, package, distribution, stem):
     made = name_plugin("policy", name)
     assert (made.package, made.distribution, made.stem) == (package, distribution, stem)
     assert made.name == name
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("", "letters"),
         ("3rd", "letters"),
@@ -55,26 +55,26 @@ def test_one_name_gives_all_the_others(name, package, distribution, stem):
         ("class", "letters"),
         ("a" * 31, "30"),
         ("dovetail_mine", "first-party"),
-        ("json", "module of Python"),
+        ("json", "in use by Python"),
         ("tests", "every package"),
         ("pytest", "is installed"),
         ("cyclopts", "pip uninstall"),
         ("_pytest", "letters"),
-        ("bigram_dovetail", "to import already"),
+        ("bigram_dovetail", "exists already"),
     ],
 )
-def test_names_that_get_in_the_way_are_refused(name, told):
-    with pytest.raises(PluginError, match=told):
+def test_invalid_names_and_names_in_use_are_rejected(name, message):
+    with pytest.raises(PluginError, match=message):
         name_plugin("policy", name)
 
 
-def test_a_name_is_taken_within_its_kind_only():
+def test_plugins_of_different_kinds_may_have_the_same_name():
     with pytest.raises(PluginError, match="dovetail-core"):
         name_plugin("executor", "uniproc")
     assert name_plugin("attention", "uniproc").name == "uniproc"
 
 
-def test_kinds_without_a_template_say_where_the_contract_is():
+def test_a_kind_without_a_template_is_rejected_with_its_contract():
     with pytest.raises(PluginError, match=r"dovetail\.interfaces\.proposer"):
         get_blueprint("proposer")
     with pytest.raises(PluginError, match="Did you mean 'scheduler'"):
@@ -89,12 +89,12 @@ def test_kinds_without_a_template_say_where_the_contract_is():
 def test_an_existing_folder_is_not_changed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious.txt").write_text("keep me")
-    with pytest.raises(PluginError, match="is there already"):
+    with pytest.raises(PluginError, match="exists already"):
         write_package("policy", "mine", tmp_path)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious.txt"]
 
 
-def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
+def test_a_write_error_leaves_no_files(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PluginError, match="Cannot write"):
         write_package("policy", "mine", tmp_path / "file")
@@ -109,7 +109,7 @@ def packages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", BLUEPRINTS)
-def test_a_package_is_whole(packages, kind):
+def test_a_package_has_a_project_a_manifest_and_its_entry_points(packages, kind):
     made = packages[kind]
     written = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*.*")}
     assert written == set(made.files)
@@ -133,11 +133,11 @@ def test_a_package_is_whole(packages, kind):
             body = ast.parse(source.read_text()).body
             assert name in [getattr(node, "name", "") for node in body]
     for path in made.folder.rglob("*.*"):
-        assert "$" not in path.read_text(), f"{path}: a place for a name was left empty"
+        assert "$" not in path.read_text(), f"{path}: a placeholder was not replaced"
 
 
 @pytest.mark.parametrize("kind", BLUEPRINTS)
-def test_a_package_follows_the_style(packages, kind):
+def test_a_package_passes_ruff_and_has_short_functions(packages, kind):
     folder = packages[kind].folder
     ruff = [sys.executable, "-m", "ruff"]
     for command in (
@@ -168,13 +168,13 @@ def run(command, folder, **environment):
         text=True,
         timeout=240,
     )
-    told = done.stdout[-6000:] + done.stderr[-3000:]
-    assert done.returncode == 0, f"{command}\n{told}"
+    output = done.stdout[-6000:] + done.stderr[-3000:]
+    assert done.returncode == 0, f"{command}\n{output}"
     return done.stdout
 
 
 def check_installed(packages, kinds, folder, *selection):
-    """Install packages as a user does, then hold each plugin against its contract in one run."""
+    """Install packages like a user, then check each plugin with the conformance kit."""
     site = folder / "site"
     pip = ("pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
     paths = [packages[kind].folder for kind in kinds]
@@ -186,10 +186,10 @@ def check_installed(packages, kinds, folder, *selection):
     options = [word for plugin in plugins for word in ("--dovetail-plugin", plugin)]
     empty = folder / "empty"
     empty.mkdir()
-    told = run(["pytest", "-q", "-p", "no:cacheprovider", *selection, *options], empty, **threads)
+    output = run(["pytest", "-q", "-p", "no:cacheprovider", *selection, *options], empty, **threads)
     for plugin in plugins:
-        assert f"{plugin}: " in told
-    assert " 0 failed, 0 error" in told
+        assert f"{plugin}: " in output
+    assert " 0 failed, 0 error" in output
     return threads
 
 
@@ -199,14 +199,14 @@ QUICK = ("-k", "not float16")
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - {COMMAND}))
-def test_a_new_plugin_passes_its_suite_and_its_own_tests(packages, tmp_path, kind):
+def test_a_new_plugin_passes_its_suite_and_its_tests(packages, tmp_path, kind):
     threads = check_installed(packages, [kind], tmp_path, *QUICK)
-    if kind != "attention":  # its own test is the whole suite once more
+    if kind != "attention":  # its test is the complete suite
         tests = packages[kind].folder / "tests"
         run(["pytest", "-q", "-p", "no:cacheprovider", tests], tmp_path, **threads)
 
 
-def test_a_new_command_runs(packages, tmp_path):
+def test_a_new_command_can_be_called(packages, tmp_path):
     threads = check_installed(packages, [COMMAND], tmp_path)
     tests = packages[COMMAND].folder / "tests"
     run(["pytest", "-q", "-p", "no:cacheprovider", tests], tmp_path, **threads)

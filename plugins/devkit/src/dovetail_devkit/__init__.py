@@ -11,7 +11,7 @@ smallest correct implementation, slow and strict, for tests of the code around i
         context = make_worker_context(write_tiny_llama(tmp_path), MyPlatform())
         load_suite("worker")(MyWorker, context)
 
-Importing this package imports only the table of kinds. Modules of kinds that use torch import it.
+Importing this package imports no suite and no fake. Modules of kinds that use torch import it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Case:
     """One check.
 
-    name: readable, and unique in its suite. run: raises AssertionError with the violated rule,
-    and NotHere if the case does not apply.
+    name: a readable name, unique in its suite. run: a function that raises AssertionError with the
+    violated rule, or NotHere if the case does not apply.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Compare tensors with float64 references, with one table of tolerances for all torch kinds.
+"""Compare tensors with float64 references, with one table of tolerances for all suites.
 
-|got - want| ≤ t · max(1, |want|), with t of `TOLERANCES`, for values of order 1. A NaN is
-always an error. torch is imported within functions.
+The rule is |got - want| ≤ t · max(1, |want|), with t from `TOLERANCES`, for values of order 1. A
+NaN is always an error. torch is imported within functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def expect_close(
     tolerance, for sums of many terms.
     """
     name = str(got.dtype).removeprefix("torch.")
-    expect(name == dtype, f"{what}: the result is {name}; expected {dtype}")
+    expect(name == dtype, f"{what}: the result has the dtype {name}; expected {dtype}")
     expect(
         tuple(got.shape) == tuple(want.shape),
         f"{what}: the result has the shape {list(got.shape)}; expected {list(want.shape)}",
@@ -39,8 +39,8 @@ def expect_close(
     tolerance = slack * TOLERANCES[dtype]
     expect(
         float(error[worst]) <= tolerance,
-        f"{what} ({dtype}): element {worst} is {float(wide.flatten()[worst])}; "
-        f"{float(want.flatten()[worst])} is right, and off by {tolerance} at most",
+        f"{what} in {dtype}: element {worst} is {float(wide.flatten()[worst])}; expected "
+        f"{float(want.flatten()[worst])} with a tolerance of {tolerance}",
     )
 
 

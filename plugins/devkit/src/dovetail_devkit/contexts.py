@@ -1,7 +1,7 @@
 """Configurations and contexts of workers and executors, for tests.
 
-They are made as the engine makes them: options, config tree, resolution for a platform. No plugin
-is loaded.
+They are created as in an engine: options, then a configuration, then its resolution for a platform.
+No plugin is loaded.
 """
 
 from __future__ import annotations

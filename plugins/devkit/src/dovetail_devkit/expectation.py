@@ -8,7 +8,7 @@ from typing import Any
 
 
 class NotHere(Exception):  # noqa: N818  # not an error: the case is skipped
-    """A case does not apply to this plugin or this machine."""
+    """The exception that skips a case that does not apply to this plugin or this machine."""
 
 
 def expect(condition: bool, message: str) -> None:
@@ -17,24 +17,24 @@ def expect(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def expect_error(kind: type[Exception], call: Callable[[], Any], law: str) -> Exception:
-    """Return the error of `kind` that `call` raises; raise AssertionError with `law` if none."""
+def expect_error(kind: type[Exception], call: Callable[[], Any], rule: str) -> Exception:
+    """Return the error of `kind` that `call` raises; else raise AssertionError with `rule`."""
     try:
         found = call()
     except kind as error:
         return error
     except Exception as error:
-        raise AssertionError(f"{law}: expected {kind.__name__}, not {error!r}") from error
-    raise AssertionError(f"{law}: expected {kind.__name__}, but it returned {found!r:.200}")
+        raise AssertionError(f"{rule}: expected {kind.__name__}, got {error!r}") from error
+    raise AssertionError(f"{rule}: expected {kind.__name__}, but the call returned {found!r:.200}")
 
 
 @contextmanager
 def judging(what: str) -> Iterator[None]:
-    """Turn errors raised inside into an AssertionError that names `what` was checked."""
+    """Convert errors of the block into an AssertionError whose last line is `what` was checked."""
     try:
         yield
     except NotHere:
         raise
     except Exception as error:
-        told = str(error) if isinstance(error, AssertionError) else repr(error)
-        raise AssertionError(f"{told}\n{what}") from error
+        text = str(error) if isinstance(error, AssertionError) else repr(error)
+        raise AssertionError(f"{text}\nChecked: {what}") from error

@@ -1,4 +1,4 @@
-"""The conformance kit: all cases that a plugin of a kind must pass, with their arguments.
+"""Lists all conformance cases of a plugin, with the arguments that they need.
 
 First the cases of every plugin (`plugin_cases`), then the suite of its kind (`suite_cases`), as the
 separate tests that a test runner shows. Depends on the suites, but on no plugin and no test runner.
@@ -40,7 +40,7 @@ _TORCH_KINDS = frozenset(
 
 
 def suite_cases(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case]:
-    """Yield the cases of the suite of `kind` for a loaded class; none is run yet.
+    """Yield the cases of the suite of `kind` for a loaded class, without running them.
 
     A kind without a suite has one case, which raises NotHere.
     """
@@ -61,7 +61,7 @@ def _raise(error: Exception) -> None:
 def _run(case: Case, kind: str, unusable: str) -> None:
     if unusable:
         raise NotHere(unusable)
-    with judging(f"in the {kind} suite, {case.name!r}"):
+    with judging(f"{kind}, {case.name!r}"):
         if kind in _TORCH_KINDS:
             _run_in_one_thread(case)
         else:
@@ -69,7 +69,7 @@ def _run(case: Case, kind: str, unusable: str) -> None:
 
 
 def _run_in_one_thread(case: Case) -> None:
-    """Run a case with one torch thread, if torch is installed: tensors of suites are small."""
+    """Run a case with one torch thread, if torch is installed, since the tensors are small."""
     try:
         import torch
     except ImportError:
@@ -84,13 +84,13 @@ def _run_in_one_thread(case: Case) -> None:
 
 
 def _whole_suite(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case]:
-    """Yield one case for a suite that is not a list of cases."""
+    """Yield one case that runs the whole suite, for suites without a list of cases."""
     yield Case(name="the suite", run=partial(_run_whole, kind, cls, subjects))
 
 
 def _run_whole(kind: str, cls: type[Any], subjects: Subjects) -> None:
     if kind not in SUITES:
-        raise NotHere(f"there is no suite for the kind {kind!r} yet")
+        raise NotHere(f"the kind {kind!r} has no suite")
     suite = load_suite(kind)
     parameters = inspect.signature(suite).parameters
     arguments = (subjects.find_device(frozenset()),) if "device" in parameters else ()

@@ -1,8 +1,7 @@
-"""The arguments of suites besides the class: models, devices, tokenizer files, platforms.
+"""Provides the arguments of suites: models, devices, tokenizer files and platforms.
 
-The kit has a default for each, so that a plugin author needs nothing else; values from the user
-override them. Depends only on plugins that it borrows if they are installed. torch is imported
-within functions.
+Each argument has a default, which the user can override. If the model plugin `LlamaForCausalLM` is
+installed, its class is used as a default. torch is imported within functions.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _SIZES = {"vocab_size": 97, "hidden_size": 16}
 class Subjects:
     """Arguments for suites. The creator closes `stack` at the end.
 
-    model: the user's, or None for the kit's. platform: a reference, for workers.
-    device: a device type; "" for the first available one that the plugin claims.
-    unusable: why the plugin's own probe says that it cannot be used here; "" if it can.
+    model: a model directory of the user; None for the default. platform: reference of the platform
+    for workers. device: a device type; "" for the first available type that the plugin claims.
+    unusable: the reason of the plugin's probe if it cannot be used on this machine, else "".
     """
 
     registry: PluginRegistry
@@ -79,10 +78,10 @@ class Subjects:
             module = getattr(torch, name, None)
             if name == "cpu" or (module is not None and module.is_available()):
                 return torch.device(name)
-        raise NotHere(f"it runs on {', '.join(wanted)}, and this machine has no such device")
+        raise NotHere(f"the plugin needs a device of the type {', '.join(wanted)}")
 
     def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return a config.json for a model class: the user's, or that of a tiny Llama."""
+        """Return a config.json for a model class, from the user's model or a tiny Llama."""
         if self.model is not None:
             return self.model.config
         return TINY_LLAMA | {"architectures": list(architectures)}
@@ -104,7 +103,7 @@ class Subjects:
         )
 
     def has_model(self) -> bool:
-        """Return whether the architecture that the kit borrows is available."""
+        """Return whether the architecture of the default model is installed."""
         return BORROWED_MODEL in {one.name for one in self.registry.candidates("model")}
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
@@ -156,14 +155,14 @@ class Subjects:
         return write_byte_tokenizer(self.new_folder("tokenizer")), True
 
     def _platform_of(self, worker_cls: type[Any]) -> Platform:
-        """Return the platform: the user's, the worker's, one that prefers the worker, or any."""
+        """Return the platform that the user, the worker or the worker's preference selects."""
         if self.platform != AUTO:
             return choose_platform(self.registry, self.platform)
         own = self._distribution_of(worker_cls)
         reasons: list[str] = []
         for found in self.registry.candidates("platform"):
             if not found.first_party and found.distribution != own:
-                continue  # a third-party package is not imported merely because it is installed
+                continue  # do not import third-party packages that were not requested
             platform_cls = self.registry.load("platform", found.reference)
             probe = platform_cls.probe()
             if not probe.usable:

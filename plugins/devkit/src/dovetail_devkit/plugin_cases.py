@@ -47,7 +47,7 @@ if what == "load":
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSubject:
-    """A plugin that the user named. cls: None if it cannot be loaded, because of `error`."""
+    """A plugin that the user named. cls: its class, or None if loading raised `error`."""
 
     kind: str
     reference: str
@@ -61,7 +61,7 @@ class PluginSubject:
 
 
 def make_registry(options: dict[str, Any] | None = None) -> PluginRegistry:
-    """Return a registry that also loads files: checking a plugin runs its code."""
+    """Return a registry that also loads plugins from files, since a check runs their code."""
     return PluginRegistry(policy=PluginPolicy(trust_local_code=True), options=options)
 
 
@@ -69,8 +69,8 @@ def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
     """Yield the cases that every plugin must pass."""
     checks = {
         "manifest": _check_manifest,
-        "described without being imported": _check_description,
-        "loaded twice in a clean process": _check_loading,
+        "a description does not import the plugin": _check_description,
+        "the plugin loads without side effects": _check_loading,
         "contract": _check_contract,
     }
     entry = _entry(subject)
@@ -87,7 +87,7 @@ def _entry(subject: PluginSubject) -> PluginEntry:
     try:
         return subject.registry.describe(subject.kind, subject.reference).entry
     except PluginError:
-        # The case "manifest" reports it.
+        # The case "manifest" reports this error.
         return PluginEntry(kind=subject.kind, name=subject.reference)
 
 
@@ -96,16 +96,16 @@ def _class_options(subject: PluginSubject) -> object:
 
 
 def _judge(check: Any, subject: PluginSubject) -> None:
-    with judging(f"of the {subject.kind} {subject.reference!r}"):
+    with judging(f"{subject.kind} {subject.reference!r}"):
         check(subject)
 
 
 def _check_manifest(subject: PluginSubject) -> None:
     about = subject.registry.describe(subject.kind, subject.reference)
     if not about.distribution:
-        raise NotHere("a class that is referenced directly has no manifest")
+        raise NotHere("the plugin is referenced as a class, which has no manifest")
     if not about.in_manifest:
-        raise NotHere(f"no dovetail.toml of {about.distribution} lists the plugin; defaults apply")
+        raise NotHere(f"{about.distribution} has no dovetail.toml that lists the plugin")
 
 
 def _check_description(subject: PluginSubject) -> None:
@@ -128,23 +128,29 @@ def _check_options(subject: PluginSubject) -> None:
     expect(
         extra == "forbid",
         f"the options model {model!r} has extra={extra!r}; write extra='forbid', so that a "
-        "misspelled option is refused",
+        "misspelled option is rejected",
     )
 
 
 def _check_probe(subject: PluginSubject) -> None:
     probes = [subject.registry.probe(subject.kind, subject.reference) for _ in range(2)]
-    expect(probes[0] == probes[1], f"its probe returns {probes[0]}, then {probes[1]}")
-    expect(probes[0].usable or bool(probes[0].reasons), "a negative probe must give a reason")
+    expect(
+        probes[0] == probes[1],
+        f"two calls of the plugin's probe return {probes[0]} and {probes[1]}; they must be equal",
+    )
+    expect(
+        probes[0].usable or bool(probes[0].reasons),
+        "a probe that returns usable=False must give a reason",
+    )
 
 
 def why_unusable(subject: PluginSubject) -> str:
-    """Return why the probe of a plugin's manifest is negative; "" if it is positive or fails."""
+    """Return why the probe in the manifest says that the plugin is unusable; else ""."""
     try:
         probe = subject.registry.probe(subject.kind, subject.reference)
     except PluginError:
-        return ""  # the case "probe" reports it
-    return "" if probe.usable else "; ".join(probe.reasons) or "its probe is negative"
+        return ""  # the case "probe" reports this error
+    return "" if probe.usable else "; ".join(probe.reasons) or "the probe gives no reason"
 
 
 def _options_model(subject: PluginSubject) -> object:
@@ -167,7 +173,8 @@ def _run_child(what: str, subject: PluginSubject) -> None:
         check=False,
     )
     told = (
-        done.stderr.strip().splitlines() or [f"the interpreter exited with code {done.returncode}"]
+        done.stderr.strip().splitlines()
+        or [f"the interpreter that loads the plugin exited with code {done.returncode}"]
     )[-1]
     expect(done.returncode == 0, told)
-    expect(not done.stdout, f"the interpreter printed {done.stdout[:200]!r}")
+    expect(not done.stdout, f"loading the plugin prints {done.stdout[:200]!r} to stdout")

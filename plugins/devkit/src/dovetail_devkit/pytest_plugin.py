@@ -1,9 +1,9 @@
-"""`pytest --dovetail-plugin KIND:NAME`: the conformance kit as tests, one for each case.
+"""The pytest plugin of `pytest --dovetail-plugin KIND:NAME`, which runs each case as a test.
 
 It works in any directory, without a conftest, and with `-k`, `-x`, `-v` and `-n`. Without paths on
-the command line nothing else is collected. An unknown kind or name is a usage error. pytest loads
-this module whenever dovetail-devkit is installed, so suites, plugins and tensor libraries are
-imported only if the option is given.
+the command line, no other tests are collected. An unknown kind or name is a usage error. pytest
+always loads this module if dovetail-devkit is installed, so suites, plugins and tensor libraries
+are imported only if the option is given.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ _COUNTED = ("passed", "failed", "error", "skipped")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the kit's options."""
-    group = parser.getgroup("dovetail", "conformance kit of Dovetail plugins")
+    group = parser.getgroup("dovetail", "options of the conformance kit for Dovetail plugins")
     group.addoption(
         "--dovetail-plugin",
         action="append",
         default=[],
         metavar="KIND:NAME",
-        help="check a plugin against its contract; NAME is its name, name@distribution or "
-        "package.module:Class (may be given several times)",
+        help="plugin to check against its contract; NAME is a plugin name, name@distribution or "
+        "package.module:Class (can be repeated)",
     )
     group.addoption(
         "--dovetail-model-dir",
         metavar="DIR",
-        help="a small model for workers, models, loaders and tokenizers (default: a tiny model)",
+        help="directory of a small model for the suites (default: a model written by the kit)",
     )
     group.addoption(
         "--dovetail-platform",
         metavar="NAME",
         default="auto",
-        help="the platform for workers (default: the one that prefers them)",
+        help="platform on which workers are tested (default: a platform that prefers the worker)",
     )
     group.addoption(
         "--dovetail-device",
         metavar="TYPE",
         default="",
-        help="the device for kinds that run on several (default: the first available)",
+        help="type of the device to test on (default: the first available type)",
     )
     group.addoption(
         "--dovetail-plugin-options",
         metavar="JSON",
         default="{}",
-        help="options of plugins, as {NAME: {KEY: VALUE}}",
+        help="options of the plugins as a JSON object {NAME: {KEY: VALUE}}",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find and load what was requested; raise UsageError, on one line, if it is not found."""
+    """Load the requested plugins; raise UsageError, on one line, if one is not found."""
     asked: list[str] = config.getoption("dovetail_plugin")
     if not asked:
         return
@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MODEL] = _open_model(config)
     here = str(config.invocation_params.dir)
     if here not in sys.path:
-        sys.path.append(here)  # as `python -m pytest` has it; last, so that it shadows nothing
+        sys.path.append(here)  # like `python -m pytest`, but last, so that it shadows no module
     found = [_find(config, one) for one in asked]
     config.pluginmanager.register(_Kit(config, found))
 
@@ -88,7 +88,7 @@ def _find(config: pytest.Config, asked: str) -> PluginSubject:
 
     kind, colon, reference = asked.partition(":")
     if not colon or not reference:
-        raise _usage_error(asked, "write KIND:NAME, such as attention:torch")
+        raise _usage_error(asked, "write the plugin as KIND:NAME, such as attention:torch")
     try:
         get_kind(kind)
         registry = make_registry(_read_options(config))
@@ -112,7 +112,7 @@ def _open_model(config: pytest.Config) -> ModelDirectory | None:
         return ModelDirectory.open(asked) if asked else None
     except ModelError as error:
         told = " ".join(str(error).split())
-        raise pytest.UsageError(f"--dovetail-model-dir {asked!r}: {told}") from None
+        raise pytest.UsageError(f"--dovetail-model-dir {asked!r} cannot be used: {told}") from None
 
 
 def _read_options(config: pytest.Config) -> dict[str, Any]:
@@ -120,9 +120,11 @@ def _read_options(config: pytest.Config) -> dict[str, Any]:
     try:
         options = json.loads(text)
     except ValueError as error:
-        raise pytest.UsageError(f"--dovetail-plugin-options {text!r}: {error}") from None
+        raise pytest.UsageError(
+            f"--dovetail-plugin-options {text!r} is not valid JSON: {error}"
+        ) from None
     if not isinstance(options, dict):
-        raise pytest.UsageError(f"--dovetail-plugin-options {text!r}: write a JSON object")
+        raise pytest.UsageError(f"--dovetail-plugin-options {text!r} must be a JSON object")
     return options
 
 
@@ -131,13 +133,13 @@ def _usage_error(asked: str, reason: str) -> pytest.UsageError:
 
 
 class _Kit:
-    """The kit in one run of pytest."""
+    """Adds the requested plugins to a run of pytest."""
 
     def __init__(self, config: pytest.Config, subjects: list[PluginSubject]) -> None:
         self._config = config
         self._subjects = subjects
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
-            config.args = []  # the tests of the current directory were not requested
+            config.args = []  # do not collect the tests of the current directory
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -151,7 +153,7 @@ class _Kit:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Report for each plugin how many checks ran, and why others were skipped."""
+        """Report for each plugin the number of cases by outcome, and the reasons of skips."""
         terminalreporter.section("dovetail conformance")
         for subject in self._subjects:
             reports = {
@@ -171,7 +173,7 @@ class _Kit:
 
 
 class PluginCollector(pytest.Collector):
-    """The collector of one plugin; its items are the cases."""
+    """Collects the cases of one plugin."""
 
     subject: PluginSubject
     stack: ExitStack
@@ -185,7 +187,7 @@ class PluginCollector(pytest.Collector):
         return made
 
     def collect(self) -> Iterator[CaseItem]:
-        """Yield an item for each case; a suite that cannot be listed fails as one."""
+        """Yield an item for each case."""
         for case in self._cases():
             item: CaseItem = CaseItem.from_parent(self, name=case.name)
             item.case = case
@@ -216,7 +218,7 @@ class PluginCollector(pytest.Collector):
 
 
 class CaseItem(pytest.Item):
-    """One case."""
+    """Runs one case as a test."""
 
     case: Case
 
@@ -234,13 +236,13 @@ class CaseItem(pytest.Item):
         error = excinfo.value
         if not isinstance(error, AssertionError) or self.config.getoption("verbose") > 1:
             return super().repr_failure(excinfo, style)
-        told = str(error)
+        text = str(error)
         cause = error.__cause__
         while isinstance(cause, AssertionError):
             cause = cause.__cause__
         if cause is not None:
-            told += f"\n\n{''.join(traceback.format_exception(cause, chain=False))}"
-        return told
+            text += f"\n\n{''.join(traceback.format_exception(cause, chain=False))}"
+        return text
 
     def reportinfo(self) -> tuple[Any, None, str]:
         """Return the location for reports."""

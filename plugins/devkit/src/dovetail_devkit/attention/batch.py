@@ -1,7 +1,6 @@
 """Checks every field of an `AttentionBatch` against the contract.
 
-It detects a worker's wrong batch before a wrong slot becomes a wrong token. This module does not
-import torch.
+It detects a wrong batch of a worker before tokens are wrong. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -13,29 +12,36 @@ from dovetail_devkit.expectation import expect
 def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0) -> None:
     """Raise AssertionError with the first field of `batch` that violates the contract.
 
-    sliding_window: the group's, 0 for none; table entries before the window are not checked.
+    sliding_window: size of the KV-cache group's window, 0 for none; table entries before the window
+    are not checked.
     """
     _check_types(batch)
     counts, lengths = list(batch.query_lens), list(batch.seq_lens)
     starts = [sum(counts[:run]) for run in range(len(counts) + 1)]
     got = batch.query_start_R1.tolist()
-    expect(got == starts, f"query_start_R1 is {got}; query_lens {counts} give {starts}")
+    expect(got == starts, f"query_start_R1 is {got}; query_lens {counts} require {starts}")
     got = batch.seq_lens_R.tolist()
-    expect(got == lengths, f"seq_lens_R is {got} on the device and {lengths} on the host")
+    expect(got == lengths, f"seq_lens_R is {got} on the device, but {lengths} on the host")
     fits = all(0 < count <= length for count, length in zip(counts, lengths, strict=True))
-    expect(fits, f"query_lens {counts} do not fit seq_lens {lengths}")
+    expect(fits, f"query_lens is {counts}; each entry must be 1 to its seq_lens entry: {lengths}")
     table, slots = batch.block_table_RM.tolist(), batch.slot_mapping_T.tolist()
-    expect(len(table) == len(counts), f"{len(table)} block tables for {len(counts)} runs")
+    expect(
+        len(table) == len(counts),
+        f"the batch has {len(table)} block tables, but {len(counts)} runs",
+    )
     for run, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         num_blocks = -(-length // block_size)
         blocks = table[run]
-        expect(len(blocks) >= num_blocks, f"run {run}: {len(blocks)} blocks for {length} tokens")
+        expect(
+            len(blocks) >= num_blocks,
+            f"run {run}: its {len(blocks)} blocks are too few for {length} tokens",
+        )
         due = [
             blocks[position // block_size] * block_size + position % block_size
             for position in range(length - count, length)
         ]
         got = slots[starts[run] : starts[run + 1]]
-        expect(got == due, f"run {run}: its tokens go to slots {got}; its blocks give {due}")
+        expect(got == due, f"run {run}: its tokens have the slots {got}; expected {due}")
         first_seen = max(0, length - count - sliding_window + 1) if sliding_window else 0
         first = first_seen // block_size
         _check_blocks(run, blocks[first:], num_blocks - first)
@@ -58,15 +64,18 @@ def _check_types(batch: AttentionBatch) -> None:
 
 
 def _check_blocks(run: int, blocks: list[int], num_blocks: int) -> None:
-    """Check that a row's blocks precede the zeros; some may be allocated before their tokens.
+    """Check that a row has no block twice, and that its blocks precede the zeros of its table.
 
-    blocks: from the first visible block; the first `num_blocks` of them hold tokens.
+    blocks: the table from the first visible block on. The first `num_blocks` entries hold tokens;
+    further blocks may be allocated in advance.
     """
     tail = blocks[num_blocks:]
     held = next((place for place, block in enumerate(tail) if not block), len(tail))
     expect(
         not any(tail[held:]),
-        f"run {run}: its block table is {blocks}; entries after a row's blocks must be 0",
+        f"run {run}: its block table is {blocks}; the entries after its blocks must be 0",
     )
     own = [block for block in blocks if block]
-    expect(len(set(own)) == len(own), f"run {run}: a block appears twice in its table {blocks}")
+    expect(
+        len(set(own)) == len(own), f"run {run}: its block table contains a block twice: {blocks}"
+    )

@@ -13,19 +13,19 @@ from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_devkit.comparison import TOLERANCES
 
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
-"""Largest error of results of order 1 that are read from such a cache."""
+"""Largest allowed error of results of order 1, by element type of the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One step to check: for each row, the tokens in the cache and the tokens to run.
+    """One step to check, with the tokens in the cache and the tokens to run of each row.
 
     runs: (context_len, query_len) of each row, in the order of the batch.
-    rotary_size: features of each head that the layer must rotate; 0 for none.
-    scale_factor: the scores' scale divided by head_size ** -0.5; not 1, so that a backend that
-        ignores the scale is detected.
+    rotary_size: number of features of each head that the layer must rotate; 0 for none.
+    scale_factor: scale of the scores, divided by head_size ** -0.5. It is not 1, so that a backend
+        that ignores the scale is detected.
     cache_dtype: element type of the cache; "" for the model's dtype.
-    padding: bytes of each block that the layer does not use.
+    padding: unused bytes at the end of each block.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -46,19 +46,19 @@ class AttentionCase:
     def __str__(self) -> str:
         """Return the case on one line, without default values."""
         shape = next((n for n, r in _shapes(self.block_size).items() if r == self.runs), "mixed")
-        heads = f"{self.num_heads} over {self.num_kv_heads} heads of {self.head_size}"
+        heads = f"H={self.num_heads}, K={self.num_kv_heads}, D={self.head_size}"
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
         rest = ", sinks" if self.sinks else ""
         rest += f", {self.rotary_size} rotated" if self.rotary_size else ""
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
-        rest += f", {self.padding} bytes of padding" if self.padding else ""
+        rest += f", padding {self.padding}" if self.padding else ""
         blocks = f"blocks of {self.block_size}"
         return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{rest}, seed {self.seed}"
 
     @property
     def scale(self) -> float:
-        """Factor on the scores."""
+        """The factor by which scores are multiplied before the softmax."""
         return float(self.scale_factor * self.head_size**-0.5)
 
     @property
@@ -83,11 +83,12 @@ class AttentionCase:
 def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     """Return the cases that cover the claimed `capabilities`.
 
-    For every dtype: prefills, chunks, decodes and mixtures, each at block boundaries of
-    several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
-    80 and 33 if all are); windows, soft caps and sinks, alone and combined, heads that the layer
-    rotates fully or partly, and padded pages, if claimed. For every cache dtype that is not a model
-    dtype: chunks, decodes and mixtures.
+    Each dtype is tested with prefills, chunks, decodes and mixed batches that end near block
+    boundaries, for several block sizes; with 1, 4 or all query heads for each key-value head; with
+    the claimed head sizes, or 64, 128, 80 and 33 if every size is claimed. If claimed, windows,
+    soft caps and sinks are tested alone and together, and so are fully and partly rotated heads and
+    padded pages. Each cache dtype that is not a model dtype is tested with chunks, decodes and
+    mixed batches.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)
@@ -165,7 +166,7 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
 
 
 def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
-    """Return `case` with heads that the layer rotates; part: rotate one `part`-th of each head."""
+    """Return `case` with heads that the layer rotates. part: it rotates 1 / part of each head."""
     return replace(case, rotary_size=case.head_size // part // 2 * 2)
 
 

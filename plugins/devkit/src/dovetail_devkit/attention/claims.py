@@ -1,8 +1,8 @@
 """Cases of the attention suite for builders and for features that span several steps.
 
-A builder serves every step of an engine, and there is one for each KV-cache group. A backend that
-claims "batch_invariant" gives a token the same bits in any batch and for any chunks of its prompt;
-one that claims "supports_advance" can advance its last metadata by one token. torch is imported
+An engine has one builder for each KV-cache group, which serves every step. A backend that claims
+"batch_invariant" gives a token the same bits in any batch and for any chunks of its prompt. A
+backend that claims "supports_advance" can advance its last metadata by one token. torch is imported
 within functions.
 """
 
@@ -29,7 +29,7 @@ Check = Callable[[type[AttentionBackend], AttentionCase, "torch.device"], None]
 NUM_ROWS = 3
 NUM_STEPS = 4
 LONG = 300
-"""Tokens of a long row: more than backends process in one part."""
+"""Number of tokens of a long row, which backends split into parts."""
 
 EXERCISED = frozenset(
     {
@@ -68,12 +68,12 @@ def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterat
 
 
 def _judge(name: str, check: Callable[[], None]) -> None:
-    with judging(f"in {name!r}"):
+    with judging(repr(name)):
         check()
 
 
 def _leave_out(feature: str) -> None:
-    raise NotHere(f"the suite has no case for the feature {feature!r}; test it yourself")
+    raise NotHere(f"the suite has no case for the feature {feature!r}; write a test for it")
 
 
 def _check_builds(
@@ -90,11 +90,11 @@ def _check_builds(
         runs = [(row, length + step, 1) for row in order]
         batch = rows.batch(runs)
         kept = batch if kept is None or step % 2 else _refill(kept, batch)
-        rows.step(f"build {step + 2} of one builder", runs, batch=kept)
+        rows.step(f"build {step + 2}", runs, batch=kept)
     # The same lengths for other rows: only tables and slots differ.
     for pair in ((0, 1), (1, 2), (2, 0)):
         runs = [(row, length + NUM_STEPS, 1) for row in pair]
-        rows.step("a build with equal lengths and different blocks", runs)
+        rows.step("other blocks", runs)
 
 
 def _check_two_builders(
@@ -112,14 +112,14 @@ def _check_two_builders(
         batches = [rows.batch(runs) for rows in groups]
         built = [rows.builder.build(batch) for rows, batch in zip(groups, batches, strict=True)]
         for place, (rows, batch, metadata) in enumerate(zip(groups, batches, built, strict=True)):
-            what = f"for group {place} of two groups with separate builders, in {rows.case}"
+            what = f"The layer is in group {place} of two groups, in the case {rows.case}."
             rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
 
 
 def _check_invariance(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Compare the bits of a row alone and whole, in chunks, beside other rows, and reordered."""
+    """Check that a row gets the same bits alone, in chunks, with other rows and reordered."""
     import torch
 
     lengths = (LONG, case.block_size + 1, 7)
@@ -130,7 +130,7 @@ def _check_invariance(
         found: dict[int, list[torch.Tensor]] = {}
         for runs in steps:
             batch = rows.batch(runs)
-            got = rows.attend(runs, batch, rows.builder.build(batch), f"in {case}")
+            got = rows.attend(runs, batch, rows.builder.build(batch), f"The case is {case}.")
             for (row, _, _), out_QHD in zip(runs, got, strict=True):
                 found.setdefault(row, []).append(out_QHD)
         return {row: torch.cat(parts) for row, parts in found.items()}
@@ -141,22 +141,23 @@ def _check_invariance(
             differs = (got != alone[row]).flatten(1).any(1).nonzero().flatten().tolist()
             expect(
                 not differs,
-                f"batch_invariant is claimed, but a row of {lengths[row]} tokens, {how}, has other "
-                f"bits than alone and whole, at the positions {differs[:3]}, in {case}",
+                f"batch_invariant is claimed, but the positions {differs[:3]} of a row of "
+                f"{lengths[row]} tokens get other bits than in a step of the row alone. {how}\n"
+                f"The case is {case}.",
             )
 
 
 def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
-    """Return ways to compute rows of these lengths: a name, and the runs of each step."""
+    """Return several ways to compute rows of these lengths: description to the runs by step."""
     whole = [(row, 0, n) for row, n in enumerate(lengths)]
     return {
-        "beside others": [whole],
-        "beside others in another order": [whole[::-1]],
-        "with its last token in a separate step": [
+        "All rows ran in one step.": [whole],
+        "All rows ran in one step, in reversed order.": [whole[::-1]],
+        "The last token of each row ran in a separate step.": [
             [(row, 0, n - 1) for row, _, n in whole],
             [(row, n - 1, 1) for row, _, n in whole],
         ],
-        "in pieces": [
+        "The rows ran in chunks.": [
             [(0, 0, 7), (1, 0, 3)],
             [(2, 0, 7), (0, 7, 250)],
             [(0, 257, 1), (1, 3, lengths[1] - 3)],
@@ -178,7 +179,7 @@ def _check_counting(
     advance = cast("Callable[[], None]", getattr(rows.builder, "advance", None))
     expect(callable(advance), "supports_advance is claimed, but the builder has no advance()")
     for step in range(NUM_STEPS):
-        what = f"{step} tokens after the last build, by advance(), in {case}"
+        what = f"advance() was called {step} times after the last build, in the case {case}."
         rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
         runs = [(row, first + 1, 1) for row, first, _ in runs]
         _refill(batch, rows.batch(runs))
@@ -195,9 +196,9 @@ def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
 
 
 _CHECKS: Mapping[str, tuple[str, Check]] = {
-    "one builder over many steps": ("", _check_builds),
-    "the builders of two groups": ("", _check_two_builders),
+    "one builder serves many steps": ("", _check_builds),
+    "two groups have separate builders": ("", _check_two_builders),
     "batch_invariant": ("batch_invariant", _check_invariance),
     "supports_advance": ("supports_advance", _check_counting),
 }
-"""Case name to its feature ("" for every backend) and its check."""
+"""By case name: the feature that must be claimed ("" for none), and the check."""

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     import torch
 
 UNWRITTEN = 0xFF
-"""Every byte of a cache before it is written."""
+"""Value of each byte of a cache that was not written yet."""
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element types with a different name in torch."""
+"""Element type to its name in torch, where the names differ."""
 
 Run = tuple[int, int, int]
-"""(row, first position, number of tokens)."""
+"""A run of a row: (row, first position, number of tokens)."""
 
 
 class AttentionRows:
@@ -61,7 +61,7 @@ class AttentionRows:
         lengths = [context + query + 1 for context, query in case.runs] + [case.block_size + 3]
         self._make_blocks([ceil(length / case.block_size) for length in lengths], generator)
         self.sinks: torch.Tensor | None = None
-        if case.sinks:  # of the order of the scores, and some above all of them
+        if case.sinks:  # similar in size to the scores; some are larger than all scores
             self.sinks = 2 * torch.randn(case.num_heads, generator=generator)
         num_heads = case.num_heads + 2 * case.num_kv_heads
         self.qkv = [
@@ -98,7 +98,7 @@ class AttentionRows:
         expect(
             got_bytes == want_bytes,
             f"kv_cache_shape returns {shape}, which is {got_bytes} bytes of {case.spec.dtype}; "
-            f"expected {want_bytes}, in {case}",
+            f"expected {want_bytes} bytes. The case is {case}.",
         )
         self._make_cache(shape)
         self._make_builder = partial(
@@ -145,7 +145,7 @@ class AttentionRows:
         own = self.memory[:, : self.case.spec.page_size_bytes]
         expect(
             shape[0] == self.num_blocks,
-            f"padded_pages is claimed, but blocks are not the first dimension of {shape}",
+            f"padded_pages is claimed, but blocks are not the first dimension of the cache {shape}",
         )
         self.cache = own.view(dtype).unflatten(1, shape[1:])
 
@@ -167,7 +167,7 @@ class AttentionRows:
         return turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR), v
 
     def _rotary_args(self, runs: Sequence[Run]) -> tuple[RotaryArgs, ...]:
-        """Return the layer's further arguments for a step of these runs."""
+        """Return the optional arguments of the layer for a step with these runs."""
         import torch
 
         if not self.case.rotary_size:
@@ -178,8 +178,8 @@ class AttentionRows:
         return (RotaryArgs(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
 
     def step(self, name: str, runs: Sequence[Run], *, batch: AttentionBatch | None = None) -> None:
-        """Run and check one step; `batch` replaces a new batch."""
-        what = f"in step {name!r} of {self.case}"
+        """Run and check one step. batch: used instead of a new batch, if given."""
+        what = f"The step is {name!r} of the case {self.case}."
         batch = batch or self.batch(runs)
         metadata = self.builder.build(batch)
         self.expect_right(what, runs, self.attend(runs, batch, metadata, what))
@@ -209,19 +209,19 @@ class AttentionRows:
             strict=True,
         ):
             expect(
-                torch.equal(tensor, copy), f"the layer changed {label}, which is read-only, {what}"
+                torch.equal(tensor, copy), f"the layer changed {label}, which is read-only. {what}"
             )
         written = before != UNWRITTEN
         expect(
             torch.equal(self.memory[written], before[written]),
-            f"the layer changed the cache of earlier tokens, {what}",
+            f"the layer changed the cache of earlier tokens. {what}",
         )
         return list(out_THD.to("cpu").split([n for _, _, n in runs]))
 
     def expect_right(self, what: str, runs: Sequence[Run], got: Sequence[torch.Tensor]) -> None:
         """Compare each run's result with the reference."""
         for (row, first, n), got_QHD in zip(runs, got, strict=True):
-            place = f"{what}, row {row} with {n} tokens from position {first}"
+            place = f"Row {row} runs the positions {first} to {first + n - 1}. {what}"
             self._compare(place, got_QHD, self.want[row][first : first + n])
 
     def new_builder(self) -> AttentionMetadataBuilder:
@@ -229,7 +229,7 @@ class AttentionRows:
         return self._make_builder()
 
     def batch(self, runs: Sequence[Run]) -> AttentionBatch:
-        """Return the shape of a step of these runs."""
+        """Return the batch of a step with these runs."""
         import torch
 
         size = self.case.block_size
@@ -253,7 +253,7 @@ class AttentionRows:
         )
 
     def _table(self, row: int, first: int, width: int) -> list[int]:
-        """Return a row's table for a run from position `first`, foreign before the window."""
+        """Return a row's block table for a run from `first`; it is wrong before the window."""
         blocks, window = self.blocks[row], self.case.sliding_window
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0
         return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))
@@ -270,5 +270,5 @@ class AttentionRows:
             float(error.flatten()[worst]) <= tolerance,
             f"attention is wrong: token {token}, head {head}, element {element} is "
             f"{float(got.flatten()[worst])}; expected {float(want.flatten()[worst])}, with a "
-            f"tolerance of {tolerance}, {place}",
+            f"tolerance of {tolerance}. {place}",
         )

@@ -17,8 +17,8 @@ from dovetail.errors import ConfigError
 from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, Finding, examine
 from dovetail_devkit.doctor.examination import DEADLINE_S
 
-_DEADLINE_HELP = "Seconds that one plugin may take to load."
-_ALL_HELP = "Also list the plugins without findings."
+_DEADLINE_HELP = "Time that one plugin may take to load, in seconds."
+_ALL_HELP = "Also list the plugins without problems."
 _NO_PLUGINS_HELP = "Load first-party plugins only."
 _JSON_HELP = "Write a JSON array of findings instead of tables."
 
@@ -52,7 +52,9 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         shown = [finding for finding in mine if show_all or finding not in well]
         rows = [(one.verdict, one.subject, _text(one)) for one in shown]
         if well and not show_all:
-            rows.append((OK, f"{len(well)} plugins", "load and match their contracts"))
+            rows.append(
+                (OK, f"{len(well)} plugins", "these plugins load and match their contracts")
+            )
         print_line(area, style="bold")
         print_table(("", "", ""), rows)
         print_line("")

@@ -36,17 +36,17 @@ def judge_devices(
             area="environment",
             subject="torch",
             verdict=WARNING,
-            text=f"{found} is a CPU-only build, but this machine has an accelerator",
+            text=f"torch {found} is a CPU-only build, but this machine has an accelerator",
             remedy="install the build of torch for this accelerator",
         )
 
 
 def verified_findings(plugins: Sequence[Candidate], registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield a note for each plugin whose manifest says where it was tested, or that it was not."""
+    """Yield a note for each plugin with a `verified` entry in its manifest."""
     for plugin in plugins:
-        if told := registry.entry_of(plugin).verified:
+        if verified := registry.entry_of(plugin).verified:
             subject = f"{plugin.kind}:{plugin.reference}"
-            text = f"verified: {told}"
+            text = f"verified: {verified}"
             yield Finding(area="plugins", subject=subject, verdict=NOTE, text=text)
 
 

@@ -1,4 +1,4 @@
-"""The examination: all checks of the doctor, in order."""
+"""Runs all checks of the doctor, in order."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DEADLINE_S = 60.0
 AREAS = ("machine", "environment", "plugins")
 
 
-def _no_news(text: str) -> None:
-    """Tell nobody."""
+def _ignore(text: str) -> None:
+    """Do nothing."""
 
 
 def examine(
     *,
     deadline_s: float = DEADLINE_S,
-    progress: Callable[[str], None] = _no_news,
+    progress: Callable[[str], None] = _ignore,
     no_plugins: bool = False,
 ) -> list[Finding]:
     """Return all findings, in order of machine, environment, plugins.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 OK = "ok"
 NOTE = "note"
-"""Nothing is wrong; for information."""
+"""The finding is only information; nothing is wrong."""
 WARNING = "warning"
-"""It works, but not as well or not as safely as it should."""
+"""The subject works, but not as well or as safely as it should."""
 BROKEN = "broken"
-"""It does not work."""
+"""The subject does not work."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""`.pth` files: code that runs at the start of every Python process of this environment.
+"""Checks `.pth` files, which run code at the start of every Python process of this environment.
 
 The interpreter executes each line that begins with `import` before the program. Legitimate packages
-use this, and so does malware. Files are read, never executed.
+use this, and so does malware. The files are read, but not executed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 from dovetail_devkit.doctor.finding import OK, WARNING, Finding
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
-    ("__editable__*.pth", "__editable__", "setuptools: finds a package in editable form"),
-    ("_editable_impl_*.pth", "_editable_impl_", "editables: finds a package in editable form"),
-    ("*-nspkg.pth", "importlib", "setuptools: an old-style namespace package"),
-    ("_virtualenv.pth", "_virtualenv", "virtualenv: makes distutils install into the environment"),
-    ("a1_coverage.pth", "coverage", "coverage: measures subprocesses, if enabled"),
+    ("__editable__*.pth", "__editable__", "setuptools finds an editable package"),
+    ("_editable_impl_*.pth", "_editable_impl_", "editables finds an editable package"),
+    ("*-nspkg.pth", "importlib", "setuptools sets up an old-style namespace package"),
+    ("_virtualenv.pth", "_virtualenv", "virtualenv makes distutils install into the environment"),
+    ("a1_coverage.pth", "coverage", "coverage measures subprocesses, if this is enabled"),
     (
         "distutils-precedence.pth",
         "_distutils_hack",
-        "setuptools: its distutils replaces the standard one",
+        "setuptools replaces the standard distutils",
     ),
-    ("pywin32.pth", "pywin32_bootstrap", "pywin32: adds its library folder"),
+    ("pywin32.pth", "pywin32_bootstrap", "pywin32 adds its library folder"),
 )
 """Known files: name, a word that each executed line contains, and the purpose."""
 
@@ -36,9 +36,9 @@ _MAX_SHOWN = 100
 
 
 def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
-    """Yield a finding for each `.pth` file that runs code. folders: None for this Python's folders.
+    """Yield a finding for each `.pth` file that runs code, and one with the number of other files.
 
-    Files that only name folders are counted.
+    folders: the folders to check; None for the folders of this Python.
     """
     plain = 0
     for path in _path_files(site_folders() if folders is None else folders):
@@ -51,7 +51,7 @@ def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
             yield _judge(path, lines)
         else:
             plain += 1
-    text = f"{plain} files that only name folders" if plain else "no file that only names folders"
+    text = f"{plain} .pth files contain only names of folders"
     yield Finding(area=_AREA, subject=".pth files", verdict=OK, text=text)
 
 
@@ -72,10 +72,9 @@ def _path_files(folders: list[Path]) -> Iterator[Path]:
 def _judge(path: Path, lines: list[str]) -> Finding:
     for pattern, token, purpose in KNOWN:
         if fnmatch(path.name, pattern) and all(token in line for line in lines):
-            text = f"runs known code: {purpose}"
+            text = f"the file runs known code: {purpose}"
             return Finding(area=_AREA, subject=path.name, verdict=OK, text=text)
     shown = lines[0] if len(lines[0]) <= _MAX_SHOWN else f"{lines[0][: _MAX_SHOWN - 1]}…"
-    more = f" and {len(lines) - 1} more lines" if len(lines) > 1 else ""
     owner = _owner(path)
     remedy = f"uninstall {owner}" if owner else f"delete {path}"
     return Finding(
@@ -83,8 +82,8 @@ def _judge(path: Path, lines: list[str]) -> Finding:
         subject=path.name,
         verdict=WARNING,
         text=f"{owner or 'a file of no installed package'} runs code at the start of every Python "
-        f"process: {shown}{more}",
-        remedy=f"read {path}; if you do not want it, {remedy}",
+        f"process, in {len(lines)} lines. The first line is: {shown}",
+        remedy=f"read {path}; if you do not want this code, {remedy}",
     )
 
 

@@ -56,12 +56,13 @@ def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
             subject="declarations",
             verdict=BROKEN,
             text=sentence,
-            remedy="fix it, install another version of that distribution, or uninstall it",
+            remedy="fix the declaration, or install another version of the distribution, or "
+            "uninstall it",
         )
 
 
 def _suspicious(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each name that another distribution, or a first-party one, already has."""
+    """Yield the registry's warnings about names that are also used by another distribution."""
     for sentence in registry.warnings:
         problem, _, remedy = sentence.partition(". ")
         yield Finding(
@@ -77,14 +78,14 @@ def _unknown_kinds() -> Iterator[Finding]:
                 area=_AREA,
                 subject=installation.distribution,
                 verdict=WARNING,
-                text=f"it declares {names} of the kind {kind!r}, which this core does not know."
-                f"{nearest(kind, KINDS)}",
-                remedy="correct the entry point's group, or install the core that knows the kind",
+                text=f"the distribution declares {names} of the kind {kind!r}, which the installed "
+                f"dovetail-core does not support.{nearest(kind, KINDS)}",
+                remedy="correct the entry point group, or install a dovetail-core with this kind",
             )
 
 
 def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each name that several plugins of a kind have, with no rule that chooses one."""
+    """Yield each name that several plugins of a kind share, unless a rule selects one of them."""
     for kind in KINDS:
         names = [candidate.name for candidate in registry.candidates(kind)]
         for name in sorted({name for name in names if names.count(name) > 1}):
@@ -128,8 +129,9 @@ def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
                 area=_AREA,
                 subject=f"{kind}:{candidate.reference}",
                 verdict=NOTE,
-                text=f"it replaces {replaced} only with your consent",
-                remedy=f"to allow it: --plugins-allow '{kind}:{candidate.reference}'",
+                text=f"the plugin replaces {replaced} only if you allow it",
+                remedy="to allow this, add the option --plugins-allow "
+                f"'{kind}:{candidate.reference}'",
             )
 
 
@@ -141,13 +143,13 @@ def _commands() -> Iterator[Finding]:
             subject=f"{COMMAND}:{command.plugin.reference}",
             verdict=WARNING,
             text=f"the command's name is not valid: {reason}",
-            remedy="ask its author to rename it, or uninstall its distribution",
+            remedy="ask the author to rename the command, or uninstall the distribution",
         )
 
 
 def _refusal(registry: PluginRegistry, candidate: Candidate) -> str:
     about = _describe(registry, candidate)
-    return "its manifest is broken" if about is None else _api_problem(about)
+    return "the manifest is broken" if about is None else _api_problem(about)
 
 
 def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | None:
@@ -159,7 +161,7 @@ def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | N
 
 
 def reference_of(registry: PluginRegistry, candidate: Candidate) -> str:
-    """Return a reference to this plugin: its class if one distribution has the name twice."""
+    """Return a reference to this plugin, by its class if a distribution has the name twice."""
     same = [
         one for one in registry.candidates(candidate.kind) if one.reference == candidate.reference
     ]

@@ -1,7 +1,7 @@
 """Checks of the environment: Python, torch, a compiler, cores, memory, devices.
 
-Versions come from metadata; nothing is imported. Devices are listed by their vendors' tools;
-whether a platform can use one is decided by its probe.
+Versions are read from metadata, without imports. Devices are listed by vendor tools. The probe of a
+platform decides whether it can use a device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_machine() -> Iterator[Finding]:
             area=_MACHINE,
             subject="compiler",
             verdict=NOTE,
-            text="no C++ compiler found: native CPU kernels cannot be built; torch's are used",
+            text="no C++ compiler was found: native CPU kernels cannot be built, and torch is used",
             remedy="install a compiler, such as g++, then reinstall the packages with kernels",
         )
     devices = find_devices()
@@ -53,8 +53,8 @@ def check_machine() -> Iterator[Finding]:
 
 def check_environment() -> Iterator[Finding]:
     """Yield findings on Python and torch."""
-    isolated = "in a virtual environment" if sys.prefix != sys.base_prefix else "system-wide"
-    text = f"{platform.python_implementation()} {platform.python_version()}, {isolated}"
+    folder = "a virtual environment" if sys.prefix != sys.base_prefix else "the system"
+    text = f"{platform.python_implementation()} {platform.python_version()} of {folder}"
     yield Finding(area=_ENVIRONMENT, subject="Python", verdict=OK, text=text)
     yield _torch()
     if problem := working_directory_problem():
@@ -62,33 +62,33 @@ def check_environment() -> Iterator[Finding]:
             area=_ENVIRONMENT,
             subject="working directory",
             verdict=BROKEN,
-            text=f"it {problem}; no engine can start in this directory",
+            text=f"the working directory {problem}; an engine cannot start in it",
             remedy="change to a directory that exists and is accessible",
         )
 
 
 def _cores() -> Finding:
     cores = read_cores()
-    text = f"{cores.usable} of {cores.logical} are available to this process"
+    text = f"{cores.usable} of {cores.logical} cores are available to this process"
     if cores.quota is None or cores.quota >= cores.usable:
         return Finding(area=_MACHINE, subject="cores", verdict=OK, text=text)
     return Finding(
         area=_MACHINE,
         subject="cores",
         verdict=WARNING,
-        text=f"{text}, but its control group allows the time of {cores.quota:g}",
-        remedy=f"give --num-threads {max(1, int(cores.quota))}; more threads slow each other down",
+        text=f"{text}, but the control group limits CPU time to that of {cores.quota:g} cores",
+        remedy=f"set --num-threads {max(1, int(cores.quota))}; more threads would be slower",
     )
 
 
 def _memory() -> Finding:
     memory = read_memory()
     if "available" not in memory:
-        text = "this system does not report how much is available"
+        text = "the system does not report how much memory is available"
         return Finding(area=_MACHINE, subject="memory", verdict=NOTE, text=text)
     parts = [f"{memory[name] / _GIB:.1f} GiB {name}" for name in ("total", "available")]
     if "limit" in memory:
-        parts.append(f"{memory['limit'] / _GIB:.1f} GiB allowed by the control group")
+        parts.append(f"the control group allows {memory['limit'] / _GIB:.1f} GiB")
     text = ", ".join(parts)
     if min(memory["available"], memory.get("limit", memory["available"])) >= LITTLE_BYTES:
         return Finding(area=_MACHINE, subject="memory", verdict=OK, text=text)
@@ -96,8 +96,8 @@ def _memory() -> Finding:
         area=_MACHINE,
         subject="memory",
         verdict=WARNING,
-        text=f"{text}: too little for most models",
-        remedy="stop other processes, or raise the control group's limit",
+        text=f"{text}; most models need more memory",
+        remedy="stop other processes, or raise the limit of the control group",
     )
 
 
@@ -109,7 +109,7 @@ def _torch() -> Finding:
             area=_ENVIRONMENT,
             subject="torch",
             verdict=NOTE,
-            text="not installed; only plugins that do not need torch can be used",
+            text="torch is not installed; only plugins that do not need torch can be used",
             remedy="pip install 'dovetail[cpu]'",
         )
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
@@ -120,6 +120,6 @@ def _torch() -> Finding:
         area=_ENVIRONMENT,
         subject="torch",
         verdict=WARNING,
-        text=f"{found} is older than {oldest}, the oldest version that Dovetail is tested with",
+        text=f"torch {found} is older than {oldest}, the oldest version that Dovetail supports",
         remedy=f"pip install 'torch>={oldest}'",
     )

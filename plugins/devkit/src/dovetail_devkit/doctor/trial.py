@@ -26,8 +26,8 @@ END = "end"
 def run(task: Mapping[str, Any]) -> None:
     """Load the plugins of `task`.
 
-    task: "fd", where to report; "plugins", pairs of kind and reference; "first", modules to import
-    first, so that their import time is not counted for a plugin.
+    task: "fd" is the file descriptor for reports. "plugins" has pairs of kind and reference.
+    "first" has modules to import first, so that no plugin is charged for their import time.
     """
     with os.fdopen(task["fd"], "w", encoding="utf-8", buffering=1) as pipe:
 
@@ -59,8 +59,8 @@ def _load(registry: PluginRegistry, kind: str, reference: str) -> dict[str, Any]
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {error}"}
     meant = registry.resolutions[-1]
-    reasons = () if probe.usable else probe.reasons or ("without a reason",)
-    # Notes of a probe that succeeds are reported, too.
+    reasons = () if probe.usable else probe.reasons or ("the probe gives no reason",)
+    # A probe can have notes, even if the platform is usable.
     notes = [*meant.notes, *(probe.reasons if probe.usable else ())]
     return {"error": "", "ns": took_ns, "notes": notes, "refusals": reasons}
 
@@ -69,7 +69,7 @@ def _import_quietly(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception:
-        # A plugin that needs the module fails with this error, by name.
+        # A plugin that needs the module fails with the same error later.
         sys.modules.pop(module, None)
 
 

@@ -26,7 +26,7 @@ def judge_trial(trial: Trial) -> Iterator[Finding]:
             remedy=_remedy(trial),
         )
     elif trial.refusals:
-        text = f"it loads, but cannot be used on this machine: {'; '.join(trial.refusals)}"
+        text = f"the plugin loads, but cannot be used on this machine: {'; '.join(trial.refusals)}"
         yield Finding(area=_AREA, subject=subject, verdict=NOTE, text=text)
     else:
         text = f"loads in {trial.took_ns / 1e9:.2f} s"
@@ -36,20 +36,18 @@ def judge_trial(trial: Trial) -> Iterator[Finding]:
             area=_AREA,
             subject=subject,
             verdict=WARNING,
-            text=f"loading it writes to the terminal: {_shown(trial.noise)}",
-            remedy="report it to the author: printed text mixes with the program's output",
+            text=f"the plugin writes to the terminal when it is loaded: {_shown(trial.noise)}",
+            remedy="ask the author to remove this text, as it mixes with the program's output",
         )
     for note in trial.notes:
         noisy = bool(_NOISY.match(note))
-        remedy = "report it to the author: do the work in the constructor" if noisy else ""
+        remedy = "ask the author to do this in the constructor of the plugin" if noisy else ""
         verdict = WARNING if noisy else NOTE
         yield Finding(area=_AREA, subject=subject, verdict=verdict, text=note, remedy=remedy)
 
 
 def _broken_text(trial: Trial) -> str:
     text = re.sub(r"\s*\n\s*", " ", trial.error)
-    if trial.ended or trial.hung:
-        text = f"loading it does not finish: {text}" if trial.hung else f"loading: {text}"
     return f"{text}; it wrote {_shown(trial.noise)}" if trial.noise else text
 
 
@@ -57,8 +55,8 @@ def _remedy(trial: Trial) -> str:
     plugin = trial.plugin
     rule = f"{plugin.kind}:{plugin.reference}"
     return (
-        f"pip install --upgrade {plugin.distribution}, or pip uninstall {plugin.distribution}; "
-        f"until then disable it: --plugins-deny '{rule}'"
+        f"run pip install --upgrade {plugin.distribution}, or pip uninstall {plugin.distribution}; "
+        f"to disable the plugin until then, add the option --plugins-deny '{rule}'"
     )
 
 

@@ -1,8 +1,8 @@
-"""Trials: plugins loaded in separate processes, under a deadline.
+"""Loads plugins in separate processes, with a deadline.
 
-First-party plugins share a process, as they are released together; each other distribution has its
-own. If a process exits or hangs, the plugin that it was loading is reported, and a new process
-continues with the next. This process imports no plugin.
+First-party plugins share a process, as they are released together. Every other distribution has its
+own process. If a process exits or hangs, the plugin that it was loading is reported, and a new
+process continues with the next plugin. This process imports no plugin.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ _NAME = re.compile(r"[\w.-]+")
 class Trial:
     """The result of loading one plugin.
 
-    error: why it could not be loaded; "" if it was. ended: the process ended meanwhile. hung: the
-    deadline passed. noise: what it wrote to the standard streams, also without Python. took_ns:
-    load time without `HEAVY`. refusals: the reasons of its probe why it cannot be used here.
+    error: why the plugin could not be loaded; "" if it was loaded. ended: whether the process
+    exited during the load. hung: whether the deadline passed. noise: text written to the standard
+    streams, also by native code. took_ns: load time without the import of `HEAVY`. refusals: the
+    reasons of its probe, if the plugin cannot be used on this machine.
     """
 
     plugin: Candidate
@@ -65,7 +66,10 @@ class Trial:
 
 
 def try_plugins(plugins: Sequence[Candidate], *, deadline_s: float) -> list[Trial]:
-    """Load each of `plugins`; return the trials in the same order. deadline_s: for each plugin."""
+    """Load each of `plugins`; return the trials in the same order.
+
+    deadline_s: how long each plugin may take.
+    """
     groups: dict[str, list[Candidate]] = {}
     for plugin in plugins:
         groups.setdefault(_group(plugin), []).append(plugin)
@@ -88,7 +92,7 @@ def _try_group(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
 
 
 def _run_process(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
-    """Return the trials of one process: of all plugins, or up to the one where it stopped."""
+    """Return the trials of one process, which may end at a plugin that exits or hangs."""
     reading, writing = os.pipe()
     task = {
         "fd": writing,
@@ -136,9 +140,9 @@ def _watch(
     at_fault = plugins[len(trials)]
     noise = _read(output, begun_at, None)
     if hung:
-        text = f"it did not finish within {deadline_s:g} s"
+        text = f"loading the plugin did not finish within {deadline_s:g} s"
         return [*trials, Trial(plugin=at_fault, error=text, hung=True, noise=noise)]
-    text = f"it ended the process ({_exit_text(process.wait())})"
+    text = f"loading the plugin ended the process ({_exit_text(process.wait())})"
     return [*trials, Trial(plugin=at_fault, error=text, ended=True, noise=noise)]
 
 
@@ -167,7 +171,7 @@ def _receive(
     process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
 ) -> bytes | None:
     """Return the process's output; b"" if it has exited, None if there is none yet."""
-    # The end of the pipe proves nothing: a child may keep it open, and a plugin may close it.
+    # Do not rely on the end of the pipe: a child may keep it open, and a plugin may close it.
     is_gone = process.poll() is not None
     if selector.select(0 if is_gone else _POLL_S):
         data = os.read(pipe.fileno(), 65536)
@@ -204,7 +208,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exit_text(code: int) -> str:
-    return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
@@ -213,7 +217,7 @@ def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
 
 
 def _needs(distribution: str, wanted: str) -> bool:
-    """Return whether a distribution depends on `wanted`, directly or through others of ours."""
+    """Return whether a distribution needs `wanted`, directly or by first-party distributions."""
     seen: set[str] = set()
     left = [distribution]
     while left:

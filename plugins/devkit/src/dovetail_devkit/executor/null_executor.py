@@ -1,8 +1,8 @@
 """An executor and a worker without a model: each sampling run gets token 7.
 
-For measuring the rest of a step, and for tests that do not need meaningful tokens. A step only
-counts its sampling runs; token columns are made once per length and shared, which is allowed, since
-results are immutable.
+They serve benchmarks of the engine, and tests that do not need meaningful tokens. A step only
+counts its sampling runs. Token columns are made once per length and shared, as results are
+immutable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCAB_SIZE = 32_000
 
 
 class NullWorker(WorkerBase):
-    """A worker that always samples token 7; keeps nothing and checks nothing."""
+    """A worker that samples token 7 for every run, without any state or checks."""
 
     def __init__(self, context: WorkerContext | None = None) -> None:
         self._columns: dict[int, array[int]] = {}
@@ -39,7 +39,7 @@ class NullWorker(WorkerBase):
         return ModelInfo(vocab_size=VOCAB_SIZE)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return no specs: no layer keeps anything."""
+        """Return no specs, since there are no layers."""
         return {}
 
     def determine_available_memory(self) -> int:
@@ -72,12 +72,12 @@ class NullWorker(WorkerBase):
 
 
 class NullExecutor(FakeExecutor):
-    """Runs a `NullWorker` in place of the requested worker; up to two steps at a time."""
+    """Runs a `NullWorker` instead of the requested worker, with up to two concurrent steps."""
 
     max_concurrent_steps = 2
 
     def __init__(self, context: ExecutorContext | None = None) -> None:
-        """context: ignored, so that none is needed."""
+        """context: ignored; it may be None."""
         self._dead = ""
         self._done: Handle[None] = Ready(None)
         self.worker: WorkerBase = NullWorker()

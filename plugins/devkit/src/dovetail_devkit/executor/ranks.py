@@ -1,4 +1,4 @@
-"""Cases of the executor suite for several ranks: the separate answers of each rank."""
+"""Cases of the executor suite for several ranks, each with its own answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULT_S = 30.0
 
 
 class _Recorder(FakeSchedulerSide):
-    """A connector's scheduler side that keeps the answers it receives, by rank."""
+    """The scheduler side of a KV connector that keeps each answer with its rank."""
 
     def __init__(self) -> None:
         super().__init__(NUM_RANKS)
@@ -43,7 +43,7 @@ def check_transfers(
     The ranks answer in different steps, so that an executor that reads only one rank is detected.
     start: completes the start of the executor's workers.
     """
-    with judging("with two workers that move blocks"), TemporaryDirectory() as folder:
+    with judging("KV transfers"), TemporaryDirectory() as folder:
         context = make_executor_context(
             write_fake_config(Path(folder)),
             MovingWorker,
@@ -76,9 +76,9 @@ def _check_answer(output: ModelRunnerOutput) -> None:
     side = _Recorder()
     if output.kv_transfer:
         RankedSide(side, NUM_RANKS).update(output.kv_transfer)
-    told = side.answers or [(rank, b"") for rank in range(NUM_RANKS)]
+    answers = side.answers or [(rank, b"") for rank in range(NUM_RANKS)]
     expect(
-        told == right,
-        f"step {output.step_id}: the ranks answered {right} for the KV connector, and the result "
-        f"has {told}; give `aggregate_outputs` the results of all ranks",
+        answers == right,
+        f"step {output.step_id}: the ranks answered {right} for the KV connector, but the result "
+        f"has {answers}; pass the results of all ranks to `aggregate_outputs`",
     )

@@ -1,7 +1,7 @@
-"""The workers of the executor suite: strict ones, slow ones and ones that fail on demand.
+"""The workers of the executor suite, which are strict, slow or fail on demand.
 
-They are classes of a module, so that an executor can create them in other processes. They write
-what they did to a file in their model directory, which can be read after they have exited.
+They are classes of a module, so that an executor can create them in other processes. They record
+events in a file in their model directory, which can be read after they have exited.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.fakes.worker import FakeWorker, LateOutput
 
 LOG = "worker.log"
+REQUESTED = "requested failure"
 SLOW_S = 0.05
 
 
 class ObedientWorker(FakeWorker):
-    """A strict worker with a few operations of its own."""
+    """A strict worker with further operations for `collective_rpc`."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -73,7 +74,7 @@ class ObedientWorker(FakeWorker):
     def fail_on(self, rank: int) -> None:
         """Fail on one rank, outside of a step."""
         if rank == self._context.rank:
-            raise ModelError("a failure of an operation, on request")
+            raise ModelError(f"{REQUESTED} of fail_on")
 
     def dawdle(self, seconds: float) -> str:
         """Return "done" after `seconds`."""
@@ -82,7 +83,7 @@ class ObedientWorker(FakeWorker):
 
 
 class MovingWorker(ObedientWorker):
-    """Answers for a KV connector, each rank in different steps."""
+    """A worker whose ranks answer a KV connector in different steps."""
 
     provides = frozenset({"kv_connector"})
 
@@ -93,22 +94,22 @@ class MovingWorker(ObedientWorker):
 
 
 def moving_answer(rank: int, step_id: int) -> bytes:
-    """Return a rank's answer to a step; b"" in steps in which it has none."""
+    """Return the answer of a rank to a step; b"" if the rank has no answer to the step."""
     return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 
 class FailingWorker(ObedientWorker):
-    """Fails when it executes step 2."""
+    """A worker that fails when it executes step 2."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute plans, except step 2."""
+        """Execute a plan; raise in step 2."""
         if plan.step_id == 2:
-            raise RuntimeError("a failure on request")
+            raise RuntimeError(f"{REQUESTED} of execute_model")
         super().execute_model(plan)
 
 
 class LateWorker(ObedientWorker):
-    """Returns a handle for each step, like a worker of an asynchronous device."""
+    """A worker that returns a handle for each step, as for an asynchronous device."""
 
     provides = frozenset({"async_output"})
 
@@ -120,28 +121,28 @@ class LateWorker(ObedientWorker):
 
 
 class LateFailingWorker(LateWorker):
-    """Fails in step 2; the error is raised when its result is taken."""
+    """A worker that fails in step 2; `result` of the step's handle raises the error."""
 
     def sample_tokens(  # type: ignore[override]  # as above
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Sample; the result of one step is an error."""
+        """Sample; in step 2 the result is an error."""
         late = super().sample_tokens(grammar)
         if late.output.step_id == 2:
-            late.error = RuntimeError("a failure on request")
+            late.error = RuntimeError(f"{REQUESTED} of a result")
         return late
 
 
 class UnloadableWorker(ObedientWorker):
-    """Cannot load its model."""
+    """A worker that cannot load its model."""
 
     def load_model(self) -> None:
-        """Refuse."""
-        raise ModelError("no model, on request")
+        """Raise ModelError."""
+        raise ModelError(f"{REQUESTED} of load_model")
 
 
 class SlowWorker(ObedientWorker):
-    """Executes each plan slowly, and records its end."""
+    """A worker that executes each plan slowly, and then records its end."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Execute a plan slowly; record its end also if it fails."""
@@ -159,5 +160,5 @@ def read_log(model_dir: Path) -> list[str]:
 
 
 def count_calls(worker: ObedientWorker, offset: int) -> int:
-    """Return the number of calls of a worker plus `offset`; a callable operation."""
+    """Return the number of calls of a worker plus `offset`, as a callable operation."""
     return len(worker.recorded_calls()) + offset

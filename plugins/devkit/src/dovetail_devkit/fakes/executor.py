@@ -1,6 +1,6 @@
 """The fake of the executor contract: a synchronous executor for any worker.
 
-Every call completes before it returns, so each handle is ready. One step at a time.
+Every call completes before it returns, so each handle is ready. It runs one step at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FakeExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation on the worker; a timeout never applies."""
+        """Call an operation on the worker. The timeout is ignored."""
         self.check_health()
         check_rank(unique_reply_rank, 1)
         answer = find_operation(self.worker, operation)(*args, **(kwargs or {}))
@@ -58,11 +58,11 @@ class FakeExecutor(Executor):
         return reply if non_block else reply.result()
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
-        """Run the model for `plan`, now."""
+        """Run the model for `plan`."""
         return Ready(self._try(self.worker.execute_model, plan))
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample now for the last plan of `execute_model`."""
+        """Sample for the last plan of `execute_model`."""
         output = self._try(self.worker.sample_tokens, grammar)
         if not isinstance(output, ModelRunnerOutput):
             output = self._try(lambda handle: handle.result(), output)
@@ -75,7 +75,7 @@ class FakeExecutor(Executor):
 
     def shutdown(self) -> None:
         """Shut the worker down."""
-        self._dead = self._dead or "it was shut down"
+        self._dead = self._dead or "the executor was shut down"
         self.worker.shutdown()
 
     def _try(self, call: Callable[[Any], Any], argument: object) -> Any:

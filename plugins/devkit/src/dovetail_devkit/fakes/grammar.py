@@ -1,7 +1,7 @@
-"""The fake of the grammar contract: texts that list token ids, position by position.
+"""The fake of the grammar contract: a grammar lists the allowed token ids of each position.
 
-Depends on no tokenizer and no text: with `form="token_ids"` the text "5|6 7" allows 5 or 6, then 7,
-then the end.
+With `form="token_ids"`, the text "5|6 7" allows 5 or 6, then 7, then a stop token. Depends on no
+tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAIL_IN = ("compile", "fill_bitmask", "accept", "allow_nothing")
 
 
 class FakeMatcher:
-    """Tracks the position in one text."""
+    """Tracks the position of one request in its grammar."""
 
     def __init__(self, positions: Sequence[frozenset[int]], ends: frozenset[int]) -> None:
         self._positions = positions
@@ -29,7 +29,7 @@ class FakeMatcher:
         self._place = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance; return how many of the tokens are allowed."""
+        """Advance by the allowed tokens at the start of `token_ids`; return their number."""
         for count, token in enumerate(token_ids):
             if token not in self._allowed():
                 return count
@@ -37,16 +37,16 @@ class FakeMatcher:
         return len(token_ids)
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back."""
+        """Undo the last `num_tokens` tokens."""
         self._place -= num_tokens
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Allow the tokens of this position."""
+        """Set the bits of the tokens that are allowed next."""
         for token in self._allowed():
             words[token // 8] |= 1 << token % 8
 
     def is_finished(self) -> bool:
-        """Return whether all positions are done."""
+        """Return whether all positions have a token."""
         return self._place >= len(self._positions)
 
     def _allowed(self) -> frozenset[int]:
@@ -54,19 +54,19 @@ class FakeMatcher:
 
 
 class FailingMatcher(FakeMatcher):
-    """Fails in a given method, at its second token."""
+    """A matcher that fails at the second token, in the given method."""
 
     def __init__(self, where: str, token: int, ends: frozenset[int]) -> None:
         super().__init__([frozenset({token})] * 8, ends)
         self._where = where
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance, or fail."""
+        """Advance, or raise if this method must fail."""
         self._fail("accept")
         return super().accept(token_ids)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Allow one token, or fail, or allow none."""
+        """Allow one token, or raise, or allow no token."""
         if self._place:
             self._fail("fill_bitmask")
         if not (self._place and self._where == "allow_nothing"):
@@ -78,7 +78,7 @@ class FailingMatcher(FakeMatcher):
 
 
 class FakeGrammar(GrammarBackend):
-    """The forms "token_ids", and "failing", whose text names the method that fails."""
+    """Compiles the form "token_ids". A text of the form "failing" names a method that fails."""
 
     forms: ClassVar[frozenset[str]] = frozenset({"token_ids", "failing"})
     examples: ClassVar[Mapping[str, str]] = {"token_ids": "5|6 7 8|9|10"}

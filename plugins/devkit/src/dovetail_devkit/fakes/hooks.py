@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 class FakeHooks(Hooks):
-    """heard: (hook, argument) of every call so far, in order."""
+    """Records calls. heard: (hook, argument) of every call so far, in order."""
 
     def __init__(self, context: HooksContext) -> None:
         self.heard: list[tuple[str, object]] = []
 
     def register_cli(self, app: App) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("register_cli", app))
 
     def on_engine_start(self, config: EngineConfig) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_engine_start", config))
 
     def on_engine_stop(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_engine_stop", None))
 
     def on_step(self, step: StepStats) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_step", step))
 
     def on_request_error(self, request_id: str, error: RequestError) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_request_error", (request_id, error)))

@@ -1,4 +1,4 @@
-"""The fake of the IO processor contract: texts in, texts out."""
+"""The fake of the IO processor contract: it takes a list of texts and returns their answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.interfaces.io_processor import (
 
 
 class FakeIOProcessor(IOProcessor):
-    """Takes a list of texts; gives a list of (text, answer), None for an answer that failed."""
+    """Returns (text, answer) for each text; the answer is None if the request has failed."""
 
     example_data: ClassVar[Any] = ["say", "something"]
 

@@ -19,7 +19,7 @@ from dovetail.interfaces.kv_connector import (
 
 
 class FakeSchedulerSide:
-    """Keeps the keys that each rank's worker has reported. Implements `KVSchedulerSide`."""
+    """Tracks the keys that each rank has stored. Implements `KVSchedulerSide`."""
 
     def __init__(self, num_ranks: int = 1) -> None:
         self.known: list[set[bytes]] = [set() for _ in range(num_ranks)]
@@ -31,7 +31,7 @@ class FakeSchedulerSide:
         return [all(key in known for known in self.known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Record a load; every second one is asynchronous."""
+        """Record a load; every second load is asynchronous."""
         self._num_loads += 1
         waits = not self._num_loads % 2
         self._note("later" if waits else "load", transfer)
@@ -48,7 +48,7 @@ class FakeSchedulerSide:
         return json.dumps(orders).encode() if orders else b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Process a rank's report; return the transfers that have ended there."""
+        """Process the report of a rank; return the transfers that have ended on this rank."""
         if not answer:
             return KVOutcome()
         told = json.loads(answer)
@@ -57,7 +57,7 @@ class FakeSchedulerSide:
         return KVOutcome(done=tuple(told["done"]), failed=failed)
 
     def shutdown(self) -> None:
-        """Forget the keys."""
+        """Delete the keys."""
         for known in self.known:
             known.clear()
 
@@ -80,11 +80,11 @@ class FakeWorkerSide:
         self._told: dict[str, Any] = {"stored": [], "done": [], "failed": {}}
 
     def register(self, pages_NP: Sequence[Any]) -> None:
-        """Take the cache's memory."""
+        """Keep the pages of the cache."""
         self._pages_NP = pages_NP
 
     def begin(self, instructions: bytes) -> None:
-        """Do the synchronous loads; keep the rest until after the forward pass."""
+        """Do the synchronous loads. Other transfers are done by `finish`."""
         for order in json.loads(instructions) if instructions else ():
             if order["what"] == "load":
                 self.load(order)
@@ -92,7 +92,7 @@ class FakeWorkerSide:
                 self._after.append(order)
 
     def finish(self) -> bytes:
-        """Store, do the asynchronous loads, and return the transfers that have ended."""
+        """Do stores and asynchronous loads, and return the transfers that have ended."""
         orders, self._after = self._after, []
         for order in orders:
             (self.save if order["what"] == "store" else self.load)(order)
@@ -105,7 +105,7 @@ class FakeWorkerSide:
         self._pages_NP = ()
 
     def load(self, order: dict[str, Any]) -> None:
-        """Write the kept copies to the blocks of a transfer."""
+        """Write the stored copies to the blocks of a transfer."""
         missing = []
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             if key in self.kept:
@@ -116,7 +116,7 @@ class FakeWorkerSide:
         self.end(order, missing)
 
     def save(self, order: dict[str, Any]) -> None:
-        """Keep copies of the blocks of a transfer."""
+        """Store copies of the blocks of a transfer."""
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             self.kept[key] = [cache_NP[block].clone() for cache_NP in self._pages_NP]
             self._told["stored"].append(key)
@@ -131,7 +131,7 @@ class FakeWorkerSide:
 
 
 class FakeKVConnector(KVConnector):
-    """A connector that keeps copies in the worker."""
+    """A KV connector that keeps copies of blocks in the worker."""
 
     CONTRACT_VERSION: ClassVar[str] = "0.5"
 

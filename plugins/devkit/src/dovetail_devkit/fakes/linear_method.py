@@ -1,4 +1,4 @@
-"""Linear layers row by row in float64: the fake of the linear method contract.
+"""The fake of the linear method contract: it computes layers row by row in float64.
 
 torch is imported within functions.
 Legend: T tokens, I input features, O output features.

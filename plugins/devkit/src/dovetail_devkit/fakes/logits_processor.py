@@ -38,7 +38,7 @@ class FakeLogitsProcessor(LogitsProcessor):
             raise RequestError(message, parameter=f"extra_args.{ARGUMENT}")
 
     def join(self, request: NewRequest) -> bool:
-        """Remember the last token."""
+        """Keep the last token of the request."""
         self.leave(request.row)
         if not request.sampling_params.extra_args.get(ARGUMENT, False):
             return False
@@ -46,16 +46,16 @@ class FakeLogitsProcessor(LogitsProcessor):
         return True
 
     def leave(self, row: int) -> None:
-        """Forget it."""
+        """Delete the last token of the row."""
         self._last.pop(row, None)
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Add to the logit of the token that follows."""
+        """Raise the logit of the last token plus 1."""
         for place, row in enumerate(rows):
             if row in self._last:
                 logits_SV[place, (self._last[row] + 1) % self._vocab_size] += BONUS
         return logits_SV
 
     def accept(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
-        """Remember the tokens as the last ones."""
+        """Keep the sampled tokens as the last tokens."""
         self._last.update(zip(rows, token_ids_R.tolist(), strict=True))

@@ -65,7 +65,7 @@ class FakeModel(nn.Module):  # type: ignore[misc]  # the core's type checker doe
 def _read_count(context: ModelContext, name: str) -> int:
     value = context.hf_config.get(name)
     if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json has {name}={value!r}; it needs a positive integer.")
+        raise ModelError(f"config.json has {name}={value!r}; expected a positive integer.")
     return value
 
 

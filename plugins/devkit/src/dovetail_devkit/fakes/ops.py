@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FakeOps(Ops):
-    """Slow, correct ops; every result is a new tensor of the input's dtype. Overrides all ops."""
+    """Slow, correct versions of all ops. Every result is a new tensor of the input's dtype."""
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight."""
@@ -52,11 +52,11 @@ class FakeOps(Ops):
         return (gate_TD * gate_TD.sigmoid() * up_TD).to(x_T2D.dtype)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the table's rows by id."""
+        """Return the row of the table for each id."""
         return table_VD.index_select(0, ids_T)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of each row's largest value; the first of equal values."""
+        """Return the column of each row's largest value, the first if several are equal."""
         return logits_RV.argmax(-1)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
@@ -105,7 +105,10 @@ class FakeOps(Ops):
 
 
 def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
-    """Return the token at `uniform`, from 0 to 1; 0 if no token can be drawn."""
+    """Return the token at `uniform` (0 to 1) of the cumulative probabilities.
+
+    Returns 0 if no token can be drawn.
+    """
     if any(map(math.isnan, logits)) or max(logits) == -math.inf:
         return 0
     sums = list(accumulate(probabilities(logits, settings)))
@@ -113,5 +116,5 @@ def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
 
 
 def _as_written(share: float) -> float:
-    """Return the decimal value of a float32 share: 0.7, not the nearest float32."""
+    """Return the decimal value of a float32 share, such as 0.7 for the float32 nearest to 0.7."""
     return float(f"{share:.6g}")

@@ -17,7 +17,7 @@ class FakePlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return a positive probe."""
+        """Return a probe with usable=True."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
 
 
 class FakePolicy(Policy):
-    """Serves the longest prompt first and preempts the shortest; ties go by arrival.
+    """Serves the longest prompt first, then by arrival, and preempts the shortest prompt.
 
     heard: (hook, request id) of every hook so far, in order.
     """
@@ -21,40 +21,40 @@ class FakePolicy(Policy):
         return -request.num_prompt_tokens
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request with the shortest prompt; the newest of equal ones."""
+        """Return the request with the shortest prompt, or the newest of equal requests."""
         return min(running, key=lambda one: (one.num_prompt_tokens, -one.sequence))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_arrival", request.request_id))
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_granted", request.request_id))
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_output", request.request_id))
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_evict", request.request_id))
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Note it."""
+        """Record the call."""
         self.heard.append(("on_finish", request.request_id))
 
 
 class AgeingPolicy(Policy):
-    """Raises the priority of requests that have waited longer: the rank changes with time."""
+    """A policy with ranks that change with time: requests that wait longer rank higher."""
 
     static_rank = False
     preempts = True
 
     def rank(self, request: RequestView, view: SchedulerView) -> int:
-        """Return the priority in milliseconds, less the age."""
+        """Return the priority · 10 ms minus the age, in nanoseconds."""
         return request.priority * 10_000_000 - (view.now_ns - request.arrival_ns)
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the running request of the worst rank."""
+        """Return the running request with the worst rank."""
         return max(running, key=lambda request: self.rank(request, view))

@@ -1,7 +1,7 @@
-"""A sampler in plain Python, and a fake worker that supports every sampling field of workers.
+"""A sampler in plain Python, and a fake worker that supports every sampling field.
 
-`FakeSampler` is small and has the same order as `dovetail_torch`; a test replaces one of its steps
-to make a wrong sampler. Logits are computed from the numbers that a row has attended to.
+`FakeSampler` applies the fields in the same order as `dovetail_torch`. Tests replace one of its
+methods to make a faulty sampler. Logits are computed from the attention result of a row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail_devkit.rows.model import RowModel
 from dovetail_devkit.rows.state import MASK, mix
 
 SPREAD = 8.0
-"""Logits lie between half of it below and half of it above 0."""
+"""Logits are between -SPREAD / 2 and SPREAD / 2."""
 NEVER = -math.inf
 
 
@@ -31,7 +31,10 @@ class FakeSampler:
         tokens: Sequence[int],
         allowed: frozenset[int] | None,
     ) -> int:
-        """Return the token. tokens: the row's prompt and output. allowed: by its grammar."""
+        """Return the sampled token.
+
+        tokens: prompt and output of the row. allowed: the tokens that its grammar allows, or None.
+        """
         params, num_prompt = request.sampling_params, request.num_prompt_tokens
         if allowed is not None:
             logits = keep(logits, allowed)
@@ -99,12 +102,12 @@ class FakeSampler:
 
 
 class SamplingRowModel(RowModel):
-    """Rows whose tokens are drawn from computed logits by a `FakeSampler`."""
+    """A `RowModel` that samples tokens with a `FakeSampler`."""
 
     sampler_cls: ClassVar[type[FakeSampler]] = FakeSampler
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
-        """Return the token that is sampled."""
+        """Return the sampled token."""
         state = self.rows[row]
         logits = [SPREAD * (mix(attended, token) / MASK - 0.5) for token in range(self.vocab_size)]
         return self.sampler_cls().choose(logits, state.request, state.tokens, allowed)
@@ -118,7 +121,7 @@ class SamplingWorker(FakeWorker):
 
 
 def keep(logits: Sequence[float], tokens: frozenset[int]) -> list[float]:
-    """Return the logits with all banned but `tokens`."""
+    """Return the logits, with -inf for all tokens except `tokens`."""
     return [logit if token in tokens else NEVER for token, logit in enumerate(logits)]
 
 

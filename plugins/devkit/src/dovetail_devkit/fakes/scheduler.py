@@ -26,7 +26,7 @@ from dovetail.rows import RowAllocator
 
 
 class FakeScheduler(SchedulerInterface):
-    """Round robin over the requests that hold a row."""
+    """Runs one request per step, in turn among the requests with a row."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._limits = context.limits
@@ -58,7 +58,7 @@ class FakeScheduler(SchedulerInterface):
         self._waiting.append(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once; later results of plans in flight are dropped for them."""
+        """End requests. Results of plans in flight are ignored for them."""
         alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
         for name in alive:
             self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
@@ -79,7 +79,7 @@ class FakeScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Give the request of the oldest plan its token; end it if that was the last."""
+        """Append the sampled token of the oldest plan to its request; end a finished request."""
         _, request = self._out.popleft()
         self._rows.executed(plan.step_id)
         if request is None or request.status.finished:
@@ -109,23 +109,23 @@ class FakeScheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Admit no request, or run no request, until `resume`."""
+        """Stop admitting requests, or running any request, until `resume`."""
         self._pause = scope
 
     def resume(self) -> None:
-        """Lift a pause."""
+        """End a pause."""
         self._pause = None
 
     def reset_prefix_cache(self) -> bool:
-        """Return True if no request has blocks; nothing is cached."""
+        """Return whether no request has blocks. There is no prefix cache to reset."""
         return not self._running
 
     def shutdown(self) -> None:
-        """Forget all requests."""
+        """End all requests."""
         self.abort_requests(list(self._requests))
 
     def _num_blocks(self, request: Request) -> int:
-        """Return how many blocks a request needs in all groups together."""
+        """Return how many blocks a request needs in total."""
         return sum(self._group_blocks(request))
 
     def _group_blocks(self, request: Request) -> list[int]:
@@ -152,11 +152,11 @@ class FakeScheduler(SchedulerInterface):
         self._running.append(request)
 
     def _next(self) -> Request | None:
-        """Return the next request that has a token to run, and move it to the end; or None."""
+        """Return the next request with a token to run, or None. Move the request to the end."""
         for _ in range(len(self._running)):
             request = self._running[0]
             self._running.rotate(-1)
-            # While its last token is pending, there is nothing to plan.
+            # If the last token of a request is pending, there is nothing to run.
             if request.num_tokens_with_pending < request.max_total_tokens:
                 return request
         return None
@@ -173,7 +173,7 @@ class FakeScheduler(SchedulerInterface):
         request.num_tokens_with_pending += num_tokens == wanted
 
     def _finish(self, request: Request) -> tuple[Finished, ...]:
-        """Return the end of `request` if its last token ends it."""
+        """Return the `Finished` of `request` if its last token ends it, else None."""
         token, params = request.token_ids[-1], request.sampling_params
         asked = None
         if token in request.stop_token_ids and request.num_output_tokens >= params.min_tokens:

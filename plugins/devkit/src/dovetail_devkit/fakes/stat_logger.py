@@ -7,7 +7,7 @@ from dovetail_devkit.expectation import expect
 
 
 class FakeStatLogger(StatLogger):
-    """Keeps all statistics. steps: of every step. num_closed: calls of `close`."""
+    """Keeps all statistics. steps: the statistics by step. num_closed: calls of `close`."""
 
     def __init__(self, context: StatLoggerContext) -> None:
         self.context = context
@@ -16,7 +16,7 @@ class FakeStatLogger(StatLogger):
 
     def record(self, step: StepStats) -> None:
         """Keep the statistics; raise AssertionError after `close`."""
-        expect(not self.num_closed, "record was called after close")
+        expect(not self.num_closed, "record() was called after close()")
         self.steps.append(step)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class FakeStepExtension(StepExtension):
             raise RequestError(message, parameter=f"extra_args.{ARGUMENT}")
 
     def join(self, row: int, request: NewRequest) -> bool:
-        """Remember the last token."""
+        """Keep the last token of the request."""
         self.leave(row)
         wish = request.sampling_params.extra_args.get(ARGUMENT)
         if wish is None:
@@ -61,12 +61,12 @@ class FakeStepExtension(StepExtension):
         return True
 
     def leave(self, row: int) -> None:
-        """Forget it."""
+        """Delete the last token of the row."""
         for column in (self._last, self._fails_in, self._num_computed):
             column.pop(row, None)
 
     def before_forward(self, batch: ExtensionBatch) -> None:
-        """Remember the last position of each row."""
+        """Keep the last position of each row."""
         self._fail("before_forward", batch.rows)
         for row, start, count in zip(batch.rows, batch.starts, batch.num_tokens, strict=True):
             self._num_computed[row] = start + count
@@ -74,18 +74,20 @@ class FakeStepExtension(StepExtension):
     def hidden_states(self, batch: ExtensionBatch, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Return the hidden states unchanged."""
         self._fail("hidden_states", batch.rows)
-        assert len(hidden_TD) == sum(batch.num_tokens), "expected one hidden state per token"
+        assert len(hidden_TD) == sum(batch.num_tokens), (
+            "hidden_states() must get one hidden state per token"
+        )
         return hidden_TD
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Add to the logit of the token that follows."""
+        """Raise the logit of the last token plus 1."""
         self._fail("logits", rows)
         for place, row in enumerate(rows):
             logits_RV[place, (self._last[row] + 1) % self._vocab_size] += BONUS
         return logits_RV
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
-        """Remember the tokens as the last ones."""
+        """Keep the sampled tokens as the last tokens."""
         self._fail("after_sampling", rows)
         self._last.update(zip(rows, token_ids_R.tolist(), strict=True))
 

@@ -26,7 +26,7 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def from_directory(cls, path: Path) -> ByteTokenizer:
-        """Make one; nothing is read from `path`."""
+        """Return a tokenizer. No file of `path` is read."""
         return cls()
 
     @property
@@ -41,7 +41,7 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that `decode` leaves out when told to skip special tokens."""
+        """Ids that `decode` omits with `skip_special_tokens`."""
         return frozenset(SPECIAL_TEXTS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -53,7 +53,7 @@ class ByteTokenizer(Tokenizer):
         return [self.BOS, *ids] if add_special_tokens and self._add_bos else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text; bytes that are not UTF-8 become U+FFFD, unknown ids are left out."""
+        """Return the text. Bytes that are not UTF-8 become U+FFFD, and unknown ids are omitted."""
         pieces = []
         for token in token_ids:
             if token < 256:
@@ -74,7 +74,7 @@ class ByteTokenizer(Tokenizer):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Return a line "role: content" for each message; templates and variables are ignored."""
+        """Return a line "role: content" for each message. Templates and variables are ignored."""
         if not messages:
             raise RequestError(
                 "messages is empty; give at least one message.", parameter="messages"

@@ -32,7 +32,7 @@ _ONCE = (
 class LateOutput:
     """The handle of a result that is ready when it is requested, or at the second poll.
 
-    output: the result. error: raised instead of returning it, if given.
+    output: the result. error: an error that `result` raises instead, or None.
     """
 
     def __init__(self, output: ModelRunnerOutput) -> None:
@@ -41,7 +41,7 @@ class LateOutput:
         self._is_done = False
 
     def done(self) -> bool:
-        """Return False the first time, like a device that is still busy."""
+        """Return False at the first call, like a device that is busy."""
         was_done, self._is_done = self._is_done, True
         return was_done
 
@@ -116,7 +116,7 @@ class FakeWorker(WorkerBase):
         self.row_model.execute(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Return the tokens of the last executed plan."""
+        """Return the result of the last executed plan."""
         self._ask("sample_tokens", after="execute_model")
         return self.row_model.sample(grammar)
 
@@ -125,7 +125,7 @@ class FakeWorker(WorkerBase):
         self.calls.append("shutdown")
 
     def _enter(self, name: str) -> None:
-        """Record a call that may be made once, after the calls that must precede it."""
+        """Record a call that is allowed once, and only after certain other calls."""
         expect(name not in self.calls, f"{name} was called twice")
         place = _ONCE.index(name)
         self._ask(name, after=_ONCE[place - 1] if place else "")
@@ -147,5 +147,5 @@ class LateFakeWorker(FakeWorker):
     def sample_tokens(  # type: ignore[override]  # the contract allows it, the base class does not
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Return the handle of the tokens of the last executed plan."""
+        """Return a handle of the result of the last executed plan."""
         return LateOutput(super().sample_tokens(grammar))

@@ -1,4 +1,4 @@
-"""The conformance cases of `draw_tokens`, for providers that override it, beside `ops.py`.
+"""The conformance cases of `draw_tokens`, for providers that override it.
 
 They check which tokens can be drawn, how often, and that a row's token depends on that row only.
 Random numbers differ by provider, so draws are compared with probabilities (`drawing_law`), not
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 NUM_DRAWS = 240
 _MOST_DEVIATIONS = 4.0
 _LEAST_EXPECTED = 5.0
-_WISHES = {
+_PARAMS = {
     "temperature": DrawParams(temperature=0.7),
     "top-k": DrawParams(top_k=3),
-    "top-k and top-p": DrawParams(temperature=1.5, top_k=6, top_p=0.7),
+    "top-k, top-p": DrawParams(temperature=1.5, top_k=6, top_p=0.7),
     "top-p": DrawParams(temperature=2.0, top_p=0.8),
     "min-p": DrawParams(min_p=0.3),
-    "min-p, top-k and top-p": DrawParams(temperature=2.5, min_p=0.25, top_k=6, top_p=0.75),
+    "all truncations": DrawParams(temperature=2.5, min_p=0.25, top_k=6, top_p=0.75),
 }
-_COUNTED = ("temperature", "top-k", "min-p, top-k and top-p")
+_COUNTED = ("temperature", "top-k", "all truncations")
 
 
 def draw_cases(
@@ -47,7 +47,7 @@ def draw_cases(
 ) -> Iterator[Case]:
     """Yield the cases; none if the class does not override `draw_tokens`.
 
-    num_draws: number of draws whose frequencies are compared; even.
+    num_draws: number of draws of each frequency test; it must be even.
     """
     if "draw_tokens" not in overridden_operations(ops_cls):
         return
@@ -67,7 +67,7 @@ def draw_cases(
     for what, check in _OF_NUMBERS.items():
         yield Case(name=f"draw, {what}", run=partial(run, check, "float32"))
     for what in _COUNTED:
-        yield Case(name=f"draw, frequencies by {what}", run=partial(count, what))
+        yield Case(name=f"draw frequencies, {what}", run=partial(count, what))
 
 
 class _Bench:
@@ -78,7 +78,7 @@ class _Bench:
         self._dtype, self._device = dtype, device
 
     def logits(self, num_rows: int, vocab_size: int, seed: int = 1) -> torch.Tensor:
-        """Return normal logits, wide enough that some tokens are likely and others are not."""
+        """Return normal random logits with likely and unlikely tokens."""
         return random_tensor(
             (num_rows, vocab_size), dtype=self._dtype, device=self._device, seed=seed, scale=2.0
         )
@@ -86,26 +86,29 @@ class _Bench:
     def draw(
         self,
         logits_RV: torch.Tensor,
-        wishes: Sequence[DrawParams],
+        params: Sequence[DrawParams],
         seeds: Sequence[int],
         positions: Sequence[int],
     ) -> list[int]:
-        """Return the drawn tokens of rows; raise if they are not valid tokens."""
-        columns = _columns(wishes, seeds, positions, logits_RV)
+        """Return the drawn tokens of rows; raise AssertionError if they are not valid tokens."""
+        columns = _columns(params, seeds, positions, logits_RV)
         copies = [getattr(columns, name).clone() for name in _NAMES]
         tokens = self._ops.draw_tokens(logits_RV.clone(), columns)
         name = str(tokens.dtype).removeprefix("torch.")
-        expect(name == "int64", f"draw_tokens returns {name}, expected int64")
+        expect(name == "int64", f"draw_tokens returns {name}; expected int64")
         expect(
             tuple(tokens.shape) == (len(logits_RV),),
-            f"draw_tokens returns the shape {list(tokens.shape)} for {len(logits_RV)} rows",
+            f"draw_tokens returns the shape {list(tokens.shape)}; expected {[len(logits_RV)]}",
         )
         for name, copy in zip(_NAMES, copies, strict=True):
             same = bool((getattr(columns, name) == copy).all())
-            expect(same, f"draw_tokens changes {name}, which is read-only")
+            expect(same, f"draw_tokens must not change {name}")
         drawn: list[int] = tokens.tolist()
         inside = all(0 <= token < logits_RV.shape[1] for token in drawn)
-        expect(inside, f"draw_tokens returns {drawn}: not all are below {logits_RV.shape[1]}")
+        expect(
+            inside,
+            f"draw_tokens returns {drawn}; each token must be 0 to {logits_RV.shape[1] - 1}",
+        )
         return drawn
 
 
@@ -113,7 +116,7 @@ _NAMES = ("temperature_R", "top_k_R", "top_p_R", "min_p_R", "seeds_R", "position
 
 
 def _columns(
-    wishes: Sequence[DrawParams],
+    params: Sequence[DrawParams],
     seeds: Sequence[int],
     positions: Sequence[int],
     logits_RV: torch.Tensor,
@@ -124,157 +127,178 @@ def _columns(
         return torch.tensor(numbers, dtype=dtype).to(logits_RV.device)
 
     return DrawColumns(
-        temperature_R=column([wish.temperature for wish in wishes], torch.float32),
-        top_k_R=column([wish.top_k or logits_RV.shape[1] for wish in wishes], torch.int32),
-        top_p_R=column([wish.top_p for wish in wishes], torch.float32),
-        min_p_R=column([wish.min_p for wish in wishes], torch.float32),
+        temperature_R=column([param.temperature for param in params], torch.float32),
+        top_k_R=column([param.top_k or logits_RV.shape[1] for param in params], torch.int32),
+        top_p_R=column([param.top_p for param in params], torch.float32),
+        min_p_R=column([param.min_p for param in params], torch.float32),
         seeds_R=column(seeds, torch.int64),
         positions_R=column(positions, torch.int64),
     )
 
 
 def _check_best(bench: _Bench) -> None:
-    """Check that temperature 0 and cuts to one token take the best token, beside rows that draw."""
+    """Check that temperature 0 and truncation to one token give the best token."""
     import torch
 
     logits_RV = bench.logits(6, 4999)
     best = logits_RV.max(dim=-1).values
     first = [int(torch.nonzero(row == top)[0]) for row, top in zip(logits_RV, best, strict=True)]
-    logits_RV[0, first[0] + 1 :: 7] = best[0]  # of equal values the first one counts
-    wishes = [DrawParams(temperature=0.0), DrawParams(top_k=1), DrawParams(top_p=1e-6)]
-    wishes += [
+    logits_RV[0, first[0] + 1 :: 7] = best[0]  # the first of equal values is the best
+    params = [DrawParams(temperature=0.0), DrawParams(top_k=1), DrawParams(top_p=1e-6)]
+    params += [
         DrawParams(min_p=1.0),
         DrawParams(temperature=0.0, top_k=5),
         DrawParams(temperature=1e-3),
     ]
-    for r in (3, 5):  # certain only because the best logit is far ahead
+    for r in (3, 5):  # the best token is certain only if its logit is far ahead
         logits_RV[r, first[r]] = best[r] + 1
-    got = bench.draw(logits_RV, wishes, range(6), range(6))
-    expect(got == first, f"rows took {got}; expected the best tokens {first}")
+    got = bench.draw(logits_RV, params, range(6), range(6))
+    expect(got == first, f"draw_tokens returns {got}; expected the best tokens {first}")
 
 
-def _check_staying(bench: _Bench) -> None:
-    """Check that only tokens that min-p, top-k and top-p keep are drawn."""
+def _check_kept(bench: _Bench) -> None:
+    """Check that tokens that min-p, top-k or top-p drop are not drawn."""
     logits_RV = bench.logits(1, 61, seed=3)
-    for what, wish in _WISHES.items():
-        probs = probabilities(logits_RV[0].tolist(), wish)
+    for what, param in _PARAMS.items():
+        probs = probabilities(logits_RV[0].tolist(), param)
         num_rows = 5
         rows = logits_RV.expand(num_rows, -1).contiguous()
-        got = bench.draw(rows, [wish] * num_rows, range(num_rows), [9] * num_rows)
+        got = bench.draw(rows, [param] * num_rows, range(num_rows), [9] * num_rows)
         wrong = sorted({token for token in got if probs[token] == 0})
-        expect(not wrong, f"tokens {wrong} are drawn though {what} ({wish}) drops them")
+        expect(not wrong, f"draw_tokens returns {wrong}, which {what} must drop ({param})")
 
 
 def _check_equals(bench: _Bench) -> None:
-    """Check that of equal logits the lowest ids are kept: exactly k, or the fewest that reach p."""
+    """Check that of equal logits the lowest ids are kept.
+
+    Top-k keeps exactly k tokens, and top-p keeps the fewest tokens whose probabilities reach p.
+    """
     import torch
 
-    equal, wishes = (2, 5, 11, 12, 30), [DrawParams(temperature=10.0, top_k=3)] * 8
-    wishes += [DrawParams(top_k=4)] * 10 + [DrawParams(temperature=1e-2, top_p=0.5)] * 10
-    wishes += [DrawParams(top_k=1), DrawParams(temperature=1e-2, top_p=0.1)]
-    num_rows = len(wishes)
+    equal, params = (2, 5, 11, 12, 30), [DrawParams(temperature=10.0, top_k=3)] * 8
+    params += [DrawParams(top_k=4)] * 10 + [DrawParams(temperature=1e-2, top_p=0.5)] * 10
+    params += [DrawParams(top_k=1), DrawParams(temperature=1e-2, top_p=0.1)]
+    num_rows = len(params)
     logits_RV = torch.full_like(bench.logits(num_rows, 37), -2.0)
     logits_RV[:, list(equal)] = 1.5
     logits_RV[:8, 20] = 2.5
-    got = bench.draw(logits_RV, wishes, range(num_rows), range(num_rows))
-    # The first three of five equal tokens reach half of the mass.
+    got = bench.draw(logits_RV, params, range(num_rows), range(num_rows))
+    # The first three of five equal tokens have more than half of the probability.
     for what, first, last, due in (
-        ("top-k with one better token", 0, 8, {20, 2, 5}),
+        ("top-k", 0, 8, {20, 2, 5}),
         ("top-k", 8, 18, {2, 5, 11, 12}),
         ("top-p", 18, 28, {2, 5, 11}),
     ):
         kept = set(got[first:last])
         expect(
-            kept <= due and len(kept) > 1, f"{what} among equal logits keeps {kept}; expected {due}"
+            kept <= due and len(kept) > 1,
+            f"{what} keeps the tokens {kept} of several equal logits; expected {due}",
         )
-    expect(got[28:] == [2, 2], f"cuts to the first of equal tokens give {got[28:]}; expected 2")
+    expect(
+        got[28:] == [2, 2],
+        f"truncation to one of several equal tokens gives {got[28:]}; expected the first, 2",
+    )
 
 
 def _check_rows_alone(bench: _Bench) -> None:
-    """Check that a row's token does not depend on other rows or on its place."""
-    wishes = [*_WISHES.values(), DrawParams(temperature=0.0), DrawParams()]
-    logits_RV = bench.logits(len(wishes), 4999, seed=5)
-    seeds = [(-7 if r % 2 else 1 << 40) * (r + 1) for r in range(len(wishes))]
-    positions = [3 * r + 1 for r in range(len(wishes))]
-    together = bench.draw(logits_RV, wishes, seeds, positions)
-    again = bench.draw(logits_RV, wishes, seeds, positions)
-    expect(together == again, f"the same draw returns {together}, then {again}")
-    order = list(reversed(range(len(wishes))))
+    """Check that the token of a row does not depend on other rows or on the row's index."""
+    params = [*_PARAMS.values(), DrawParams(temperature=0.0), DrawParams()]
+    logits_RV = bench.logits(len(params), 4999, seed=5)
+    seeds = [(-7 if r % 2 else 1 << 40) * (r + 1) for r in range(len(params))]
+    positions = [3 * r + 1 for r in range(len(params))]
+    together = bench.draw(logits_RV, params, seeds, positions)
+    again = bench.draw(logits_RV, params, seeds, positions)
+    expect(together == again, f"two equal calls of draw_tokens return {together} and {again}")
+    order = list(reversed(range(len(params))))
     turned = bench.draw(
         logits_RV[order].contiguous(),
-        [wishes[r] for r in order],
+        [params[r] for r in order],
         [seeds[r] for r in order],
         [positions[r] for r in order],
     )
-    expect(turned == together[::-1], f"reordered rows draw {turned[::-1]}, not {together}")
-    for r in (0, len(wishes) - 1):
-        alone = bench.draw(logits_RV[r : r + 1], wishes[r : r + 1], [seeds[r]], [positions[r]])
+    expect(
+        turned == together[::-1],
+        f"draw_tokens returns {together}, but {turned[::-1]} for the same rows in reversed order",
+    )
+    for r in (0, len(params) - 1):
+        alone = bench.draw(logits_RV[r : r + 1], params[r : r + 1], [seeds[r]], [positions[r]])
         expect(
             alone == [together[r]],
-            f"row {r} draws {alone} alone, but {together[r]} beside other rows",
+            f"draw_tokens returns {alone} for row {r} alone, but {together[r]} with other rows",
         )
 
 
 def _check_numbers(bench: _Bench) -> None:
-    """Check that another seed or another position gives another draw."""
+    """Check that the drawn token depends on the seed and on the position."""
     num_rows = 12
     rows = bench.logits(1, 997, seed=8).expand(num_rows, -1).contiguous() * 0
-    wishes, same = [DrawParams()] * num_rows, [5] * num_rows
-    by_seed = bench.draw(rows, wishes, [r << 33 for r in range(num_rows)], same)
-    by_low_seed = bench.draw(rows, wishes, range(num_rows), same)
-    by_position = bench.draw(rows, wishes, same, range(num_rows))
+    params, same = [DrawParams()] * num_rows, [5] * num_rows
+    by_seed = bench.draw(rows, params, [r << 33 for r in range(num_rows)], same)
+    by_low_seed = bench.draw(rows, params, range(num_rows), same)
+    by_position = bench.draw(rows, params, same, range(num_rows))
     for what, got in zip(
-        ("seed's upper half", "seed", "position"), (by_seed, by_low_seed, by_position), strict=True
+        ("seed above 32 bits", "seed", "position"), (by_seed, by_low_seed, by_position), strict=True
     ):
-        # With 997 equal tokens, twelve draws have more than three pairs once in 10^8 times.
-        expect(len(set(got)) >= num_rows - 3, f"another {what} does not change the draw: {got}")
+        # Twelve draws from 997 equal tokens have four equal pairs with a probability of 10^-8.
+        expect(
+            len(set(got)) >= num_rows - 3,
+            f"draw_tokens must depend on each {what}; rows that differ only in it get {got}",
+        )
 
 
-def _check_odd_rows(bench: _Bench) -> None:
-    """Check that rows without a valid token do not affect others, and that -inf is not drawn."""
+def _check_invalid_rows(bench: _Bench) -> None:
+    """Check that rows of -inf or NaN do not affect other rows, and that -inf is not drawn."""
     import torch
 
     logits_RV = bench.logits(6, 50, seed=13)
-    wishes = [DrawParams(), DrawParams(top_p=0.9), DrawParams(top_k=7), DrawParams(min_p=0.1)]
-    wishes += [DrawParams(top_k=40), DrawParams(top_p=0.5)]
+    params = [DrawParams(), DrawParams(top_p=0.9), DrawParams(top_k=7), DrawParams(min_p=0.1)]
+    params += [DrawParams(top_k=40), DrawParams(top_p=0.5)]
     seeds, positions = range(6), range(6)
-    whole = bench.draw(logits_RV, wishes, seeds, positions)
+    whole = bench.draw(logits_RV, params, seeds, positions)
     logits_RV[1] = -torch.inf
     logits_RV[3] = torch.nan
     logits_RV[5, 7] = torch.nan
-    got = bench.draw(logits_RV, wishes, seeds, positions)
+    got = bench.draw(logits_RV, params, seeds, positions)
     kept = [got[r] == whole[r] for r in (0, 2, 4)]
-    expect(all(kept), f"beside rows of -inf and NaN other rows draw {got}; without them {whole}")
+    expect(
+        all(kept),
+        f"rows of -inf and NaN must not affect other rows: draw_tokens returns {got} with such "
+        f"rows, and {whole} without",
+    )
     logits_RV[:] = -torch.inf
     logits_RV[:, 31] = -3.0
-    got = bench.draw(logits_RV, wishes, seeds, positions)
-    expect(set(got) == {31}, f"rows with one token above -inf draw {got}, not 31")
+    got = bench.draw(logits_RV, params, seeds, positions)
+    expect(
+        set(got) == {31},
+        f"draw_tokens returns {got}; expected 31, the only token whose logit is not -inf",
+    )
     none = bench.draw(logits_RV[:0], [], [], [])
-    expect(none == [], f"a call without rows returns {none}")
+    expect(none == [], f"draw_tokens returns {none} for no rows; expected no token")
 
 
 def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
-    """Compare token frequencies with probabilities: chi² of many draws from the same logits."""
-    wish, logits_RV = _WISHES[what], bench.logits(1, 11, seed=21)
-    probs = probabilities(logits_RV[0].tolist(), wish)
+    """Compare the frequencies of drawn tokens with their probabilities, by a chi² test."""
+    param, logits_RV = _PARAMS[what], bench.logits(1, 11, seed=21)
+    probs = probabilities(logits_RV[0].tolist(), param)
     # Half by seed, half by position: both give independent draws.
     half = num_draws // 2
     seeds = [*range(half), *[77] * half]
     positions = [*[4] * half, *range(half)]
     rows = logits_RV.expand(num_draws, -1).contiguous()
-    counts = Counter(bench.draw(rows, [wish] * num_draws, seeds, positions))
+    counts = Counter(bench.draw(rows, [param] * num_draws, seeds, positions))
     deviations = chi_squared([counts[token] for token in range(len(probs))], probs)
     expect(
         deviations < _MOST_DEVIATIONS,
-        f"{num_draws} draws by {what} give {sorted(counts.items())}, which is {deviations:.1f} "
-        f"standard deviations from {[round(prob, 3) for prob in probs]}",
+        f"the frequencies of {num_draws} draws with {what}, {sorted(counts.items())}, are "
+        f"{deviations:.1f} standard deviations from {[round(prob, 3) for prob in probs]}",
     )
 
 
 def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
-    """Return by how many standard deviations chi² is above its mean; inf for impossible tokens.
+    """Return how many standard deviations chi² is above its mean.
 
-    Columns with an expected count below five are merged.
+    The result is inf if a token of probability 0 was drawn. Columns with an expected count below
+    five are merged.
     """
     total = sum(counts)
     if any(count for count, prob in zip(counts, probs, strict=True) if prob == 0):
@@ -289,10 +313,10 @@ def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
 
 
-_OF_LOGITS = {"the best token": _check_best, "what stays": _check_staying}
+_OF_LOGITS = {"best token": _check_best, "kept tokens": _check_kept}
 _OF_NUMBERS = {
-    "equals": _check_equals,
-    "rows alone": _check_rows_alone,
-    "seeds and positions": _check_numbers,
-    "odd rows": _check_odd_rows,
+    "equal logits": _check_equals,
+    "independent rows": _check_rows_alone,
+    "seed and position": _check_numbers,
+    "invalid rows": _check_invalid_rows,
 }

@@ -1,4 +1,4 @@
-"""The conformance cases of `prepare_inputs`, for providers that override it, beside `ops.py`.
+"""The conformance cases of `prepare_inputs`, for providers that override it.
 
 All inputs of a step are compared with plain loops. Buffers are laid out as in model runners:
 prefixes of longer buffers, parts of a packet. torch is imported within functions.
@@ -40,7 +40,7 @@ SHAPES = {
     "one decode": StepShape(runs=((3, 40, 1),)),
     "decodes": StepShape(runs=((6, 0, 1), (0, 1499, 1), (4, 15, 1), (2, 16, 1))),
     "a prompt": StepShape(runs=((5, 0, 37),)),
-    "chunks among decodes": StepShape(runs=((1, 100, 1), (4, 33, 700), (0, 7, 1), (2, 0, 18))),
+    "chunks and decodes": StepShape(runs=((1, 100, 1), (4, 33, 700), (0, 7, 1), (2, 0, 18))),
     "two groups": StepShape(runs=((2, 30, 20), (6, 511, 2)), block_sizes=(16, 32)),
     "no cache": StepShape(runs=((2, 30, 3), (1, 5, 1)), block_sizes=()),
 }
@@ -57,7 +57,7 @@ def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
 
 
 def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) -> None:
-    """Compare outputs with loops, and the rest of the buffers and the inputs with copies."""
+    """Compare the outputs with plain loops, and check that nothing else was written."""
     import torch
 
     ops: Any = ops_cls()
@@ -67,18 +67,18 @@ def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) ->
     copies = [tensor.clone() for tensor in given]
     ops.prepare_inputs(columns)
     for tensor, copy in zip(given, copies, strict=True):
-        expect(torch.equal(tensor, copy), "prepare_inputs changes a read-only input")
+        expect(torch.equal(tensor, copy), "prepare_inputs must not change its inputs")
     for what, got, want in _expected(shape, columns):
         expect(got == want, f"{what} is {got!s:.300}; expected {want!s:.300}")
     for buffer in buffers:
         tail = buffer[-_MARGIN:].tolist()
-        expect(tail == [_UNTOUCHED] * _MARGIN, "prepare_inputs writes beyond its outputs")
+        expect(tail == [_UNTOUCHED] * _MARGIN, "prepare_inputs must not write after its outputs")
 
 
 def make_columns(
     shape: StepShape, device: torch.device
 ) -> tuple[StepColumns, tuple[torch.Tensor, ...]]:
-    """Return a step's columns with outputs not yet written, and the outputs' buffers."""
+    """Return the columns of a step, and the buffers of its outputs, which are not written yet."""
     import torch
 
     generator = torch.Generator().manual_seed(11)
@@ -134,7 +134,7 @@ def _expected(shape: StepShape, columns: StepColumns) -> Iterator[tuple[str, Any
     for g, size in enumerate(shape.block_sizes):
         table = columns.block_tables[g].tolist()
         slots = [table[row][p // size] * size + p % size for row, p in tokens]
-        yield f"slots_T of group {g}", columns.slots_T[g].tolist(), slots
+        yield f"slots_T[{g}]", columns.slots_T[g].tolist(), slots
         made = columns.block_tables_RM[g]
         rows = [table[row][: made.shape[1]] for row, _, _ in shape.runs]
-        yield f"block_tables_RM of group {g}", made.tolist(), rows
+        yield f"block_tables_RM[{g}]", made.tolist(), rows

@@ -19,8 +19,8 @@ from dovetail_devkit.expectation import expect
 class _Account:
     """What was reported about one request.
 
-    rank: the last one returned. computed: tokens, -1 while it waits. is_fresh: it was evicted in
-    this step.
+    rank: the last rank that the policy returned. computed: number of computed tokens, -1 while the
+    request waits. is_fresh: whether it was evicted in this step.
     """
 
     request: RequestView
@@ -54,11 +54,11 @@ class PolicyAccounts:
     def arrive(self, request: RequestView) -> None:
         """Record a new request."""
         name = request.request_id
-        expect(name not in self.alive, f"{name} arrives a second time")
+        expect(name not in self.alive, f"on_arrival was called for {name} a second time")
         expect(
             request.sequence > self.last_sequence,
-            f"{name} has sequence {request.sequence} after {self.last_sequence}; it must be the "
-            "order of arrival",
+            f"{name} has sequence={request.sequence}, but the request before it has "
+            f"{self.last_sequence}; it must be larger",
         )
         self.last_sequence = request.sequence
         self.alive[name] = _Account(request=request)
@@ -73,15 +73,18 @@ class PolicyAccounts:
         """Record a grant of tokens to a running request."""
         account = self._account(request, "on_granted")
         name, computed = request.request_id, request.num_computed_tokens
-        expect(num_tokens > 0, f"{name} was granted {num_tokens} tokens")
+        expect(
+            num_tokens > 0,
+            f"on_granted for {name} reports {num_tokens} tokens; expected at least 1",
+        )
         if account.computed < 0:
             self._check_order(account, block_size)
             self.admitted.append(name)
             account.computed = computed - num_tokens
         expect(
             account.computed >= 0 and account.computed + num_tokens == computed,
-            f"{name} had {account.computed} tokens computed, was granted {num_tokens} and has "
-            f"{computed}",
+            f"{name} had {account.computed} computed tokens and a grant of {num_tokens}, but "
+            f"num_computed_tokens={computed}",
         )
         account.computed = computed
 
@@ -89,7 +92,7 @@ class PolicyAccounts:
         """Record output tokens of a request."""
         account = self._account(request, "on_output")
         account.num_outputs += num_tokens
-        if account.computed >= 0:  # fewer than granted if drafts were rejected
+        if account.computed >= 0:  # rejected drafts reduce the number of computed tokens
             account.computed = min(account.computed, request.num_computed_tokens)
         self._check_outputs(account)
 
@@ -97,15 +100,20 @@ class PolicyAccounts:
         """Record that a request lost its row."""
         account = self._account(request, "on_evict")
         name, had = request.request_id, max(0, account.computed)
-        expect(num_tokens_lost == had, f"{name} had {had} tokens and lost {num_tokens_lost}")
+        expect(
+            num_tokens_lost == had,
+            f"on_evict for {name} reports {num_tokens_lost} lost tokens; it had {had} computed "
+            "tokens",
+        )
         account.num_evictions += 1
         expect(
             request.num_preemptions == account.num_evictions,
             f"{name} has num_preemptions={request.num_preemptions} after "
-            f"{account.num_evictions} evictions",
+            f"{account.num_evictions} calls of on_evict",
         )
         expect(
-            request.num_computed_tokens == 0, f"{name} was evicted but keeps its computed tokens"
+            request.num_computed_tokens == 0,
+            f"{name} was evicted, but has num_computed_tokens={request.num_computed_tokens}",
         )
         self._leave(account)
         account.is_fresh = True
@@ -123,16 +131,20 @@ class PolicyAccounts:
         waiting = len(self.waiting)
         expect(
             view.num_waiting == waiting,
-            f"the view shows num_waiting={view.num_waiting}; expected {waiting}",
+            f"the view has num_waiting={view.num_waiting}; expected {waiting}",
         )
         shown = [request.request_id for request in view.running]
         expect(
             shown == self.admitted,
-            f"the view shows {shown} running; expected {self.admitted}, in the order of admission",
+            f"the view has the running requests {shown}; expected {self.admitted}, in the order of "
+            "admission",
         )
         for account in self.waiting:
             account.is_fresh = False
-        expect(view.num_free_blocks >= 0, f"num_free_blocks is {view.num_free_blocks}")
+        expect(
+            view.num_free_blocks >= 0,
+            f"the view has num_free_blocks={view.num_free_blocks}; it must not be negative",
+        )
 
     def _check_order(self, admitted: _Account, block_size: int) -> None:
         """Check that no waiting request has a better rank than an admitted one; ties go by arrival.
@@ -149,8 +161,8 @@ class PolicyAccounts:
             theirs = other.rank, other.request.sequence
             expect(
                 not theirs < mine or self._may_follow(other, block_size),
-                f"{admitted.request.request_id} of rank {mine} is admitted, and "
-                f"{other.request.request_id} of rank {theirs} waits",
+                f"the scheduler admits {admitted.request.request_id} with rank {mine}, although "
+                f"{other.request.request_id} with the better rank {theirs} waits",
             )
 
     def _may_follow(self, waiting: _Account, block_size: int) -> bool:
@@ -162,12 +174,12 @@ class PolicyAccounts:
         has = account.request.num_output_tokens
         expect(
             account.num_outputs == has,
-            f"{account.request.request_id} has {has} output tokens; the policy was notified of "
+            f"{account.request.request_id} has {has} output tokens, but calls of on_output report "
             f"{account.num_outputs}",
         )
         expect(
             account.computed >= 0 or not has or account.num_evictions > 0,
-            f"{account.request.request_id} has output, but the policy was notified of no grant",
+            f"{account.request.request_id} has output, but on_granted was not called for it",
         )
 
     def _leave(self, account: _Account) -> None:
@@ -178,7 +190,7 @@ class PolicyAccounts:
     def _account(self, request: RequestView, hook: str) -> _Account:
         name = request.request_id
         if name not in self.alive:
-            raise AssertionError(f"{hook} reports {name}, which has ended or never arrived")
+            raise AssertionError(f"{hook} was called for {name}, which is not an active request")
         return self.alive[name]
 
 

@@ -1,8 +1,8 @@
 """Non-clairvoyance: a policy's decisions must not depend on future tokens.
 
-The same requests run in two worlds that differ in every token from some step on, and so in the
-length of each answer. Until the first step whose results differ, the plans must be equal. Uses
-only the contract of the scheduler.
+The same requests run twice. From a given step on, the two runs get different tokens, and so answers
+of different lengths. The plans must be equal up to this step. Uses only the contract of the
+scheduler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=12, max_model_l
 
 
 def check_foresight(scheduler_cls: type[SchedulerInterface], policy: type[Policy]) -> None:
-    """Compare the plans of two worlds; raise AssertionError with the first difference."""
+    """Compare the plans of two runs; raise AssertionError with the first difference."""
     for seed in range(NUM_SEEDS):
         for split in SPLITS:
             plans, others = (
@@ -39,8 +39,9 @@ def check_foresight(scheduler_cls: type[SchedulerInterface], policy: type[Policy
             for plan, other in zip(plans[: split + 1], others[: split + 1], strict=True):
                 expect(
                     plan == other,
-                    f"the answers differ from step {split} on, but the plans differ before: "
-                    f"{plan.describe()}\nversus\n{other.describe()}",
+                    f"the plans depend on future tokens: two runs with equal tokens before step "
+                    f"{split} have different plans before it: {plan.describe()}\n"
+                    f"and\n{other.describe()}",
                 )
 
 
@@ -52,7 +53,7 @@ def _play(
     split: int,
     world: int,
 ) -> list[SchedulerOutput]:
-    """Return the plans of `NUM_STEPS` steps; results from step `split` on come from `world`."""
+    """Return the plans of `NUM_STEPS` steps. From step `split` on, tokens depend on `world`."""
     clock, rng = ManualClock(), Random(seed)
     scheduler = scheduler_cls(
         SchedulerContext(

@@ -1,4 +1,4 @@
-"""Small programs that show a policy's order: with room for all, and with too few seats.
+"""Small programs that check a policy's order, with enough seats and with too few seats.
 
 The core's scheduler plays them with more blocks than needed, so that only the policy decides. Sees
 the policy only through its accounts.
@@ -22,7 +22,7 @@ PRIORITIES = (2, 0, 1, 0, 2, -1, 1, -2, 0, 2, -1)
 
 
 def make_referee(policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1) -> Referee:
-    """Return a referee of a scheduler with three seats and enough of everything else."""
+    """Return a referee of a scheduler with three seats and enough blocks and tokens."""
     limits = SchedulerLimits(max_num_seqs=NUM_SEATS, max_num_batched_tokens=64, max_model_len=32)
     kv_cache = make_kv_cache(num_blocks=129, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
@@ -43,19 +43,19 @@ def add(referee: Referee, number: int) -> None:
 
 
 def check_room_for_all(referee: Referee, accounts: PolicyAccounts) -> None:
-    """Check that all requests run and none is preempted if there is room."""
+    """Check that all requests run and none is preempted if there are enough seats."""
     for number in range(NUM_SEATS):
         add(referee, number)
     plan = referee.schedule()
     expect(
         len(plan.rows) == NUM_SEATS,
-        f"{len(plan.rows)} of {NUM_SEATS} requests run, although there is room for all",
+        f"{len(plan.rows)} of {NUM_SEATS} requests run, although all have seats",
     )
     referee.settle()
     referee.drain()
     if not accounts.plans:
         expect(
-            accounts.num_evicted == 0, "a request was preempted, although there was room for all"
+            accounts.num_evicted == 0, "a request was preempted, although all requests had seats"
         )
 
 
@@ -67,23 +67,29 @@ def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy
     for number in range(len(PRIORITIES)):
         add(referee, number)
         referee.schedule()
-        expect(len(accounts.admitted) <= NUM_SEATS, "more requests run than there are seats")
+        expect(
+            len(accounts.admitted) <= NUM_SEATS,
+            f"{len(accounts.admitted)} requests run; max_num_seqs is {NUM_SEATS}",
+        )
         if policy.preempts and policy.static_rank and not accounts.plans:
             _check_best_run(accounts)
         referee.settle()
     referee.drain()
     if not policy.preempts and not accounts.plans:
-        expect(accounts.num_evicted == 0, "preempts is False, but a request was preempted")
+        expect(
+            accounts.num_evicted == 0,
+            "a request was preempted, but the policy declares preempts = False",
+        )
     stats = referee.last_stats
     expect(
         stats is None or stats.num_preemptions == accounts.num_evicted,
-        f"the policy was notified of {accounts.num_evicted} evictions, but the statistics have "
+        f"on_evict was called {accounts.num_evicted} times, but the statistics have "
         f"num_preemptions={stats and stats.num_preemptions}",
     )
 
 
 def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
-    """Check that one newcomer takes at most one seat, also while a step uses that row."""
+    """Check that a new request preempts at most one request, also while steps are in flight."""
     for number in range(NUM_SEATS):
         add(referee, number)
     referee.schedule()
@@ -96,7 +102,8 @@ def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -
     most = int(policy.preempts)
     expect(
         accounts.num_evicted <= most or not policy.static_rank,
-        f"{accounts.num_evicted} requests were preempted for one newcomer; at most {most} may be",
+        f"{accounts.num_evicted} requests were preempted for one new request; expected at most "
+        f"{most}",
     )
 
 
@@ -106,6 +113,6 @@ def _check_best_run(accounts: PolicyAccounts) -> None:
         worse = [one.request.request_id for one in running if waiting.rank < one.rank]
         expect(
             not worse,
-            f"{waiting.request.request_id} of rank {waiting.rank} waits, but {worse} of worse "
-            "ranks run, although the policy preempts",
+            f"{waiting.request.request_id} with rank {waiting.rank} waits while {worse} with worse "
+            "ranks run, although the policy declares preempts = True",
         )

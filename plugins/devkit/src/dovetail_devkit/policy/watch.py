@@ -1,8 +1,7 @@
-"""A watched policy: it gets proxies, and its answers are checked.
+"""A wrapper that gives a policy proxies of its arguments, and checks its answers.
 
-The proxies are read-only and show only what `RequestView` and `SchedulerView` declare. Ranks,
-victims and actions pass through this module on their way to the scheduler. Whether an action is
-legal is checked by the scheduler in strict mode.
+The proxies are read-only and show only what `RequestView` and `SchedulerView` declare. The wrapper
+checks ranks and victims. The scheduler in strict mode checks whether actions are legal.
 """
 
 from __future__ import annotations
@@ -28,11 +27,15 @@ class _Proxy:
         object.__setattr__(self, "_shown", shown)
 
     def __getattr__(self, name: str) -> Any:
-        expect(name in self._shown, f"the policy reads {name!r}; allowed are {sorted(self._shown)}")
+        expect(
+            name in self._shown,
+            f"the policy reads the attribute {name!r} of a view, which has only "
+            f"{sorted(self._shown)}",
+        )
         return getattr(self._target, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AssertionError(f"the policy writes to {name!r}; views are read-only")
+        raise AssertionError(f"the policy sets the attribute {name!r} of a view; it must not")
 
 
 class _Waiting(Sequence[Any]):
@@ -54,7 +57,7 @@ class _Waiting(Sequence[Any]):
 
 
 class _ViewProxy(_Proxy):
-    """A scheduler's view whose requests are proxies."""
+    """A proxy of a `SchedulerView`, which returns proxies of requests."""
 
     __slots__ = ("_veil",)
 
@@ -78,7 +81,10 @@ class _ViewProxy(_Proxy):
 
 
 class Veil:
-    """Maps objects to proxies between a policy and a scheduler; each request has one proxy."""
+    """Converts objects to proxies and back, between a policy and a scheduler.
+
+    Each request has one proxy.
+    """
 
     def __init__(self) -> None:
         self._proxies: dict[int, _Proxy] = {}
@@ -110,18 +116,18 @@ class Veil:
         """Return the object behind a proxy; return other values unchanged."""
         return shown._target if isinstance(shown, _Proxy) else shown
 
-    def wish(self, wish: Any) -> Any:
+    def action(self, action: Any) -> Any:
         """Return an action with the request behind its proxy; return other values unchanged."""
-        if type(wish) is not tuple or len(wish) != 5:
-            return wish
-        kind, request, *rest = wish
+        if type(action) is not tuple or len(action) != 5:
+            return action
+        kind, request, *rest = action
         return (kind, self.lift(request), *rest)
 
 
 class WatchedPolicy(Policy):
     """Delegates to a policy of `watched_cls`, and checks its answers.
 
-    accounts: the events it received. `check_waiting` checks the policy's promises.
+    accounts: the events that the policy received.
     """
 
     watched_cls: type[Policy] = Policy
@@ -139,16 +145,20 @@ class WatchedPolicy(Policy):
         """Call the policy twice, and compare with the ranks of all waiting requests."""
         first = self.watched.rank(*self.veil.both(request, view))
         again = self.watched.rank(*self.veil.both(request, view))
-        expect(first == again, f"rank of {request.request_id} is {first!r}, then {again!r}")
+        expect(
+            first == again,
+            f"two calls of rank for {request.request_id} return {first!r} and {again!r}; they must "
+            "be equal",
+        )
         for other in self.accounts.waiting:
             try:
                 expect(
                     first < other.rank or other.rank <= first,
-                    f"{first!r} and {other.rank!r} have no order",
+                    f"the ranks {first!r} and {other.rank!r} must have an order",
                 )
             except TypeError as error:
                 raise AssertionError(
-                    f"ranks of {request.request_id} and {other.request.request_id} cannot be "
+                    f"the ranks of {request.request_id} and {other.request.request_id} cannot be "
                     f"compared: {error}"
                 ) from error
         self.accounts.ranked(request, first)
@@ -161,10 +171,10 @@ class WatchedPolicy(Policy):
         for request, proxy in zip(running, shown, strict=True):
             if chosen is proxy:
                 return request
-        raise AssertionError(f"victim returns {chosen!r}, which is not one of the given requests")
+        raise AssertionError(f"victim returns {chosen!r}, which is not a request of its argument")
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Open an account."""
+        """Record the arrival of a request."""
         self._view = view
         self.watched.on_arrival(*self.veil.both(request, view))
         self._promise(request, view)
@@ -172,19 +182,19 @@ class WatchedPolicy(Policy):
         self.accounts.ranked(request, self._promised[request.request_id])
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Book a grant."""
+        """Record a grant of tokens."""
         self.accounts.grant(request, num_tokens, view.block_size)
         shown, shown_view = self.veil.both(request, view)
         self.watched.on_granted(shown, num_tokens, shown_view)
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Book tokens."""
+        """Record output tokens."""
         self.accounts.output(request, num_tokens)
         shown, shown_view = self.veil.both(request, view)
         self.watched.on_output(shown, num_tokens, shown_view)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Book a loss."""
+        """Record an eviction."""
         self.accounts.evict(request, num_tokens_lost)
         shown, shown_view = self.veil.both(request, view)
         self.watched.on_evict(shown, num_tokens_lost, shown_view)
@@ -192,12 +202,12 @@ class WatchedPolicy(Policy):
         self.accounts.ranked(request, self._promised[request.request_id])
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Close an account."""
+        """Record the end of a request."""
         self.accounts.finish(request)
         self.watched.on_finish(*self.veil.both(request, view))
 
     def check_waiting(self) -> None:
-        """Check that the ranks of waiting requests keep the promise of `static_rank`."""
+        """Check that ranks of waiting requests do not change if the policy declares static_rank."""
         if self._view is None:
             return
         self.accounts.check_view(self._view)
@@ -206,8 +216,8 @@ class WatchedPolicy(Policy):
             now = self.watched.rank(*self.veil.both(account.request, self._view))
             expect(
                 now == self._promised[name],
-                f"rank of {name} was {self._promised[name]!r} and is {now!r} while it waits; "
-                "static_rank promises that it never changes",
+                f"the rank of {name} changes from {self._promised[name]!r} to {now!r} while it "
+                "waits, but the policy declares static_rank",
             )
 
     def _promise(self, request: RequestView, view: SchedulerView) -> None:
@@ -216,19 +226,19 @@ class WatchedPolicy(Policy):
 
 
 class WatchedPlan(WatchedPolicy):
-    """A watched policy that overrides `plan`: its actions are passed on one by one."""
+    """A watched policy that overrides `plan`, and forwards each action to the scheduler."""
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Forward the actions, and return the answers."""
-        wishes = self.watched.plan(self.veil.view(view))
-        expect(isinstance(wishes, Generator), f"plan returns {wishes!r}; it must be a generator")
+        actions = self.watched.plan(self.veil.view(view))
+        expect(isinstance(actions, Generator), f"plan returns {actions!r}; expected a generator")
         answer: Any = None
         while True:
             try:
-                wish = wishes.send(answer)
+                action = actions.send(answer)
             except StopIteration:
                 return
-            answer = yield self.veil.wish(wish)
+            answer = yield self.veil.action(action)
 
 
 def plans(policy_cls: type[Policy]) -> bool:

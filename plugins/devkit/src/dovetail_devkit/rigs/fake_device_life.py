@@ -1,4 +1,4 @@
-"""Shared tests of device workers: start, steps and shutdown on the fake device."""
+"""Helpers for tests of device workers on the fake device."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def on_fake_device(platform_cls, machine):
 
 
 def watched(worker_cls):
-    """Return the worker whose steps must not wait for the device."""
+    """Return a subclass of the worker that asserts that steps do not wait for the device."""
     return type("WatchedWorker", (StrictSteps, worker_cls), {})
 
 

@@ -1,6 +1,6 @@
-"""A fake asynchronous device of CPU tensors: results arrive when the host waits for them.
+"""A fake asynchronous device with CPU tensors, whose copies are done when the host waits for them.
 
-Until then the host reads poison. Memory used by a copy is watched until the copy is done.
+Until then the host reads `POISON`. The source and the target of a copy must not change before.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ POISON = 0xA5
 
 
 class LateEvent:
-    """An event that occurs when the host waits for it. arrivals: callables that run then."""
+    """An event that occurs when the host waits for it. arrivals: functions that do the copies."""
 
     def __init__(self, device, arrivals=()):
         self.device, self.arrivals, self.is_past = device, arrivals, False
@@ -31,7 +31,7 @@ class LateEvent:
 
 
 class LateDevice:
-    """pinned: all allocated memory. num_waits: how often the host has waited for an event."""
+    """The fake device. pinned: all pinned memory. num_waits: number of waits of the host."""
 
     def __init__(self):
         self.pinned, self.num_waits, self.fails = [], 0, None
@@ -53,9 +53,11 @@ class LateDevice:
             def arrive():
                 if self.fails is not None:
                     raise self.fails
-                assert torch.equal(source, expected), "written to while it was being copied"
+                assert torch.equal(source, expected), (
+                    "the source of a copy was written to before the copy was done"
+                )
                 assert (target.view(torch.uint8) == POISON).all(), (
-                    "its target is also used by another copy"
+                    "the target of a copy was written to before the copy was done"
                 )
                 target.copy_(source)
 

@@ -1,4 +1,4 @@
-"""Plugins installed in a temporary folder: fixtures for tests of discovery and of the registry."""
+"""Fixtures that install plugins in a temporary folder, for tests of discovery and registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.metadata import first_party
 
 MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low", "none")]
-"""Distributions that count as first-party in tests that use `plugin_site`."""
+"""Distributions that are first-party in tests that use `plugin_site`."""
 
 
 class PluginSite:
@@ -21,10 +21,10 @@ class PluginSite:
         self.path = path
 
     def add(self, name, entries, *, manifest=None, version="1.0", **modules):
-        """Install a distribution whose package has its name, with a dash for an underscore.
+        """Install a distribution. Its package has the same name, with underscores for dashes.
 
         entries: kind to {plugin name: target}; a target that begins with ":" or "." is in the
-        package. modules: sources, `init` for the package itself.
+        package. modules: source of each module; `init` is the source of `__init__.py`.
         """
         package = self.path / name.replace("-", "_")
         package.mkdir(parents=True)
@@ -44,7 +44,7 @@ class PluginSite:
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
     def registry(self, **given):
-        """A registry that sees only this folder."""
+        """Return a registry that finds only plugins of this folder."""
         return PluginRegistry(distributions=distributions(path=[str(self.path)]), **given)
 
 

@@ -1,7 +1,8 @@
-"""Random plans for model runners of `runner_rig`; they do not depend on tokens.
+"""Random plans for model runners of `runner_rig`.
 
-Requests join, also partly computed and with shared blocks, run in chunks, wait, and leave; they use
-every sampling field. So one program can be run by several runners, at any depth.
+Requests join, some of them partly computed and with shared blocks, run in chunks, wait, and leave.
+They use every sampling field. The plans do not depend on tokens, so several runners can execute
+them, at any pipeline depth.
 """
 
 from array import array
@@ -30,7 +31,7 @@ WISHES = [
 
 
 class Row:
-    """A request on a row, as a scheduler sees it: counts and blocks."""
+    """A request on a row, with the counts and blocks that a scheduler knows."""
 
     def __init__(self, tokens, blocks):
         self.tokens, self.blocks = tokens, blocks

@@ -95,8 +95,8 @@ class CountingBackend(Backend):
 class Model:
     """A model whose next token is the column with the largest sum of the embeddings so far.
 
-    narrows: whether only needed tokens continue after its attention. num_left: their number in each
-    forward pass.
+    narrows: whether only needed tokens continue after the attention. num_left: number of tokens
+    after the attention, by forward pass.
     """
 
     narrows = True
@@ -130,7 +130,7 @@ class Model:
 
 
 class Steps:
-    """Builds plans for a runner and remembers generations."""
+    """Builds and executes plans of a runner, with the generations of rows."""
 
     def __init__(self, runner):
         self.runner, self.builder, self.generations = runner, StepBuilder(), {}
@@ -155,7 +155,7 @@ class Steps:
         return self
 
     def run(self, *runs, grammar=None):
-        """Runs: (row, start, count, samples). Return the tokens by row."""
+        """Execute a plan and return the tokens by row. runs: (row, start, count, samples)."""
         for row, start, count, samples in runs:
             self.builder.run(row, start, count, samples=samples)
         plan = self.builder.build()

@@ -1,4 +1,4 @@
-"""A KV connector with ranks of different speed, for engines with worker processes."""
+"""A KV connector with different speeds of ranks, for tests of engines with worker processes."""
 
 from dovetail_kv_memory.connector import MemoryConnector, MemoryWorkerSide, _options, _store_name
 from dovetail_kv_memory.store import shared_store
@@ -7,7 +7,7 @@ LATE_STEPS = 2
 
 
 class UnevenWorkerSide(MemoryWorkerSide):
-    """Corrupts every second load and reports it; reports asynchronous transfers some steps late."""
+    """Fails every second load, and reports asynchronous transfers some steps late."""
 
     num_loads = 0
 
@@ -22,7 +22,7 @@ class UnevenWorkerSide(MemoryWorkerSide):
         if self.num_loads % 2:
             return missing
         for cache_NP in self._pages_NP:
-            cache_NP[list(transfer["blocks"])] = 255  # NaN, in any floating type
+            cache_NP[list(transfer["blocks"])] = 255  # NaN in every floating-point type
         return list(transfer["blocks"])
 
     def finish(self):
@@ -34,7 +34,7 @@ class UnevenWorkerSide(MemoryWorkerSide):
 
 
 class UnevenConnector(MemoryConnector):
-    """Keeps blocks in memory; rank 1 is late and fails loads."""
+    """Keeps blocks in memory. Rank 1 reports transfers late and fails loads."""
 
     @staticmethod
     def create_worker_side(context):

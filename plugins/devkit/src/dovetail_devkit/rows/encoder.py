@@ -1,6 +1,6 @@
-"""The encoder cache of a fake worker: which content is encoded, and the rules for it.
+"""The encoder cache of a fake worker, with checks of how plans use it.
 
-Depends on plans and rows. Encodes nothing: encoded content is a number, which
+Depends on plans and rows. It does not encode: encoded content is represented by a number, which
 `dovetail_devkit.rows.state` computes.
 """
 
@@ -15,7 +15,7 @@ from dovetail_devkit.rows.state import RowState
 
 
 class FakeEncoder:
-    """Tracks encoded content of rows until it is freed. kept: content hash to tokens."""
+    """Tracks encoded content until a plan frees it. kept: content hash to number of tokens."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.kept: dict[bytes, int] = {}
@@ -28,7 +28,7 @@ class FakeEncoder:
             del self.kept[content_hash]
         num_encoded = 0
         for run in plan.encoder:
-            expect(run.row in rows, f"row {run.row} has content to encode, but no request")
+            expect(run.row in rows, f"the plan encodes content of row {run.row}, without a request")
             content = rows[run.row].request.encoder_inputs[run.index]
             expect(
                 content.content_hash not in self.kept,
@@ -37,9 +37,15 @@ class FakeEncoder:
             self.kept[content.content_hash] = content.num_tokens
             num_encoded += content.num_tokens
         budget, size = self._limits.max_num_encoder_tokens, self._limits.encoder_cache_tokens
-        expect(num_encoded <= budget, f"{num_encoded} tokens are encoded; the budget is {budget}")
+        expect(
+            num_encoded <= budget,
+            f"the plan encodes {num_encoded} tokens; max_num_encoder_tokens is {budget}",
+        )
         held = sum(self.kept.values())
-        expect(held <= size, f"{held} encoded tokens are kept; the cache holds {size}")
+        expect(
+            held <= size,
+            f"plans keep {held} encoded tokens; encoder_cache_tokens is {size}",
+        )
 
     def check(self, state: RowState, start: int, end: int) -> None:
         """Check that all content at positions [start, end) of a row is encoded."""

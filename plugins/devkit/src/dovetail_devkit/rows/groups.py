@@ -1,9 +1,9 @@
-"""Rows over caches of several groups, with sliding windows and states.
+"""A `RowModel` for caches of several groups, with sliding windows and states.
 
-A `RowModel` whose tables drop the blocks before a window, so that a wrong read of such a block is
-detected. All groups share the memory of a block, so a block belongs to one group at a time, and a
-write by one group replaces the content of another. The blocks that each run may read are compared
-with the expected content. Depends on no scheduler.
+Its tables drop the blocks before a window, so that a wrong read of such a block is detected. All
+groups share the memory of a block, so a block belongs to one group at a time, and a write by one
+group replaces the content of another. The blocks that a run may read are compared with the expected
+content. Depends on no scheduler.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dovetail_devkit.rows.model import RowModel
 from dovetail_devkit.rows.state import MASK, RowState
 
 SNAPSHOT_SPAN = 2
-"""The window of a state: two tokens, since the block before the next token is needed."""
+"""The window of a state in tokens: the state before the next token is needed."""
 
 
 def make_rows(
     limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int, *, connected: bool
 ) -> RowModel:
-    """Return the row model for a cache: a plain one if there is one group without a window.
+    """Return a `RowModel` if the cache has one group without a window, else `GroupRows`.
 
-    connected: whether a KV connector moves blocks; only with one such group.
+    connected: whether a KV connector moves blocks; ignored for `GroupRows`.
     """
     spec = kv_cache.groups[0].spec
     if len(kv_cache.groups) == 1 and not (isinstance(spec, StateSpec) or _span(spec)):
@@ -36,7 +36,7 @@ def make_rows(
 
 
 def _span(spec: Any) -> int:
-    """Return how many tokens the next token attends to, itself included; 0 for all."""
+    """Return how many tokens the next token attends to, including itself; 0 for all tokens."""
     if isinstance(spec, StateSpec):
         return SNAPSHOT_SPAN if spec.snapshots else 0
     return spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
@@ -52,11 +52,11 @@ class GroupRows(RowModel):
         self._spans = [_span(spec) for spec in specs]
         self._state_specs = {g: s for g, s in enumerate(specs) if isinstance(s, StateSpec)}
         for group in self._state_specs:
-            self._cached[group] = False  # `write` does not keep a slot per token for it
+            self._cached[group] = False  # `write` keeps no slots for the tokens of a state
 
     def execute(self, plan: SchedulerOutput) -> None:
         """Execute a plan as `RowModel` does, and check the content that its runs read."""
-        self.shed()
+        self.drop_blocks()
         super().execute(plan)
         runs = self._step.runs if self._step else []
         for row, (start, end, _) in zip(plan.rows, runs, strict=True):
@@ -65,29 +65,37 @@ class GroupRows(RowModel):
                     first = max(0, start - span + 1) if span else 0
                     self._check_read(group, self.rows[row], first, end)
 
-    def shed(self) -> None:
-        """Forget the blocks that no later token needs; they may be reused."""
+    def drop_blocks(self) -> None:
+        """Remove blocks that no later token needs from the tables; they may be reused."""
         for state in self.rows.values():
             for group, span in enumerate(self._spans):
                 end = self._first_needed(group, state.num_computed) if span else 0
                 state.blocks[group][:end] = [0] * min(end, len(state.blocks[group]))
 
     def held_blocks(self, names: Container[str]) -> set[int]:
-        """Return the blocks that rows of the requests called `names` need."""
-        self.shed()
+        """Return the blocks that rows of the requests `names` need."""
+        self.drop_blocks()
         return super().held_blocks(names)
 
     def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
         """Append blocks to a row's table; 0 for blocks before the window."""
-        self._require(row in self.rows, f"row {row} gets blocks, but has no request")
+        self._require(row in self.rows, f"the plan gives blocks to row {row}, which has no request")
         table = self.rows[row].blocks[group]
         table.extend(block_ids)
         named = [block for block in table if block]
         there = all(0 < block < self._kv_cache.num_blocks for block in named)
-        self._require(there, f"row {row} gets blocks that do not exist: {list(block_ids)}")
-        self._require(len(set(named)) == len(named), f"row {row} has a block twice: {table}")
+        self._require(
+            there, f"the plan gives row {row} blocks that do not exist: {list(block_ids)}"
+        )
+        self._require(
+            len(set(named)) == len(named),
+            f"the block table of row {row} has a block twice: {table}",
+        )
         longest = (len(table) - 1) * self._block_sizes[group]
-        self._require(longest < self.limits.max_model_len, f"row {row} has {len(table)} blocks")
+        self._require(
+            longest < self.limits.max_model_len,
+            f"row {row} has {len(table)} blocks, more than max_model_len needs",
+        )
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
         """Fill the slots of some tokens, and advance the states."""
@@ -98,19 +106,24 @@ class GroupRows(RowModel):
             size = self._block_sizes[group]
             last = state.blocks[group][(start - 1) // size if spec.snapshots else 0]
             good = not start or self._states.get((group, last)) == state.contents[start - 1]
-            self._require(good, f"row {row} continues at {start} from a wrong state")
+            self._require(
+                good,
+                f"row {row} continues at position {start}, but its state is not of {start - 1}",
+            )
             ends = {start + count, *range(start - start % size + size, start + count, size)}
             for end in sorted(ends):
                 block = state.blocks[group][(end - 1) // size if spec.snapshots else 0]
-                self._require(block > 0, f"row {row} has no block for its state after {end} tokens")
+                self._require(
+                    block > 0, f"row {row} needs a block for its state after {end} tokens"
+                )
                 self._states[group, block] = state.contents[end - 1]
 
     def read(self, row: int, end: int) -> int:
-        """Return the attention result of positions 0 to end - 1; `execute` checks the slots."""
+        """Return the attention result of positions 0 to end - 1, without a check of the slots."""
         return sum(self.rows[row].contents[:end]) & MASK
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return the rows of each (group, block) that several rows need."""
+        """Return (group, block) to the rows that share the block."""
         return {key: rows for key, rows in super().shared_blocks().items() if key[1]}
 
     def _overwrite(self, state: RowState, start: int, count: int) -> None:
@@ -131,8 +144,8 @@ class GroupRows(RowModel):
                     owner = owners.setdefault(block, group) if block else group
                     self._require(
                         owner == group,
-                        f"block {block} is given to the KV-cache groups {owner} and {group}: all "
-                        "groups share the memory of a block, so each needs separate blocks",
+                        f"block {block} is given to the KV-cache groups {owner} and {group}, which "
+                        "share its memory; give each group separate blocks",
                     )
         super()._check_sharing()
 

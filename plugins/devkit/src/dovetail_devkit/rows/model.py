@@ -25,7 +25,7 @@ from dovetail_devkit.rows.pages import FlakyWorkerSide, SlotPages
 from dovetail_devkit.rows.state import MASK, RowState, mix
 
 COLDEST = 1e-3
-"""Requests of this temperature and below are greedy."""
+"""Requests with this temperature or a lower one are greedy."""
 _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
 """The content of a slot that was never written."""
 
@@ -35,7 +35,7 @@ class _Step:
     """An executed plan, and the results of attention of each run.
 
     runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. answer: the KV connector's.
+    for each of its last 1 + num_drafts positions. answer: of the KV connector.
     """
 
     plan: SchedulerOutput
@@ -82,7 +82,7 @@ class RowModel:
         self._require(self._step is None, "sample_tokens was not called for the previous plan")
         self._require(
             plan.step_id > self._last_step,
-            f"step {plan.step_id} comes after step {self._last_step}: plans are out of order",
+            f"plans are out of order: step {plan.step_id} follows step {self._last_step}",
         )
         self._last_step = plan.step_id
         if self._side is not None:
@@ -91,7 +91,10 @@ class RowModel:
             self.leave(row)
         for request in plan.joins:
             self.join(request)
-        self._require(len(plan.blocks) == len(self._block_sizes), "plan.blocks: wrong length")
+        self._require(
+            len(plan.blocks) == len(self._block_sizes),
+            f"plan.blocks has {len(plan.blocks)} entries for {len(self._block_sizes)} groups",
+        )
         for group, columns in enumerate(plan.blocks):
             self._grow_all(group, columns)
         self._check_step(plan)
@@ -116,7 +119,7 @@ class RowModel:
         """Return the result of the last executed plan, and append its tokens to their rows."""
         step, self._step = self._step, None
         if step is None:
-            raise AssertionError("sample_tokens without execute_model")
+            raise AssertionError("sample_tokens was called before execute_model")
         plan = step.plan
         allowed = _allowed_tokens(grammar, self.vocab_size)
         num_sampled, token_ids = array("B"), array("i")
@@ -152,27 +155,31 @@ class RowModel:
         )
 
     def leave(self, row: int) -> None:
-        """End a row."""
-        self._require(row in self.rows, f"row {row} leaves, but has no request")
+        """Remove the request of a row."""
+        self._require(row in self.rows, f"the plan releases row {row}, which has no request")
         self.rows.pop(row, None)
 
     def join(self, request: NewRequest) -> None:
-        """Assign its row to `request`."""
+        """Give `request` the row that it names."""
         row, name = request.row, request.request_id
         held = self.rows.get(row)
-        self._require(0 <= row < self.limits.max_num_seqs, f"{name} joins a wrong row: {row}")
-        self._require(held is None, f"{name} joins row {row}, which did not leave")
+        self._require(
+            0 <= row < self.limits.max_num_seqs,
+            f"{name} joins row {row}; max_num_seqs is {self.limits.max_num_seqs}",
+        )
+        self._require(held is None, f"{name} joins row {row}, which was not released")
         self._require(
             all(state.request.request_id != name for state in self.rows.values()),
-            f"{name} joins row {row}, but has another row",
+            f"{name} joins row {row}, but already has another row",
         )
         self._require(
             request.generation > self._generations.get(row, 0),
-            f"{name} joins row {row} with an old generation",
+            f"{name} joins row {row} with generation {request.generation}, which is not new",
         )
         self._require(
             0 < request.num_prompt_tokens <= len(request.token_ids) < self.limits.max_model_len,
-            f"{name} joins with {len(request.token_ids)} tokens",
+            f"{name} joins with {len(request.token_ids)} tokens, num_prompt_tokens="
+            f"{request.num_prompt_tokens} and max_model_len={self.limits.max_model_len}",
         )
         self._generations[row] = request.generation
         state = RowState(request=request, blocks=[[] for _ in self._block_sizes])
@@ -182,31 +189,37 @@ class RowModel:
 
     def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
         """Append blocks to a row's table."""
-        self._require(row in self.rows, f"row {row} gets blocks, but has no request")
+        self._require(row in self.rows, f"the plan gives blocks to row {row}, which has no request")
         blocks = self.rows[row].blocks[group]
         blocks.extend(block_ids)
         size = self._block_sizes[group]
         self._require(
             all(0 < block < self._kv_cache.num_blocks for block in block_ids),
-            f"row {row} gets blocks that do not exist: {list(block_ids)}",
+            f"the plan gives row {row} blocks that do not exist: {list(block_ids)}",
         )
-        self._require(len(set(blocks)) == len(blocks), f"row {row} has a block twice: {blocks}")
+        self._require(
+            len(set(blocks)) == len(blocks),
+            f"the block table of row {row} has a block twice: {blocks}",
+        )
         self._require(
             (len(blocks) - 1) * size < self.limits.max_model_len,
-            f"row {row} has {len(blocks)} blocks, more than a request can use",
+            f"row {row} has {len(blocks)} blocks, more than max_model_len needs",
         )
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
-        """Compute tokens [start, start + count) of a row: fill their slots."""
-        self._require(row in self.rows, f"row {row} runs, but has no request")
+        """Compute tokens [start, start + count) of a row, which fills their slots."""
+        self._require(row in self.rows, f"the plan runs row {row}, which has no request")
         state = self.rows[row]
         end, known = start + count, len(state.tokens)
         where = f"row {row} ({state.request.request_id}) runs positions {start} to {end - 1}"
-        self._require(end <= known, f"{where}, but knows {known} tokens")
-        self._require(samples == (end == known), f"{where} of {known}, with samples={samples}")
+        self._require(end <= known, f"{where}, but only {known} tokens are known")
+        self._require(
+            samples == (end == known),
+            f"{where} with samples={samples}; {known} tokens are known",
+        )
         self._require(
             state.num_computed in (-1, start),
-            f"{where}, but is computed up to {state.num_computed}",
+            f"{where}, but {state.num_computed} tokens are computed",
         )
         if self.strict and state.encoded:
             self._encoder.check(state, start, end)
@@ -215,7 +228,10 @@ class RowModel:
             if not self._cached[group]:
                 continue
             blocks = state.blocks[group]
-            self._require(end <= len(blocks) * size, f"{where} in {len(blocks)} blocks of {size}")
+            self._require(
+                end <= len(blocks) * size,
+                f"{where}, but has only {len(blocks)} blocks of {size} tokens",
+            )
             for position in range(start, min(end, known)):
                 slot = (group, blocks[position // size], position % size)
                 self._slots[slot] = state.contents[position]
@@ -236,7 +252,7 @@ class RowModel:
             if self.strict and content != state.contents[position] and not self._is_spoilt(block):
                 raise AssertionError(
                     f"row {row} ({state.request.request_id}) reads position {position} from block "
-                    f"{block}, which holds other content: stale, never computed or overwritten"
+                    f"{block}, which holds other content: stale, overwritten or never computed"
                 )
             attended += content
         return attended & MASK
@@ -246,7 +262,7 @@ class RowModel:
         return self._side is not None and block in self._side.spoilt
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
-        """Return the sampled token. A greedy request gets the same one for each seed."""
+        """Return the sampled token, which depends on the seed unless the request is greedy."""
         request = self.rows[row].request
         seed = request.seed if request.sampling_params.temperature > COLDEST else 0
         token = mix(attended, seed) % self.vocab_size
@@ -255,7 +271,7 @@ class RowModel:
         return token
 
     def poison(self) -> None:
-        """Make the content of all blocks without a row undefined."""
+        """Make the content of all blocks undefined that no row holds."""
         held = {
             (group, block)
             for state in self.rows.values()
@@ -266,7 +282,7 @@ class RowModel:
             del self._slots[slot]
 
     def held_blocks(self, names: Container[str]) -> set[int]:
-        """Return the blocks that rows of the requests called `names` hold."""
+        """Return the blocks that rows of the requests `names` hold."""
         return {
             block
             for state in self.rows.values()
@@ -277,7 +293,7 @@ class RowModel:
         }
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return the rows of each (group, block) that several rows hold."""
+        """Return (group, block) to the rows that share the block."""
         holders: dict[tuple[int, int], list[int]] = {}
         for row, state in self.rows.items():
             for group, blocks in enumerate(state.blocks):
@@ -292,19 +308,19 @@ class RowModel:
         results of earlier plans were not known when it was made. Drafts count as known until they
         are verified; drafts that the run does not verify are discarded.
         """
-        self._require(row in self.rows, f"row {row} runs, but has no request")
+        self._require(row in self.rows, f"the plan runs row {row}, which has no request")
         state, most = self.rows[row], self.limits.num_lookahead_tokens
         held, state.drafts = state.drafts, []
         self._require(
             0 <= num_drafts <= most,
-            f"row {row} has num_drafts={num_drafts}; at most {most} are possible",
+            f"row {row} has num_drafts={num_drafts}; num_lookahead_tokens is {most}",
         )
         late = start - state.num_computed if state.num_computed >= 0 else 0
         due = [0, *accumulate(reversed(state.num_wrong))]
         self._require(
             late in due,
-            f"row {row} runs from {start}, but is computed up to {state.num_computed}; in its last "
-            f"steps {list(state.num_wrong)} drafts were wrong",
+            f"row {row} runs from position {start}, but {state.num_computed} tokens are computed; "
+            f"{list(state.num_wrong)} drafts were wrong in its last steps",
         )
         verified = held[:num_drafts]
         for token in verified:
@@ -315,7 +331,7 @@ class RowModel:
     def _verify(
         self, row: int, drafts: list[int], attended: list[int], allowed: frozenset[int] | None
     ) -> list[int]:
-        """Append the accepted drafts and the token after them to a row; return them."""
+        """Append the accepted drafts and the next token to a row; return these tokens."""
         state = self.rows[row]
         sampled: list[int] = []
         for place, number in enumerate(attended):
@@ -341,7 +357,7 @@ class RowModel:
         self._require(
             len(columns.rows) == len(columns.counts)
             and sum(columns.counts) == len(columns.block_ids),
-            "the columns of blocks have different lengths",
+            "the columns of plan.blocks have different lengths",
         )
         end = 0
         for row, count in zip(columns.rows, columns.counts, strict=False):
@@ -352,9 +368,18 @@ class RowModel:
         lengths = {len(plan.rows), len(plan.starts), len(plan.num_tokens), len(plan.samples)}
         self._require(len(lengths) == 1, "the plan's columns have different lengths")
         total, budget = sum(plan.num_tokens), self.limits.max_num_batched_tokens
-        self._require(plan.total_num_tokens == total, "total_num_tokens is not the sum of the runs")
-        self._require(total <= budget, f"a step of {total} tokens, over the budget of {budget}")
-        self._require(len(set(plan.rows)) == len(plan.rows), "a row runs twice in a step")
+        self._require(
+            plan.total_num_tokens == total,
+            f"the plan has total_num_tokens={plan.total_num_tokens}; its runs have {total} tokens",
+        )
+        self._require(
+            total <= budget,
+            f"the plan runs {total} tokens; max_num_batched_tokens is {budget}",
+        )
+        self._require(
+            len(set(plan.rows)) == len(plan.rows),
+            f"the plan runs a row twice; its rows are {list(plan.rows)}",
+        )
 
     def _check_sharing(self) -> None:
         if not self.strict:
@@ -367,7 +392,7 @@ class RowModel:
             equal = len({tuple(state.tokens[:end]) for state in states}) <= 1
             expect(
                 len(places) == 1 and full and equal,
-                f"rows {rows} share block {block}, which is not a full block of equal tokens",
+                f"the rows {rows} share block {block}, which is not a full block of equal tokens",
             )
 
     def _require(self, condition: bool, message: str) -> None:
@@ -376,7 +401,7 @@ class RowModel:
 
 
 def _columns(token_ids: Sequence[int], num_best: int, vocab_size: int) -> LogprobColumns:
-    """Return columns for tokens of a row: each token, then `num_best` fictitious ones."""
+    """Return columns for tokens of a row: each token, then `num_best` fictitious best tokens."""
     flat = [(t + j) % vocab_size for t in token_ids for j in (0, *range(num_best))]
     return LogprobColumns(
         counts=array("i", [1 + num_best] * len(token_ids)),
@@ -387,7 +412,7 @@ def _columns(token_ids: Sequence[int], num_best: int, vocab_size: int) -> Logpro
 
 
 def _allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, frozenset[int]]:
-    """Return a mapping of runs to the tokens that their grammars allow."""
+    """Return the tokens that grammars allow, by run."""
     if grammar is None:
         return {}
     width = -(-vocab_size // 32) * 4

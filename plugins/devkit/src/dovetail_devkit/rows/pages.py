@@ -11,11 +11,11 @@ from typing import Any
 from dovetail_devkit.fakes.kv_connector import FakeWorkerSide
 
 Slots = dict[tuple[int, int, int], int]
-"""(group, block, offset) to the number in that slot."""
+"""The number in each slot, by (group, block, offset)."""
 
 
 class _Page:
-    """One block of all groups."""
+    """The content of one block."""
 
     def __init__(self, slots: Slots, block: int) -> None:
         self._slots = slots
@@ -46,7 +46,7 @@ class SlotPages:
 class FlakyWorkerSide(FakeWorkerSide):
     """Loses some of the stored blocks.
 
-    loses_one_in: loses one in so many blocks; 0 for none. spoilt: blocks of failed loads.
+    loses_one_in: it loses one of this many blocks; 0 for none. spoilt: blocks of failed loads.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class FlakyWorkerSide(FakeWorkerSide):
         self._num_asked = 0
 
     def load(self, order: dict[str, Any]) -> None:
-        """Write the kept blocks, after losing some of them."""
+        """Lose some of the kept blocks, then write the others."""
         for key in order["keys"]:
             self._num_asked += 1
             if self.loses_one_in and not self._num_asked % self.loses_one_in:

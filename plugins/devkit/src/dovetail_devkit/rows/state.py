@@ -68,12 +68,13 @@ def predict_token(
 
 @dataclass(slots=True, kw_only=True)
 class RowState:
-    """One row: its request, tokens, blocks by group, and number of computed tokens.
+    """The state of one row.
 
-    contents: the expected content of each known position's slot. num_computed: -1 before the first
-    run. drafts: kept until the next run, which verifies the planned number of them. num_wrong: for
-    each of the last sampling runs, how many planned drafts were rejected or missing; a plan made
-    before that result starts that much later.
+    blocks: block tables by group. contents: the expected content of each known position's slot.
+    num_computed: number of computed tokens, -1 before the first run. drafts: made by the last run,
+    for the next run, which verifies the planned number of them. num_wrong: for each of the last
+    sampling runs, how many planned drafts were rejected or missing. A plan that was made before
+    this result starts later by this number.
     """
 
     request: NewRequest
@@ -104,7 +105,7 @@ class RowState:
     def draft(self, most: int, vocab_size: int) -> None:
         """Make 0 to `most` drafts of the next tokens; one in four is wrong.
 
-        Both are chosen by a hash of the row's content, so that equal rows get equal drafts.
+        Their number and errors depend on the row's content, so that equal rows get equal drafts.
         """
         dice = mix(self.contents[-1], self.request.seed)
         self.drafts = []

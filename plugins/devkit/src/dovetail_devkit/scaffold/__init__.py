@@ -1,8 +1,8 @@
-"""New plugin packages: small, whole, working ones, to be changed and not to be filled in.
+"""Creates new plugin packages: small working plugins as a starting point.
 
-`write_package` writes what `dovetail plugins new` promises: a package that installs and passes the
-conformance suite of its kind as it is. Knows the contracts' names and versions; imports no plugin
-and no tensor library. The files stand in `templates`, one folder a kind.
+`write_package` writes a package that installs and passes the conformance suite of its kind without
+changes. Imports no plugin and no tensor library. The templates are in `templates`, with one folder
+for each kind.
 """
 
 from dovetail_devkit.scaffold.blueprint import BLUEPRINTS, Blueprint, get_blueprint

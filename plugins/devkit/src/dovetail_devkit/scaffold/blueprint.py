@@ -1,7 +1,6 @@
-"""Blueprints: what a new package of each kind consists of.
+"""Blueprints: the contents of a new plugin package, for each kind that has a template.
 
-A table. A kind is here when its template passes its suite with nothing edited, which the tests
-check for each of them.
+The tests check that each template passes the suite of its kind without changes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dovetail.errors import PluginError, nearest
 from dovetail.plugin_kinds import KINDS, get_kind
 
 COMMAND = "command"
-"""Commands of the command line have an entry point and a template, and no contract."""
+"""The kind of commands of the command line, which have an entry point but no contract."""
 
 _TORCH = "torch>=2.11"
 _TORCH_LAYER = ("dovetail-torch{core}", _TORCH)
@@ -24,12 +23,12 @@ _TEST_ON_DEVICE = "package/test_on_device"
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """What a new package of one kind consists of. `{name}` and the like are filled in.
+    """The contents of a new package of one kind. Names in braces, such as `{name}`, are replaced.
 
-    summary: what the plugin does, in a sentence. suffix: what its class's name ends with.
-    modules: of the package, each from the template of its name; the first holds the plugin.
-    entry_points: by kind, "module:Class". dependencies: beside the core's. use: how a user chooses
-    it. test: the template of its test; "" for the kind's own.
+    summary: one sentence about the plugin. suffix: end of the plugin's class name. modules: names
+    of the package's modules and of their templates; the first contains the plugin. entry_points:
+    kind to "module:Class". dependencies: requirements in addition to dovetail-core. use: how a user
+    selects the plugin. test: template of the test; "" for `test_conformance` of the kind.
     """
 
     summary: str
@@ -53,7 +52,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST_ON_DEVICE,
         ),
         "executor": Blueprint(
-            summary="An executor for Dovetail: one worker, in this process, at once.",
+            summary="An executor for Dovetail that runs one worker in the engine's process.",
             suffix="Executor",
             modules=("executor",),
             entry_points={"executor": "executor:{cls}"},
@@ -61,7 +60,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "grammar": Blueprint(
-            summary="A grammar backend for Dovetail: the allowed tokens of each position.",
+            summary="A grammar backend for Dovetail that allows a list of tokens at each position.",
             suffix="GrammarBackend",
             modules=("backend",),
             entry_points={"grammar": "backend:{cls}"},
@@ -69,7 +68,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "hooks": Blueprint(
-            summary="Hooks for Dovetail that count what an engine does.",
+            summary="Hooks for Dovetail that count steps, tokens and errors of an engine.",
             suffix="Hooks",
             modules=("hooks",),
             entry_points={"hooks": "hooks:{cls}"},
@@ -77,7 +76,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "io_processor": Blueprint(
-            summary="An IO processor for Dovetail: a list of texts in, a list of answers out.",
+            summary="An IO processor for Dovetail that converts a list of texts to answers.",
             suffix="IOProcessor",
             modules=("processor",),
             entry_points={"io_processor": "processor:{cls}"},
@@ -94,7 +93,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             'plugin_options={{"{name}": {{"path": "/a/folder"}}}})`',
         ),
         "linear_method": Blueprint(
-            summary="A linear method for Dovetail: plain weights, multiplied by torch.",
+            summary="A linear method for Dovetail that applies plain weights with torch.",
             suffix="LinearMethod",
             modules=("method",),
             entry_points={"linear_method": "method:{cls}"},
@@ -103,7 +102,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST_ON_DEVICE,
         ),
         "logits_processor": Blueprint(
-            summary="A logits processor for Dovetail that bans the tokens a request names.",
+            summary="A logits processor for Dovetail that bans the tokens listed by a request.",
             suffix="LogitsProcessor",
             modules=("processor",),
             entry_points={"logits_processor": "processor:{cls}"},
@@ -112,12 +111,12 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             '`SamplingParams(extra_args={{"{name}": [13]}})`',
         ),
         "model": Blueprint(
-            summary="A small decoder for Dovetail, of the layers of dovetail-torch.",
+            summary="A small decoder for Dovetail, made of layers of dovetail-torch.",
             suffix="",
             modules=("model",),
             entry_points={"model": "model:{cls}"},
             dependencies=_TORCH_LAYER,
-            use='`"architectures": ["{name}"]` in a checkpoint\'s config.json chooses it.',
+            use='write `"architectures": ["{name}"]` in the config.json of a checkpoint.',
         ),
         "model_format": Blueprint(
             summary="A model format for Dovetail: a file with a configuration, without weights.",
@@ -136,7 +135,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "ops": Blueprint(
-            summary="Operations for Dovetail in plain torch: a norm and an activation.",
+            summary="Operations for Dovetail in plain torch, a norm and an activation.",
             suffix="Ops",
             modules=("ops",),
             entry_points={"ops": "ops:{cls}"},
@@ -145,7 +144,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST_ON_DEVICE,
         ),
         "platform": Blueprint(
-            summary="A platform and its worker for Dovetail: torch on the CPU, as a beginning.",
+            summary="A platform and a worker for Dovetail that run torch on the CPU.",
             suffix="Platform",
             modules=("platform", "runtime", "worker"),
             entry_points={"platform": "platform:{cls}", "worker": "worker:{worker_cls}"},
@@ -153,21 +152,21 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='`LLM(model=…, platform="{name}")`',
         ),
         "policy": Blueprint(
-            summary="The shortest prompt first: a scheduling policy for Dovetail.",
+            summary="A scheduling policy for Dovetail that serves the shortest prompt first.",
             suffix="Policy",
             modules=("policy",),
             entry_points={"policy": "policy:{cls}"},
             use='`LLM(model=…, scheduler_cls="{name}")`',
         ),
         "scheduler": Blueprint(
-            summary="Round robin: a scheduler for Dovetail that gives each request its turn.",
+            summary="A scheduler for Dovetail that serves requests round robin.",
             suffix="Scheduler",
             modules=("scheduler",),
             entry_points={"scheduler": "scheduler:{cls}"},
             use='`LLM(model=…, scheduler_cls="{name}")`',
         ),
         "stat_logger": Blueprint(
-            summary="A stat logger for Dovetail: a line in Python's log every hundred steps.",
+            summary="A stat logger for Dovetail that logs one line every hundred steps.",
             suffix="StatLogger",
             modules=("logger",),
             entry_points={"stat_logger": "logger:{cls}"},
@@ -185,7 +184,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST_ON_DEVICE,
         ),
         "tokenizer": Blueprint(
-            summary="A tokenizer for Dovetail: one token for each byte.",
+            summary="A tokenizer for Dovetail with one token for each byte.",
             suffix="Tokenizer",
             modules=("tokenizer",),
             entry_points={"tokenizer": "tokenizer:{cls}"},
@@ -200,7 +199,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='`LLM(model=…, load_format="{name}")`',
         ),
         "worker": Blueprint(
-            summary="A worker for Dovetail without a model: it repeats the prompt.",
+            summary="A worker for Dovetail without a model, which repeats the prompt.",
             suffix="Worker",
             modules=("worker",),
             entry_points={"worker": "worker:{cls}"},
@@ -216,7 +215,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         COMMAND: Blueprint(
-            summary="A command for Dovetail's command line that counts plugins.",
+            summary="A command for Dovetail's command line that counts the installed plugins.",
             suffix="",
             modules=("command",),
             entry_points={COMMAND: "command:run"},
@@ -225,20 +224,20 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
         ),
     }
 )
-"""Every kind that can be begun from a template."""
+"""Kind to blueprint, for every kind that has a template."""
 
 
 def get_blueprint(kind: str) -> Blueprint:
-    """Return the blueprint of `kind`; raise PluginError naming the kinds that have one."""
+    """Return the blueprint of `kind`; raise PluginError with all such kinds if it has none."""
     blueprint = BLUEPRINTS.get(kind)
     if blueprint is not None:
         return blueprint
     if kind in KINDS:
         raise PluginError(
-            f"There is no template of a {kind}; there is one of {', '.join(BLUEPRINTS)}.\n"
-            f"Its contract stands in {get_kind(kind).contract.partition(':')[0]}."
+            f"The kind {kind!r} has no template. Kinds with a template: {', '.join(BLUEPRINTS)}.\n"
+            f"The contract of {kind!r} is in {get_kind(kind).contract.partition(':')[0]}."
         )
     raise PluginError(
-        f"There is no plugin kind {kind!r}.{nearest(kind, BLUEPRINTS)} "
+        f"The plugin kind {kind!r} does not exist.{nearest(kind, BLUEPRINTS)} "
         f"Kinds with a template: {', '.join(BLUEPRINTS)}."
     )

@@ -1,7 +1,7 @@
-"""Writes a new plugin package: the blueprint's files, with the plugin's names in them.
+"""Writes a new plugin package from the templates of its blueprint.
 
-Writes into a new folder only, and takes it away again if anything fails. Templates are Python with
-`${name}` where a name goes (`string.Template`), so that they read like what they become.
+Writes only to a new folder, and deletes it if an error occurs. Templates are files of the package
+with placeholders such as `${name}` (`string.Template`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CORE = "dovetail-core"
 class NewPackage:
     """A package that was written.
 
-    plugins: "kind:name" of what it holds, commands excepted. files: below `folder`.
+    plugins: "kind:name" of each plugin; commands are not listed. files: paths below `folder`.
     """
 
     folder: Path
@@ -40,12 +40,15 @@ class NewPackage:
 def write_package(kind: str, name: str, out: Path) -> NewPackage:
     """Write a package with a new plugin to the folder `out`/`name`.
 
-    Raises PluginError if the kind has no template, the name will not do, or the folder exists.
+    Raises PluginError if the kind has no template, the name is not valid, or the folder exists.
     """
     blueprint, named = get_blueprint(kind), name_plugin(kind, name)
     folder = out / named.name
     if folder.exists():
-        raise PluginError(f"{str(folder)!r} is there already; choose another name or --out.")
+        raise PluginError(
+            f"The folder {str(folder)!r} exists already. Choose another name, or another folder "
+            "with --out."
+        )
     values = _values(kind, blueprint, named)
     written: list[str] = []
     try:
@@ -61,7 +64,7 @@ def write_package(kind: str, name: str, out: Path) -> NewPackage:
 
 
 def _files(kind: str, blueprint: Blueprint, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of each file."""
+    """Yield the path and the text of each file of the package."""
     package = f"src/{values['package']}"
     yield "pyproject.toml", _render("package/pyproject.toml", values)
     yield "README.md", _render("package/README.md", values)
@@ -79,7 +82,7 @@ def _render(template: str, values: Mapping[str, str]) -> str:
 
 
 def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str]:
-    """Return what stands for each name in the templates."""
+    """Return the value of each placeholder of the templates."""
     names = asdict(named) | {
         "cls": _class_name(named.stem, blueprint.suffix),
         "words": named.name.lower().replace("_", "-"),
@@ -119,7 +122,7 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
 
 
 def _class_name(stem: str, suffix: str) -> str:
-    """Return stem and suffix joined, words that end the one and begin the other said once."""
+    """Return stem + suffix, without repeating words at the end of the stem."""
     for end in range(len(suffix), 0, -1):
         whole_words = end == len(suffix) or suffix[end].isupper()
         if whole_words and stem.endswith(suffix[:end]):
@@ -128,13 +131,13 @@ def _class_name(stem: str, suffix: str) -> str:
 
 
 def _entry_name(kind: str, names: Mapping[str, str]) -> str:
-    """Return the name of the entry point: of a command, the words that are typed."""
+    """Return the name of the entry point, which for a command is the words that users type."""
     return names["words"] if kind == COMMAND else names["name"]
 
 
 def _manifest(blueprint: Blueprint, names: Mapping[str, str]) -> str:
-    """Return dovetail.toml: a table for each entry point."""
-    head = "# Read without importing the package: see `dovetail plugins show`.\n"
+    """Return the text of dovetail.toml, with a table for each entry point."""
+    head = "# Dovetail reads this file without importing the package: `dovetail plugins show`.\n"
     tables = []
     for kind in blueprint.entry_points:
         table = f'\n[[plugin]]\nkind = "{kind}"\nname = "{_entry_name(kind, names)}"\n'
@@ -147,13 +150,13 @@ def _manifest(blueprint: Blueprint, names: Mapping[str, str]) -> str:
 
 
 def _api_range(kind: str) -> str:
-    """Return the contract versions that promise to fit: while 0.x, the present one alone."""
+    """Return the range of compatible contract versions: for 0.x, only the current version."""
     major, minor = parse_version(contract_version(kind)) or (0, 0)
     return f">={major}.{minor},<{major + 1}" if major else f">=0.{minor},<0.{minor + 1}"
 
 
 def _requirement() -> str:
-    """Return the core's versions to depend on, by the same rule."""
+    """Return the range of compatible versions of dovetail-core, by the same rule."""
     try:
         numbers = version(_CORE).split(".")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Checks the types of plans and results: typed columns, not similar containers.
+"""Checks the types of plans and results, whose columns must be typed arrays.
 
-A list instead of an array fails only when it is sent to another process or added to an array, far
-from its origin. Each check raises AssertionError with the class and the field.
+A list instead of an array would fail only later, when it is sent to another process or added to an
+array. Each check raises AssertionError with the class and the field.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_depth_types(depth: Depth) -> None:
 def _check(made: Any, kind: type) -> None:
     """Check an object, its columns, and its fields that are plain numbers and strings."""
     if not isinstance(made, kind):
-        raise AssertionError(f"a {_name(made)} came; a {kind.__name__} is due")
+        raise AssertionError(f"a {_name(made)} was returned; expected a {kind.__name__}")
     for name, code in _COLUMNS.get(kind, {}).items():
         column = getattr(made, name)
         if not isinstance(column, array) or column.typecode != code:
@@ -104,7 +104,7 @@ def _check_items(made: Any, name: str, container: type, kind: type) -> None:
     _check_type(made, name, container)
     for item in getattr(made, name):
         if not isinstance(item, kind):
-            held = f"a {container.__name__} with {_name(item)}"
+            held = f"{container.__name__} with {_name(item)}"
             raise _wrong(type(made), name, held, kind.__name__)
         if kind in _COLUMNS or kind is Finished:
             _check(item, kind)
@@ -114,14 +114,14 @@ def _check_mapping(made: Any, name: str, key_kind: type, kind: type) -> None:
     _check_type(made, name, Mapping)
     for key, item in getattr(made, name).items():
         if not isinstance(key, key_kind) or not isinstance(item, kind):
-            held = f"a mapping of {_name(key)} to {_name(item)}"
+            held = f"{_name(key)} to {_name(item)}"
             raise _wrong(type(made), name, held, f"{key_kind.__name__} to {kind.__name__}")
         if kind in _COLUMNS:
             _check(item, kind)
 
 
 def _wrong(kind: type, name: str, found: str, due: str) -> AssertionError:
-    return AssertionError(f"{kind.__name__}.{name} has a wrong type: it is {found}; expected {due}")
+    return AssertionError(f"the type of {kind.__name__}.{name} is {found}; expected {due}")
 
 
 def _name(value: object) -> str:

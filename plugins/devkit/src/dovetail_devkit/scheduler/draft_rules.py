@@ -1,6 +1,6 @@
-"""Checks the drafts in plans: the known ones, or the largest possible number.
+"""Checks the number of drafts in plans against the drafts that workers have returned.
 
-Uses plans and results. Whether drafts change tokens is checked by comparing the tokens.
+Uses plans and results. The referee checks that drafts do not change tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dovetail_devkit.expectation import expect
 
 
 class DraftChecker:
-    """Counts of one scheduler's drafts. num_verified: how many were verified so far."""
+    """Counts the drafts of one scheduler. num_verified: number of drafts verified so far."""
 
     def __init__(self, num_lookahead_tokens: int) -> None:
         self.num_verified = 0
         self._most = num_lookahead_tokens
-        self._held: Counter[int] = Counter()  # of each row, after its last result
-        self._in_flight: Counter[int] = Counter()  # runs of each row that sample
+        self._held: Counter[int] = Counter()  # drafts by row, after the row's last result
+        self._in_flight: Counter[int] = Counter()  # number of sampling runs by row
         self._out: deque[dict[int, int]] = deque()
 
     def planned(self, plan: SchedulerOutput) -> None:
@@ -33,7 +33,7 @@ class DraftChecker:
             most = self._most if self._in_flight[row] else self._held[row]
             expect(
                 0 <= num_drafts <= most,
-                f"row {row} has num_drafts={num_drafts}; at most {most} are possible",
+                f"the plan has num_drafts={num_drafts} for row {row}; it can have at most {most}",
             )
         drafts = plan.num_drafts or bytes(len(plan.rows))
         columns = zip(plan.rows, drafts, plan.samples, strict=True)

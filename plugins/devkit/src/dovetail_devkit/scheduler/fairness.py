@@ -1,8 +1,8 @@
 """Checks for starvation: no request waits forever behind equal requests that arrive later.
 
 A stream of requests that differ only in their arrival keeps the scheduler busy. No policy has a
-reason to prefer the newer ones among them, so each must end in bounded time. Uses only the contract
-of the scheduler.
+reason to prefer newer requests, so each request must end in bounded time. Uses only the contract of
+the scheduler.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MakeReferee = Callable[[SchedulerLimits], Referee]
 AddRequest = Callable[[Referee, str], None]
 
 NUM_EXTRA = 2
-"""Number of waiting requests in addition to those with seats."""
+"""Number of first requests that must wait for a seat."""
 MOST_SERVED = 40
-"""Number of later requests that may end before the first ones."""
+"""Number of later requests that may end before the first requests."""
 
 _SEATS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
 
@@ -28,11 +28,11 @@ SHORTAGES: Mapping[str, SchedulerLimits] = {
     "seats": _SEATS,
     "tokens": replace(_SEATS, max_num_seqs=3, max_num_batched_tokens=4),
 }
-"""The resources that do not suffice for all requests at once."""
+"""Limits under which a resource is too small for all requests, by the name of the resource."""
 
 
 def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
-    """Check that the first requests end while equal ones keep arriving."""
+    """Check that the first requests end while equal requests keep arriving."""
     for shortage, limits in SHORTAGES.items():
         referee = make(limits)
         first = [f"first-{number}" for number in range(limits.max_num_seqs + NUM_EXTRA)]
@@ -48,8 +48,8 @@ def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
         starving = sorted(referee.alive.keys() & set(first))
         expect(
             not starving,
-            f"requests starve when {shortage} are short: {', '.join(starving)} have not ended "
-            f"after {num_served} equal requests that arrived later",
+            f"requests starve when {shortage} are short: {', '.join(starving)} have not ended, but "
+            f"{num_served} equal requests that arrived later have ended",
         )
         referee.abort(list(referee.alive))
         referee.drain()

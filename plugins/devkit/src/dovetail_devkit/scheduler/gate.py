@@ -1,6 +1,6 @@
-"""The fake of the admission gate contract: strict, and opened by calls of `open`.
+"""A fake admission gate, which a test opens by calling `open`.
 
-It asserts that each request arrives once, and that only held requests are released or forgotten.
+It asserts that each request arrives once, and that only held requests are released or removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FakeGate(AdmissionGate):
     """held: ids of the held requests, in the order of arrival."""
 
     def __init__(self, wants: Callable[[EngineCoreRequest], bool] = _everyone) -> None:
-        """wants: returns whether a request must wait."""
+        """wants: a function that returns whether a request must wait."""
         self.held: list[str] = []
         self._wants = wants
         self._ready: list[str] = []
@@ -38,7 +38,10 @@ class FakeGate(AdmissionGate):
 
     def holds(self, request: EngineCoreRequest) -> bool:
         """Hold the request if `wants` returns True."""
-        expect(request.request_id not in self.held, f"{request.request_id} arrives a second time")
+        expect(
+            request.request_id not in self.held,
+            f"holds() of the admission gate was called for {request.request_id} a second time",
+        )
         wanted = self._wants(request)
         if wanted:
             self.held.append(request.request_id)
@@ -57,11 +60,14 @@ class FakeGate(AdmissionGate):
     def forget(self, request_id: str) -> None:
         """Forget the request; it may have been released already."""
         known = {*self.held, *self._ready, *(name for name, _ in self._failed)}
-        expect(request_id in known, f"{request_id} is forgotten, but was never held")
+        expect(
+            request_id in known,
+            f"forget() of the admission gate was called for {request_id}, which was never held",
+        )
         self.held = [name for name in self.held if name != request_id]
         self._ready = [name for name in self._ready if name != request_id]
         self._failed = [entry for entry in self._failed if entry[0] != request_id]
 
     def _let_go(self, request_id: str) -> None:
-        expect(request_id in self.held, f"{request_id} is released, but is not held")
+        expect(request_id in self.held, f"the gate cannot release {request_id}, which is not held")
         self.held.remove(request_id)

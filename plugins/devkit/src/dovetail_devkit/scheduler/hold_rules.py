@@ -1,6 +1,6 @@
 """Checks that plans and depths respect pauses and admission gates.
 
-Uses request ids and plans only; the order of runnable requests is checked elsewhere.
+Uses only request ids and plans. Does not check the order of runnable requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 def waits_at_the_gate(request: EngineCoreRequest) -> bool:
-    """Return whether the gate of a program holds `request`: two out of five."""
+    """Return whether the gate of a program holds `request`, which is true for two of five."""
     return request.seed % 5 < 2
 
 
@@ -48,11 +48,11 @@ class HoldChecker:
             unseen = self._connected and self.scope is PauseScope.NEW
             expect(
                 name in free or unseen,
-                f"{name} joins, although a gate or a pause ({self.scope}) holds it",
+                f"the plan admits {name}, which a gate or a pause must hold (pause: {self.scope})",
             )
             self._begun.add(name)
         paused = self.scope is PauseScope.ALL
-        expect(plan.empty or not paused, "a plan has runs although all requests are paused")
+        expect(plan.empty or not paused, "the plan has runs, although all requests are paused")
 
     def check_depth(self, depth: Depth, num_alive: int) -> None:
         """Check that depth() counts the paused requests."""
@@ -63,6 +63,6 @@ class HoldChecker:
         }[self.scope]
         expect(
             low <= depth.num_paused <= high,
-            f"depth() counts num_paused={depth.num_paused} under a pause of {self.scope}; expected "
-            f"{low} to {high}",
+            f"depth() returns num_paused={depth.num_paused} while the pause is {self.scope}; "
+            f"expected {low} to {high}",
         )

@@ -1,8 +1,7 @@
-"""Checks of prefix caching: full blocks are found again, the oldest are evicted first.
+"""Checks of prefix caching: full blocks are found again, and the oldest blocks are evicted first.
 
-Each check gets a function that makes a referee of a scheduler with a number of blocks of four
-tokens. Depends on no scheduler. A scheduler that never finds a prefix counts as one without prefix
-caching.
+Each check gets a function that returns a referee of a scheduler, given a number of blocks. Blocks
+have four tokens. A scheduler that never has a cache hit is treated as one without prefix caching.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dovetail_devkit.scheduler.program import Referee
 BLOCK_SIZE = 4
 MANY_BLOCKS = 33
 PROMPT = tuple(range(1, 14))
-"""Three full blocks and one more token: 12 tokens are found in the cache."""
+"""Three full blocks and one more token, so that a cache hit has 12 tokens."""
 
 MakeReferee = Callable[[int], Referee]
 
@@ -31,7 +30,7 @@ def keeps_prefixes(make: MakeReferee) -> bool:
 
 
 class _Asker:
-    """Runs requests to their end, one after the other, and returns their cache hits."""
+    """Runs one request after the other, and returns the size of each cache hit."""
 
     def __init__(self, referee: Referee) -> None:
         self.referee = referee
@@ -45,7 +44,7 @@ class _Asker:
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
     ) -> int:
-        """Return how many tokens of the prompt came from the cache."""
+        """Run a request to its end and return how many prompt tokens came from the cache."""
         name = self.add(prompt, max_tokens, cache_salt, prompt_logprobs)
         self.referee.drain()
         return self.referee.num_cached[name]
@@ -57,7 +56,7 @@ class _Asker:
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
     ) -> str:
-        """Add a request and return its name."""
+        """Add a request and return its id."""
         name = f"r{self.num_asked}"
         self.num_asked += 1
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
@@ -78,29 +77,42 @@ def _check_found_again(make: MakeReferee) -> None:
     for prompt, due in (
         (PROMPT, 0),
         (PROMPT, 12),
-        (PROMPT[:12], 8),  # one token must always be computed
+        (PROMPT[:12], 8),  # the last token of a prompt is always computed
         (PROMPT[:9], 8),
         (PROMPT[:8] + (99,) * 5, 8),
         ((99, *PROMPT[1:]), 0),
         (PROMPT[:4], 0),
     ):
         got = ask([token % 31 for token in prompt])
-        expect(got == due, f"prompt {prompt}: {got} tokens are from the cache; expected {due}")
-    expect(ask(PROMPT, cache_salt="tenant") == 0, "a prefix of another salt is found")
-    expect(ask(PROMPT, cache_salt="tenant") == 12, "a prefix of the same salt is not found")
+        expect(
+            got == due,
+            f"the cache hit of the prompt {prompt} has {got} tokens; expected {due}",
+        )
+    expect(
+        ask(PROMPT, cache_salt="tenant") == 0,
+        "a request must not have a cache hit on blocks of another salt",
+    )
+    expect(
+        ask(PROMPT, cache_salt="tenant") == 12,
+        "a request must have a cache hit on blocks of its own salt",
+    )
     got = ask(PROMPT, prompt_logprobs=1)
-    expect(got == 0, f"{got} tokens are cached of a prompt with prompt log-probabilities")
+    expect(
+        got == 0,
+        f"a request with prompt_logprobs has a cache hit of {got} tokens; expected 0",
+    )
     stats = ask.referee.last_stats
     if stats is not None:
         found = sum(ask.referee.num_cached.values())
         expect(
             stats.prefix_hits == found,
-            f"the statistics have prefix_hits={stats.prefix_hits}; expected {found}",
+            f"the statistics have prefix_hits={stats.prefix_hits}; requests have {found} cached "
+            "tokens in total",
         )
 
 
 def _check_output_found(make: MakeReferee) -> None:
-    """Check that generated tokens are found, except the last one, which was never computed."""
+    """Check for cache hits on generated tokens, except the last token, which is not computed."""
     ask = _Asker(make(MANY_BLOCKS))
     name = ask.add(PROMPT, max_tokens=8)
     output = ask.referee.alive[name].due
@@ -108,7 +120,10 @@ def _check_output_found(make: MakeReferee) -> None:
     text = [*PROMPT, *output]
     due = (len(text) - 1) // BLOCK_SIZE * BLOCK_SIZE
     got = ask([*text, 5])
-    expect(got == due, f"{got} tokens of prompt and output are cached; expected {due}")
+    expect(
+        got == due,
+        f"the cache hit on the prompt and output of a request has {got} tokens; expected {due}",
+    )
 
 
 def _check_found_while_running(make: MakeReferee) -> None:
@@ -122,9 +137,11 @@ def _check_found_while_running(make: MakeReferee) -> None:
     referee.settle()
     referee.settle()
     if not referee.conserves_work and second not in referee.num_cached:
-        raise NotHere("the policy admits no request while another runs")
+        raise NotHere("the policy does not admit a request while another request runs")
+    got = referee.num_cached[second]
     expect(
-        referee.num_cached[second] == 12, "a computed prompt is not found while its request runs"
+        got == 12,
+        f"the cache hit on the prompt of a running request has {got} tokens; expected 12",
     )
     for _ in range(5):
         referee.schedule()
@@ -133,7 +150,11 @@ def _check_found_while_running(make: MakeReferee) -> None:
     referee.schedule()
     referee.settle()
     got = referee.num_cached[third]
-    expect(got == 16, f"{got} tokens of a running request's prompt are found")
+    expect(
+        got == 16,
+        f"the cache hit on the prompt and output of a running request has {got} tokens; expected "
+        "16",
+    )
     referee.drain()
 
 
@@ -148,17 +169,16 @@ def _check_reset(make: MakeReferee) -> None:
     )
     ask.referee.settle()
     ask.referee.drain()
-    expect(ask(PROMPT) == 12, "a refused reset changed the cache")
+    expect(ask(PROMPT) == 12, "reset_prefix_cache must not change the cache when it returns False")
     ask.referee.reset()
-    expect(ask(PROMPT) == 0, "a prefix is found after a reset")
-    expect(ask(PROMPT) == 12, "no prefix is cached after a reset")
+    expect(ask(PROMPT) == 0, "there must be no cache hit after reset_prefix_cache returned True")
+    expect(ask(PROMPT) == 12, "prompts must be cached again after a reset of the prefix cache")
 
 
 def _check_eviction(make: MakeReferee) -> None:
     """Check that the least recently used prefix is evicted first, from its end.
 
-    How much a new prompt evicts depends on which empty blocks a scheduler uses first, so several
-    lengths are tried.
+    The check uses new prompts of several lengths, since a scheduler may use empty blocks first.
     """
     prompts = [[5 * n + k % 5 for k in range(13)] for n in range(3)]
     left = []
@@ -166,27 +186,30 @@ def _check_eviction(make: MakeReferee) -> None:
         ask = _Asker(make(15))
         for prompt in prompts:
             ask(prompt)
-        expect(ask(prompts[0]) == 12, "a prompt was evicted although there was room for all")
+        expect(
+            ask(prompts[0]) == 12, "a cached prompt was evicted, although there were empty blocks"
+        )
         ask([20 + k % 5 for k in range(length)])
         recent, left_of_oldest = ask(prompts[0]), ask(prompts[1])
         expect(
             recent == 12 or not left_of_oldest,
-            f"{recent} tokens are left of the most recent prompt, {left_of_oldest} of the "
-            "least recent one",
+            f"{recent} tokens of the most recent prompt and {left_of_oldest} of the least recent "
+            "prompt are cached; the least recent prompt must be evicted first",
         )
         left.append(left_of_oldest)
     expect(
         any(0 < tokens < 12 for tokens in left),
-        f"{left} tokens are left of the least recent prompt after longer and longer ones",
+        f"{left} tokens of the least recent prompt are cached after new prompts of 9, 13, 17 and "
+        "21 tokens; it must be evicted from its end, block by block",
     )
 
 
 PREFIX_CHECKS: Mapping[str, Callable[[MakeReferee], None]] = {
     "cached prompts": _check_found_again,
     "cached output": _check_output_found,
-    "cached prompts of running requests": _check_found_while_running,
-    "a reset of the prefix cache": _check_reset,
-    "eviction of prefixes": _check_eviction,
+    "cached running prompts": _check_found_while_running,
+    "prefix cache reset": _check_reset,
+    "prefix eviction": _check_eviction,
 }
 
 
@@ -198,5 +221,5 @@ def check_prefixes(
     are_due: whether prefix caching is required.
     """
     if not are_due and not keeps_prefixes(make):
-        raise NotHere("the scheduler has no prefix cache")
+        raise NotHere("the scheduler does not cache prefixes, which is optional")
     check(make)

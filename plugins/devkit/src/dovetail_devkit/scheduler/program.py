@@ -60,15 +60,15 @@ AfterStep = Callable[[SchedulerInterface], None]
 
 
 def _do_nothing(scheduler: SchedulerInterface) -> None:
-    """Do nothing: no further checks of a step."""
+    """Do nothing."""
 
 
 class Referee:
     """Drives one scheduler and checks it after every call.
 
-    alive: ledgers of the requests that have neither ended nor been aborted. plans: all so far.
-    num_cached: by request id, as reported. conserves_work: whether the policy promises to run a
-    request whenever one can run. last_stats: the latest statistics, if there are any.
+    alive: ledgers of the requests that have neither ended nor been aborted. plans: all plans so
+    far. num_cached: reported num_cached_tokens by request id. conserves_work: whether the policy
+    declares that it runs a request whenever one can run. last_stats: the latest statistics or None.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Referee:
 
     @property
     def num_out(self) -> int:
-        """Plans in flight."""
+        """The number of plans in flight."""
         return len(self._out)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -138,13 +138,13 @@ class Referee:
         self._check_depth()
 
     def pause(self, scope: PauseScope) -> None:
-        """Pause."""
+        """Pause the scheduler."""
         self.scheduler.pause(scope)
         self.holds.scope = scope
         self._check_depth()
 
     def resume(self) -> None:
-        """Resume, whether or not there is a pause."""
+        """Resume the scheduler, which may be paused."""
         self.scheduler.resume()
         self.holds.scope = None
         self._check_depth()
@@ -152,8 +152,8 @@ class Referee:
     def open_gate(self, request_id: str, *, fails: bool = False) -> None:
         """Open the gate for a held request, or let the request fail."""
         if fails:
-            self.holds.gate.fail(request_id, f"no such grammar: {request_id}")
-            self.alive[request_id].fail(f"no such grammar: {request_id}")
+            self.holds.gate.fail(request_id, f"requested failure: {request_id}")
+            self.alive[request_id].fail(f"requested failure: {request_id}")
         else:
             self.holds.gate.open(request_id)
 
@@ -161,7 +161,7 @@ class Referee:
         """Reset the prefix cache; content cached before must not be read again."""
         idle = not self.alive and not self._out and not self.scheduler.depth().num_transfers
         done = self.scheduler.reset_prefix_cache()
-        expect(done or not idle, "reset_prefix_cache returns False although no block is in use")
+        expect(done or not idle, "reset_prefix_cache returns False, although no block is in use")
         if done:
             self._rows.poison()
 
@@ -176,7 +176,7 @@ class Referee:
         could = [name for name in self.holds.may_run(self.alive) if not self.alive[name].failing]
         moving = self.scheduler.depth().num_transfers
         if not self._out and could and self.conserves_work and not moving:
-            expect(not plan.empty, f"the plan is empty, although {could} could run")
+            expect(not plan.empty, f"the plan has no runs, although the requests {could} can run")
         self.holds.planned(plan, self.alive)
         self.drafts.planned(plan)
         self._rows.execute(plan)
@@ -191,7 +191,7 @@ class Referee:
     def settle(self) -> EngineCoreOutputs:
         """Give the scheduler the result of the oldest plan in flight."""
         plan, fingerprint, result = self._out.popleft()
-        expect(repr(plan) == fingerprint, "a plan was changed after it was returned")
+        expect(repr(plan) == fingerprint, "the scheduler changed a plan after it returned the plan")
         self.drafts.settled(plan, result)
         self._accounts.settle(plan, result)
         outputs = self.scheduler.update_from_output(plan, result)
@@ -203,9 +203,9 @@ class Referee:
         return outputs
 
     def drain(self) -> None:
-        """Plan and settle until all requests have ended; raise AssertionError if it takes too long.
+        """Open all gates, resume, and run until all requests have ended.
 
-        Gates are open and there is no pause.
+        Raise AssertionError if they have not ended after a number of steps.
         """
         self.resume()
         for name in list(self.holds.gate.held):
@@ -221,17 +221,25 @@ class Referee:
                 self.schedule()
             if len(self._out) == self.program.depth or not (self.alive or moving):
                 self.settle()
-        expect(not self.alive, f"after {most} more steps {sorted(self.alive)} have not ended")
+        expect(
+            not self.alive,
+            f"the requests {sorted(self.alive)} have not ended after {most} more steps",
+        )
         depth = self.scheduler.depth()
         left = depth.num_waiting + depth.num_running
-        expect(not left, f"every request has ended, but depth() still counts {left}")
+        expect(not left, f"all requests have ended, but depth() counts {left} requests")
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         names, counts = outputs.request_ids, outputs.num_new_tokens
         expect(
-            len(set(names)) == len(names) == len(counts), "request_ids and counts differ in length"
+            len(set(names)) == len(names) == len(counts),
+            f"the outputs have request_ids={names}, with num_new_tokens={list(counts)}; expected "
+            "one entry per request in both",
         )
-        expect(sum(counts) == len(outputs.token_ids), "num_new_tokens do not add up to token_ids")
+        expect(
+            sum(counts) == len(outputs.token_ids),
+            f"the outputs have {len(outputs.token_ids)} token_ids; num_new_tokens={list(counts)}",
+        )
         for name, columns in outputs.prompt_logprobs.items():
             self._ledger(name).take_prompt(columns)
         end = 0
@@ -243,77 +251,95 @@ class Referee:
                 ledger.begin(cached, caching=self.limits.enable_prefix_caching)
                 self.num_cached[name] = cached or 0
             else:
-                expect(cached is None, f"num_cached_tokens of {name} is reported a second time")
+                expect(
+                    cached is None,
+                    f"the outputs report num_cached_tokens of {name} a second time",
+                )
             ledger.take(outputs.token_ids[start:end], outputs.logprobs.get(name))
         for ending in outputs.finished:
             self._ledger(ending.request_id).close(ending)
             del self.alive[ending.request_id]
         late = [name for name, ledger in self.alive.items() if ledger.got == ledger.due]
-        expect(not late, f"{late} have got their last token but are not finished")
+        expect(
+            not late,
+            f"the requests {late} have received their last token, but are not in `finished`",
+        )
 
     def _ledger(self, name: str) -> RequestLedger:
         if name not in self.alive:
-            raise AssertionError(f"there are outputs of {name}, which has ended or was never added")
+            raise AssertionError(
+                f"the outputs contain {name}, a request that has ended or was never added"
+            )
         return self.alive[name]
 
     def _check_rows(self, plan: SchedulerOutput) -> None:
-        """Check that a row is reused only after the last plan that uses it was executed."""
+        """Check that a row is reused only after the last plan with the row was executed."""
         for request in plan.joins:
             last = self._last_named.get(request.row, -1)
             expect(
                 last <= self._executed,
-                f"step {plan.step_id} reuses row {request.row}, which step {last} uses; the "
-                f"last executed step is {self._executed}",
+                f"step {plan.step_id} reuses row {request.row} before step {last}, which runs the "
+                f"row, was executed; the last executed step is {self._executed}",
             )
             expect(
-                request.request_id in self.alive, f"{request.request_id} joins, but is not alive"
+                request.request_id in self.alive,
+                f"the plan admits {request.request_id}, which has ended or was never added",
             )
         for row in (*plan.rows, *(request.row for request in plan.joins)):
             self._last_named[row] = plan.step_id
 
     def _check_pieces(self, plan: SchedulerOutput) -> None:
-        """Check chunks: only if allowed, and within the maximum length."""
+        """Check that runs are within the limits, and that chunks are enabled."""
         limits = self.limits
         longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
         for row, start, count, samples in runs:
             expect(
                 start + count < limits.max_model_len,
-                f"row {row} runs position {start + count - 1}: the token after it would be beyond "
+                f"row {row} runs position {start + count - 1}; the next token would exceed "
                 f"max_model_len={limits.max_model_len}",
             )
-            expect(count <= longest, f"row {row} runs {count} tokens at once, more than {longest}")
+            expect(
+                count <= longest,
+                f"row {row} runs {count} tokens in one step; the limits allow {longest}",
+            )
             whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
             expect(
                 bool(whole) or limits.enable_chunked_prefill,
-                f"row {row} runs a chunk without chunked prefill",
+                f"row {row} runs a chunk of a prompt, but enable_chunked_prefill is False",
             )
-        expect(len(self._rows.rows) <= limits.max_num_seqs, "more rows are in use than exist")
+        expect(
+            len(self._rows.rows) <= limits.max_num_seqs,
+            f"{len(self._rows.rows)} rows are in use; max_num_seqs is {limits.max_num_seqs}",
+        )
 
     def _check_salts(self) -> None:
-        """Check that blocks are shared only by prefix caching, and only within a salt."""
+        """Check that rows share blocks only with prefix caching, and only with equal salts."""
         shared = self._rows.shared_blocks()
         expect(
             not shared or self.limits.enable_prefix_caching,
-            "blocks are shared without prefix caching",
+            "several rows share a block, but enable_prefix_caching is False",
         )
         for (_, block), rows in shared.items():
             names = [self._rows.rows[row].request.request_id for row in rows]
             salts = {self.alive[n].asked.cache_salt for n in names if n in self.alive}
-            expect(len(salts) < 2, f"{names} share block {block}, but have different salts")
+            expect(
+                len(salts) < 2,
+                f"the requests {names} share block {block}, but have different salts",
+            )
 
     def _check_depth(self) -> None:
         depth = self.scheduler.depth()
         check_depth_types(depth)
         expect(
             depth.num_waiting + depth.num_running == len(self.alive),
-            f"depth() must count every living request: there are {len(self.alive)}, and it counts "
-            f"{depth.num_waiting} waiting and {depth.num_running} running",
+            f"depth() counts {depth.num_waiting} waiting and {depth.num_running} running requests; "
+            f"{len(self.alive)} requests have not ended",
         )
         expect(
             depth.num_running <= self.limits.max_num_seqs,
-            f"more requests run than max_num_seqs={self.limits.max_num_seqs}: depth() counts "
-            f"{depth.num_running}",
+            f"depth() counts {depth.num_running} running requests; max_num_seqs is "
+            f"{self.limits.max_num_seqs}",
         )
         self.holds.check_depth(depth, len(self.alive))
         self._after_step(self.scheduler)
@@ -334,33 +360,33 @@ class Referee:
         asked = self.limits.enable_prefix_caching or not stats.prefix_queries
         expect(
             asked,
-            f"the statistics have prefix_queries={stats.prefix_queries} without prefix caching",
+            f"the statistics have prefix_queries={stats.prefix_queries}, but prefix caching is off",
         )
         self._accounts.check(stats)
         idle = stats.num_idle_steps if self.conserves_work else 0
         expect(
             not idle,
-            f"the policy promises work_conserving, but ran no request in {idle} steps in which "
-            "one could run",
+            f"the policy declares work_conserving, but {idle} steps ran no request although one "
+            "could run",
         )
         self.last_stats = stats
 
     def _check_usage(self, stats: SchedulerStats) -> None:
-        """Check kv_cache_usage: at least the blocks of living requests, and 0 at the end."""
+        """Check that kv_cache_usage counts the blocks of running requests and is 0 at the end."""
         held = self._rows.held_blocks(self.alive)
-        # A failed load removes blocks of a row that has not left yet.
+        # A failed load removes blocks of a row that is not released yet.
         least = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
         moving = self.scheduler.depth().num_transfers
         most = 1.0 if self.alive or self._out or moving else 0.0
         expect(
             least - 1e-9 <= stats.kv_cache_usage <= most,
-            f"the statistics have kv_cache_usage={stats.kv_cache_usage}, the share of blocks in "
-            f"use; expected {least} to {most}",
+            f"the statistics have kv_cache_usage={stats.kv_cache_usage}; expected {least} to "
+            f"{most}",
         )
 
 
-def _hold_or_let_go(rng: Random, referee: Referee) -> None:
-    """Pause or resume in some turns, and open gates."""
+def _pause_or_open(rng: Random, referee: Referee) -> None:
+    """Pause, resume or open a gate, at random."""
     if rng.random() < 0.04:
         referee.pause(rng.choice(list(PauseScope)))
     elif rng.random() < 0.3:
@@ -382,7 +408,7 @@ def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
         if rng.random() < 0.04:
             referee.reset()
         if program.holds:
-            _hold_or_let_go(rng, referee)
+            _pause_or_open(rng, referee)
         full = referee.num_out == program.depth
         if not full and rng.random() < 0.9:
             referee.schedule()

@@ -1,6 +1,6 @@
 """Random programs and requests for a scheduler, from a seed.
 
-A program has limits and a cache that are too small for all requests. This module runs nothing.
+The limits and the KV cache of a program are too small for all requests. The referee runs programs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ VOCAB_SIZE = 31
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program: the scheduler's limits, its cache, and a seed for everything else.
+    """A program: limits and KV cache of a scheduler, and a seed of the requests and other calls.
 
-    depth: plans in flight, 1 to 4. holds: whether requests are paused in some turns, and held by a
-    gate if the scheduler provides "gates". connected: whether there is an unreliable KV connector,
-    if the scheduler provides "kv_connector". num_turns: turns with arrivals and aborts; after them
-    the remaining requests are run to their end.
+    depth: number of plans in flight, 1 to 4. holds: whether requests are paused in some turns, and
+    held by a gate if the scheduler provides "gates". connected: whether there is an unreliable KV
+    connector, if the scheduler provides "kv_connector". num_turns: number of turns with arrivals
+    and aborts; then the remaining requests run to their end.
     """
 
     seed: int
@@ -41,10 +41,10 @@ class Program:
         limits, groups = self.limits, self.kv_cache.groups
         windows = [getattr(group.spec, "sliding_window", 0) for group in groups]
         return (
-            f"program {self.seed}: depth {self.depth}, max_num_seqs={limits.max_num_seqs}, "
+            f"program {self.seed}: depth={self.depth}, max_num_seqs={limits.max_num_seqs}, "
             f"max_num_batched_tokens={limits.max_num_batched_tokens}, "
-            f"max_model_len={limits.max_model_len}, {self.kv_cache.num_blocks} blocks of "
-            f"{self.kv_cache.block_size} tokens, windows {windows}"
+            f"max_model_len={limits.max_model_len}, num_blocks={self.kv_cache.num_blocks}, "
+            f"block_size={self.kv_cache.block_size}, windows={windows}"
         )
 
 
@@ -56,8 +56,9 @@ def make_kv_cache(
     windows: Sequence[int] = (0,),
     multiples: Sequence[int] = (),
 ) -> KVCacheConfig:
-    """Return a cache with one layer per group; with `keeps` False, of a model without a KV cache.
+    """Return a KV cache with one layer per group.
 
+    keeps: False for a model without a KV cache.
     windows: the sliding window of each group, 0 for none. multiples: block size of each
     group as a multiple of `block_size`; empty for 1.
     """
@@ -87,9 +88,9 @@ def random_program(
 ) -> Program:
     """Return a program whose cache, budget and seats are too small for all requests.
 
-    Some use drafts, encoder content, pauses, gates or a KV connector; plain: none does. windows:
-    the sliding window of each KV-cache group, 0 for none; with more than one group, or a window,
-    there is no connector. multiples: as for `make_kv_cache`.
+    Some programs use drafts, encoder content, pauses, gates or a KV connector. plain: use none of
+    them. windows: the sliding window of each KV-cache group, 0 for none. There is no connector if
+    there are several groups or a window. multiples: as for `make_kv_cache`.
     """
     rng = Random(seed)
     connected = not plain and keeps_cache and seed % 5 == 2 and not any(windows)
@@ -159,9 +160,9 @@ def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> Eng
 def random_content(
     rng: Random, num_tokens: int, limits: SchedulerLimits
 ) -> tuple[EncoderInput, ...]:
-    """Return content for a prompt of `num_tokens`, one of four items of equal size.
+    """Return encoder content for a prompt of `num_tokens`; there are four different contents.
 
-    Its size is within `limits`; if they allow no content, there is none.
+    The content is within `limits`; there is none if they allow none.
     """
     most = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
     if not most:

@@ -1,6 +1,6 @@
-"""Compares the outputs of one request with those that it would get alone.
+"""Compares the outputs of one request with the outputs that it gets without other requests.
 
-Uses the request and the arithmetic of `dovetail_devkit.rows.model`, but no plan and no other
+Uses the request and the arithmetic of `dovetail_devkit.rows.state`, but no plan and no other
 request.
 """
 
@@ -18,9 +18,9 @@ from dovetail_devkit.rows.state import encode, predict_token
 class RequestLedger:
     """One request from its arrival to its end.
 
-    asked: the request. due: the tokens that it must get, as if it were alone. reason, stop_reason:
-    the expected end. got: the tokens so far. prompt_positions: prompt tokens whose
-    log-probabilities it has received. failing: the message with which it must end, if it must fail.
+    asked: the request. due: the tokens that the request must get. reason, stop_reason: the expected
+    end. got: the tokens so far. prompt_positions: prompt tokens with received log-probabilities.
+    failing: the expected error message; "" if the request must not fail.
     """
 
     def __init__(self, asked: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
@@ -36,49 +36,52 @@ class RequestLedger:
     def take(self, tokens: Sequence[int], logprobs: LogprobColumns | None) -> None:
         """Check new tokens, with their log-probabilities if requested."""
         name, num_got = self.asked.request_id, len(self.got)
-        expect(bool(tokens), f"{name} is listed without new tokens")
+        expect(bool(tokens), f"the outputs contain {name}, but no new token of it")
         want = self.due[num_got : num_got + len(tokens)]
         expect(
             list(tokens) == want,
-            f"{name} got {list(tokens)} after {num_got} tokens, but alone it gets {want}",
+            f"{name} got {list(tokens)} after {num_got} tokens; without other requests it gets "
+            f"{want}",
         )
         self.got.extend(tokens)
         asked = self.asked.sampling_params.logprobs
         if asked is None:
-            expect(logprobs is None, f"{name} got log-probabilities that were not requested")
+            expect(logprobs is None, f"{name} got log-probabilities, but has logprobs=None")
             return
-        expect(logprobs is not None, f"{name} requested log-probabilities but got none")
+        expect(logprobs is not None, f"{name} has logprobs={asked}, but got no log-probabilities")
         if logprobs is not None:
             expect(
                 logprobs.token_ids[:: 1 + asked].tolist() == list(tokens),
-                f"{name} got log-probabilities of wrong tokens",
+                f"{name} got the log-probabilities of other tokens than its own",
             )
 
     def take_prompt(self, logprobs: LogprobColumns) -> None:
         """Check log-probabilities of further prompt tokens."""
         asked, name = self.asked.sampling_params.prompt_logprobs, self.asked.request_id
-        expect(asked is not None, f"{name} got prompt log-probabilities that were not requested")
+        expect(asked is not None, f"{name} got prompt_logprobs, but has prompt_logprobs=None")
         self.prompt_positions.extend(logprobs.token_ids[:: 1 + (asked or 0)])
         want = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
         expect(
             self.prompt_positions == want,
-            f"{name} got prompt log-probabilities twice, with a gap or of wrong tokens",
+            f"{name} must get prompt_logprobs for each of its prompt tokens once, in order",
         )
 
     def begin(self, num_cached_tokens: int | None, *, caching: bool) -> None:
         """Check the values that come with the first tokens."""
         name, length = self.asked.request_id, len(self.asked.prompt_token_ids)
         if num_cached_tokens is None:
-            raise AssertionError(f"num_cached_tokens must come with the first tokens of {name}")
+            raise AssertionError(
+                f"the outputs with the first token of {name} must have its num_cached_tokens"
+            )
         most = length - 1 if caching else 0
         expect(
             0 <= num_cached_tokens <= most,
-            f"{num_cached_tokens} of {length} prompt tokens of {name} are reported as cached",
+            f"{name} has num_cached_tokens={num_cached_tokens}; expected 0 to {most}",
         )
         if self.asked.sampling_params.prompt_logprobs is not None:
             expect(
                 len(self.prompt_positions) == length - 1,
-                f"{name} got tokens before all its prompt log-probabilities",
+                f"{name} got a token before the prompt_logprobs of its whole prompt",
             )
 
     def fail(self, message: str) -> None:
@@ -89,12 +92,18 @@ class RequestLedger:
     def close(self, ending: Finished) -> None:
         """Check the end."""
         name = self.asked.request_id
-        expect(ending.message == self.failing, f"{name} ends with the message {ending.message!r}")
-        expect(self.got == self.due, f"{name} ended with {len(self.got)} of {len(self.due)} tokens")
+        expect(
+            ending.message == self.failing,
+            f"{name} ended with the message {ending.message!r}; expected {self.failing!r}",
+        )
+        expect(
+            self.got == self.due,
+            f"{name} ended after {len(self.got)} tokens; expected {len(self.due)} tokens",
+        )
         expect(
             (ending.reason, ending.stop_reason) == (self.reason, self.stop_reason),
-            f"{name} ended by {ending.reason}, {ending.stop_reason!r}; "
-            f"expected {self.reason}, {self.stop_reason!r}",
+            f"{name} ended with the reason {ending.reason} and stop_reason={ending.stop_reason!r}; "
+            f"expected {self.reason} and {self.stop_reason!r}",
         )
 
 

@@ -1,7 +1,7 @@
-"""Compares a scheduler's statistics with the preemptions that its plans show.
+"""Compares the statistics of a scheduler with the preemptions in its plans.
 
-Uses only plans. A request that joins again has lost its row, and its tokens are computed again.
-The counts are lower bounds: an eviction that no plan shows is not counted.
+Uses only plans. A request that joins again was preempted, and its tokens are computed again. The
+counts are lower bounds, since not every preemption appears in a plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUMS = (
 
 
 class StepAccounts:
-    """Counts of one scheduler, from its plans. idle: no request was ever added."""
+    """Counts preemptions in the plans of one scheduler. idle: whether no request was added yet."""
 
     def __init__(self) -> None:
         self.idle = True
@@ -68,26 +68,26 @@ class StepAccounts:
         for name, new, old in zip(_SUMS, sums, self._sums, strict=True):
             expect(
                 new >= old,
-                f"the statistics have {name}={new} after {old}: a total must not decrease",
+                f"the statistics have {name}={new}, and had {old} before; it must not decrease",
             )
             expect(
                 not self.idle or not new,
-                f"the statistics have {name}={new}, but the scheduler had no request",
+                f"the statistics have {name}={new} before the first request; expected 0",
             )
         expect(
             stats.prefix_hits <= stats.prefix_queries,
-            f"the statistics have prefix_hits={stats.prefix_hits}, more than "
+            f"the statistics have prefix_hits={stats.prefix_hits}, which is more than "
             f"prefix_queries={stats.prefix_queries}",
         )
         expect(
             stats.num_preemptions >= self._num_rejoined,
-            f"the statistics have num_preemptions={stats.num_preemptions}; requests have rejoined "
-            f"{self._num_rejoined} times",
+            f"the statistics have num_preemptions={stats.num_preemptions}; expected at least "
+            f"{self._num_rejoined}, since plans admit requests again so often",
         )
         expect(
             stats.num_recomputed_tokens >= self._num_again,
-            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; "
-            f"{self._num_again} tokens were computed again",
+            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; expected at "
+            f"least {self._num_again}, since plans run so many tokens again",
         )
         self._sums = sums
         _check_blocks(stats)
@@ -97,12 +97,16 @@ def _check_blocks(stats: SchedulerStats) -> None:
     used, most = stats.num_used_blocks, stats.num_blocks
     for name in ("num_used_blocks", "num_cached_blocks"):
         count = getattr(stats, name)
-        expect(0 <= count <= most, f"the statistics have {name}={count}, with num_blocks={most}")
-    share = used / most if most else stats.kv_cache_usage  # 0: the scheduler does not count them
+        expect(
+            0 <= count <= most,
+            f"the statistics have {name}={count}; expected 0 to num_blocks={most}",
+        )
+    share = used / most if most else stats.kv_cache_usage  # 0: the scheduler does not count blocks
     expect(
         abs(share - stats.kv_cache_usage) < 1e-9,
-        f"the statistics have kv_cache_usage={stats.kv_cache_usage}, but {used} of {most} blocks",
+        f"the statistics have kv_cache_usage={stats.kv_cache_usage}, but {used} of {most} blocks "
+        "are in use",
     )
     for name in ("schedule_ns", "update_ns"):
         time = getattr(stats, name)
-        expect(time >= 0, f"the statistics have {name}={time}, less than before")
+        expect(time >= 0, f"the statistics have {name}={time}; it must not be negative")

@@ -54,7 +54,7 @@ def check_attention(backend: type[AttentionBackend], device: torch.device) -> No
 
 
 def attention_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
-    """Yield the suite's cases: refusals, and one for each point of the claimed matrix."""
+    """Yield the suite's cases: refusals, then the cases that cover the claims."""
 
     def check_cached(case: AttentionCase) -> None:
         reasons = backend.refusals(_requirements(backend.capabilities, case, device))
@@ -71,19 +71,24 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
 
 
 def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
-    """Check that the backend accepts what it claims and refuses the rest."""
+    """Check that the backend accepts the requirements that it claims, and refuses others."""
     capabilities = backend.capabilities
     unknown = capabilities.dtypes - TOLERANCES.keys()
-    expect(not unknown, f"the suite has no tolerance for the claimed dtypes {sorted(unknown)}")
+    expect(not unknown, f"the suite cannot check the claimed dtypes {sorted(unknown)}")
     for case in standard_cases(capabilities):
         if case.cache_dtype:  # a backend may refuse it for its device
             continue
         requirements = _requirements(capabilities, case, device)
         reasons = [*capabilities.refusals(requirements), *backend.refusals(requirements)]
-        expect(not reasons, f"{backend.name} refuses what it claims: {requirements}: {reasons}")
+        expect(
+            not reasons,
+            f"{backend.name} refuses what it claims to support, {requirements}: {reasons}",
+        )
         for wrong in _requirements_beyond(capabilities, requirements):
             reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
-            expect(bool(reasons), f"{backend.name} accepts what it does not claim: {wrong}")
+            expect(
+                bool(reasons), f"{backend.name} accepts {wrong}, which it does not claim to support"
+            )
 
 
 def _requirements(
@@ -120,8 +125,9 @@ def _requirements_beyond(
 def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:
     """Check one case on `device`; raise AssertionError with the first difference.
 
-    Three steps over one cache: the contexts, the case's runs, and one more token of every row,
-    which reads what the runs have written. One further row is not part of the runs.
+    The case runs three steps on one cache: the contexts of the rows, the runs of the case, and a
+    decode of every row, which reads the cache that the runs have written. One more row does not
+    take part in the second step.
     """
     rows = AttentionRows(backend, case, device)
     contexts = [context for context, _ in case.runs]
@@ -130,4 +136,4 @@ def check_case(backend: type[AttentionBackend], case: AttentionCase, device: tor
     length = case.block_size + 2
     rows.step("contexts", [(r, 0, n) for r, n in [*enumerate(contexts), (bystander, length)] if n])
     rows.step("runs", [(r, contexts[r], n) for r, (_, n) in enumerate(case.runs)])
-    rows.step("one more each", [(r, n, 1) for r, n in [*enumerate(ends), (bystander, length)]])
+    rows.step("decodes", [(r, n, 1) for r, n in [*enumerate(ends), (bystander, length)]])

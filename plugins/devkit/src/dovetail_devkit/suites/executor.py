@@ -27,6 +27,7 @@ from dovetail_devkit.case import Case
 from dovetail_devkit.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
 from dovetail_devkit.executor.ranks import check_transfers
 from dovetail_devkit.executor.workers import (
+    REQUESTED,
     SLOW_S,
     FailingWorker,
     LateFailingWorker,
@@ -43,7 +44,7 @@ from dovetail_devkit.rows.model import RowModel
 
 NUM_BLOCKS = 33
 RESULT_S = 30.0
-"""How long a result may take before the suite gives up on it."""
+"""Timeout of a result."""
 
 _START = [
     "init_device",
@@ -64,24 +65,24 @@ def check_executor(executor_cls: type[Executor]) -> None:
 
 
 def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
-    """Yield the suite's cases, at one and at two steps at a time."""
-    yield Case(name="a model that fails to load", run=partial(_check_unloadable, executor_cls))
-    yield Case(name="shutdown during a step", run=partial(_check_end, executor_cls))
+    """Yield the suite's cases; most run with one and with two concurrent steps."""
+    yield Case(name="a load error is raised", run=partial(_check_unloadable, executor_cls))
+    yield Case(name="shutdown waits for a step", run=partial(_check_end, executor_cls))
     if executor_cls.max_world_size > 1:
         yield Case(name="two workers", run=partial(_check_ranks, executor_cls))
         run = partial(check_transfers, executor_cls, start, make_plans())
-        yield Case(name="two workers that move blocks", run=run)
+        yield Case(name="two workers move blocks", run=run)
     for ahead in (False, True):
-        steps = "two steps" if ahead else "one step"
+        steps = 2 if ahead else 1
         for name, check in _CHECKS.items():
             worker_cls = FailingWorker if check is _check_failure else ObedientWorker
             run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
-            yield Case(name=f"{name}, {steps} at a time", run=run)
+            yield Case(name=f"{name}, concurrent steps: {steps}", run=run)
         for name, (worker_cls, check) in _LATE_CHECKS.items():
             run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
-            yield Case(name=f"{name}, {steps} at a time", run=run)
+            yield Case(name=f"{name}, concurrent steps: {steps}", run=run)
     run = partial(_check_with, executor_cls, ObedientWorker, _check_timeout, ahead=True)
-    yield Case(name="a timeout, two steps at a time", run=run)
+    yield Case(name="timeout, concurrent steps: 2", run=run)
 
 
 def _check_with(
@@ -91,50 +92,59 @@ def _check_with(
     *,
     ahead: bool,
 ) -> None:
-    """Check a new executor of such a worker."""
+    """Run a check on a new executor whose worker is a `worker_cls`."""
     with TemporaryDirectory() as folder:
-        with judging("in the constructor"):
+        with judging("executor constructor"):
             executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
-        with judging(f"in {check.__name__}, with async scheduling: {ahead}"):
+        with judging(f"{check.__name__}, async_scheduling={ahead}"):
             try:
                 _check_depth(executor, ahead=ahead)
                 check(executor)
             finally:
                 executor.shutdown()
-            expect("shutdown" in read_log(Path(folder)), "the worker was not shut down")
+            expect("shutdown" in read_log(Path(folder)), "executor.shutdown must shut down workers")
 
 
 def _check_depth(executor: Executor, *, ahead: bool) -> None:
     most = executor.max_concurrent_steps
     expect(most in range(1, 5), f"max_concurrent_steps is {most}; it must be 1 to 4")
-    expect(ahead or most == 1, f"max_concurrent_steps is {most} with async_scheduling=False")
+    expect(
+        ahead or most == 1,
+        f"max_concurrent_steps is {most}; with async_scheduling=False it must be 1",
+    )
     if ahead and most == 1:
-        raise NotHere("it supports one step at a time only")
+        raise NotHere("the executor runs one step at a time")
 
 
 def _check_unloadable(executor_cls: type[Executor]) -> None:
-    law = "the constructor must raise the worker's load error"
+    rule = "the constructor of the executor must raise an error of the worker's load_model"
     with TemporaryDirectory() as folder:
         make = partial(_make, executor_cls, UnloadableWorker, Path(folder), ahead=False)
-        expect_error(ModelError, make, law)
-        expect("shutdown" in read_log(Path(folder)), "a worker that fails to load is not shut down")
+        expect_error(ModelError, make, rule)
+        expect(
+            "shutdown" in read_log(Path(folder)),
+            "the executor must shut down a worker that fails to load its model",
+        )
 
 
 def _check_end(executor_cls: type[Executor]) -> None:
     """Check that shutdown waits for the current step of the worker."""
-    with judging("in shutdown"), TemporaryDirectory() as folder:
+    with judging("executor shutdown"), TemporaryDirectory() as folder:
         executor = _make(executor_cls, SlowWorker, Path(folder), ahead=True)
         start(executor)
         executor.execute_model(make_plans()[0])
         executor.shutdown()
         Event().wait(2 * SLOW_S)
         log = read_log(Path(folder))
-        expect(log[-1:] == ["shutdown"], f"a worker did {log}; shutdown must come last")
+        expect(
+            log[-1:] == ["shutdown"],
+            f"the worker recorded {log}; shutdown must be the last entry",
+        )
 
 
 def _check_ranks(executor_cls: type[Executor]) -> None:
     """Check that every rank runs every step and operation; results are ordered by rank."""
-    with judging("with two workers"), TemporaryDirectory() as folder:
+    with judging("two workers"), TemporaryDirectory() as folder:
         model_dir = write_fake_config(Path(folder))
         executor = executor_cls(
             make_executor_context(model_dir, ObedientWorker, tensor_parallel_size=2)
@@ -143,18 +153,30 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
             _check_steps(executor)
             places = executor.collective_rpc("place")
             ranks = [(place["rank"], place["world_size"]) for place in places]
-            expect(ranks == [(0, 2), (1, 2)], f"the workers got {ranks}; expected 0 and 1 of 2")
+            expect(
+                ranks == [(0, 2), (1, 2)],
+                f"the workers have (rank, world_size) {ranks}; expected (0, 2) and (1, 2)",
+            )
             meet = {place["rendezvous"] for place in places}
-            expect(len(meet) == 1 and "" not in meet, f"the workers got the addresses {meet}")
+            expect(
+                len(meet) == 1 and "" not in meet,
+                f"the workers have the rendezvous addresses {meet}; expected one address for all",
+            )
             second = executor.collective_rpc("place", unique_reply_rank=1)
-            expect(second == places[1], f"unique_reply_rank=1 returns {second}")
-            law = "collective_rpc: an operation that fails on one rank"
+            expect(
+                second == places[1],
+                f"collective_rpc with unique_reply_rank=1 returns {second}; expected {places[1]}",
+            )
+            rule = "collective_rpc must raise if the operation fails on one rank"
             fail = partial(executor.collective_rpc, "fail_on", args=(1,))
-            expect_error(ModelError, partial(fail, unique_reply_rank=0), law)
+            expect_error(ModelError, partial(fail, unique_reply_rank=0), rule)
         finally:
             executor.shutdown()
         log = read_log(Path(folder))
-        expect(log == ["shutdown"] * 2, f"not both workers were shut down: {log}")
+        expect(
+            log == ["shutdown"] * 2,
+            f"two workers must be shut down once each; they recorded {log}",
+        )
 
 
 def _make(
@@ -197,10 +219,20 @@ def make_plans() -> list[SchedulerOutput]:
 
 def start(executor: Executor) -> KVCacheConfig:
     """Complete the start of an executor's workers, as an engine does."""
-    expect(executor.get_model_info().vocab_size == DEFAULT_VOCAB_SIZE, "get_model_info: vocab_size")
+    vocab_size = executor.get_model_info().vocab_size
+    expect(
+        vocab_size == DEFAULT_VOCAB_SIZE,
+        f"get_model_info returns vocab_size={vocab_size}; the worker has {DEFAULT_VOCAB_SIZE}",
+    )
     specs = executor.get_kv_cache_specs()
-    expect(isinstance(specs, list) and bool(specs), f"get_kv_cache_specs returns {specs!r}")
-    expect(executor.determine_available_memory() > 0, "determine_available_memory returns nothing")
+    expect(
+        isinstance(specs, list) and bool(specs),
+        f"get_kv_cache_specs returns {specs!r}; expected a list with one mapping per worker",
+    )
+    available = executor.determine_available_memory()
+    expect(
+        available > 0, f"determine_available_memory returns {available}; the worker reports more"
+    )
     groups = group_layers(
         specs,
         block_size=SMALL_ENGINE["block_size"],
@@ -247,10 +279,16 @@ def _calls(executor: Executor) -> list[str]:
 
 def _check_start(executor: Executor) -> None:
     calls = _calls(executor)
-    expect(calls == _START[:2], f"a new executor's worker got {calls}; expected {_START[:2]}")
+    expect(
+        calls == _START[:2],
+        f"the constructor of the executor calls {calls} of the worker; expected {_START[:2]}",
+    )
     start(executor)
     calls = [name for name in _calls(executor) if name in _START]
-    expect(calls == _START, f"the worker was started with the calls {calls}; expected {_START}")
+    expect(
+        calls == _START,
+        f"the start of the executor calls {calls} of the worker; expected {_START}",
+    )
 
 
 def _check_steps(executor: Executor) -> None:
@@ -267,20 +305,30 @@ def _check_steps(executor: Executor) -> None:
             handles.append((executed, executor.sample_tokens()))
         results = [sampled.result(RESULT_S) for _, sampled in handles[::-1]][::-1]
         for executed, sampled in handles:
-            expect(executed.result(RESULT_S) is None, "execute_model's result is not None")
-            expect(executed.done() and sampled.done(), "done() is False after result()")
+            expect(executed.result(RESULT_S) is None, "the result of execute_model must be None")
+            expect(
+                executed.done() and sampled.done(),
+                "done() of a handle must return True after result()",
+            )
             again = sampled.result(RESULT_S)
-            expect(again in results, "a second call of result() returns something else")
+            expect(
+                again in results,
+                "a second call of result() must return the same result as the first call",
+            )
         got += results
     for index, (result, right) in enumerate(zip(got, want, strict=True)):
-        expect(result == right, f"plan {index} gave {result}; expected {right}")
+        expect(result == right, f"the result of plan {index} is {result}; expected {right}")
     steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
     expect(
         steps == ["execute_model", "sample_tokens"] * len(plans),
-        f"the worker got the calls {steps}",
+        f"the executor calls {steps} of the worker; expected execute_model and sample_tokens in "
+        "turn, once for each plan",
     )
     threads = executor.collective_rpc("num_threads")
-    expect(threads == [1] * len(threads), f"steps were called by {threads} threads; expected one")
+    expect(
+        threads == [1] * len(threads),
+        f"the step methods of each worker were called by {threads} threads; expected one thread",
+    )
 
 
 def _check_operations(executor: Executor) -> None:
@@ -290,32 +338,39 @@ def _check_operations(executor: Executor) -> None:
         got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; expected [5]"
     )
     one = call(unique_reply_rank=0)
-    expect(one == 5, f"with unique_reply_rank=0 it returns {one}; expected 5")
-    law = "collective_rpc with a rank that does not exist"
-    expect_error(ContractError, partial(call, unique_reply_rank=len(got)), law)
+    expect(one == 5, f"collective_rpc with unique_reply_rank=0 returns {one}; expected 5")
+    rule = "collective_rpc must reject a rank that does not exist"
+    expect_error(ContractError, partial(call, unique_reply_rank=len(got)), rule)
     handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
     for handle, due in zip(handles[::-1], (one, got), strict=True):
         expect(
-            hasattr(handle, "result"), f"with non_block=True it returns {handle!r}, not a handle"
+            hasattr(handle, "result"),
+            f"collective_rpc with non_block=True returns {handle!r}; expected a handle",
         )
         late = handle.result(RESULT_S)
-        expect(late == due and handle.done(), f"a handle's result is {late}; expected {due}")
+        expect(late == due, f"the result of a collective_rpc handle is {late}; expected {due}")
+        expect(handle.done(), "done() of a collective_rpc handle must return True after result()")
     named = f"{count_calls.__module__}:{count_calls.__name__}"
     got = executor.collective_rpc(named, args=(10,))
     expect(got == [12] * len(got), f"collective_rpc({named!r}) returns {got}; expected [12]")
     for name in ("no_such_operation", "calls", "no_such_module:f", "builtins:print", "os:system"):
-        law = f"collective_rpc({name!r}) of an unknown operation"
-        expect_error(ContractError, partial(executor.collective_rpc, name), law)
-    law = "collective_rpc of an operation that fails"
-    expect_error(ModelError, partial(executor.collective_rpc, "fail_on", args=(0,)), law)
+        rule = f"collective_rpc must reject the unknown operation {name!r}"
+        expect_error(ContractError, partial(executor.collective_rpc, name), rule)
+    rule = "collective_rpc must raise the error of an operation that fails"
+    expect_error(ModelError, partial(executor.collective_rpc, "fail_on", args=(0,)), rule)
     executor.check_health()
-    expect(_calls(executor) == _START[:2], "an operation changed the steps")
+    calls = _calls(executor)
+    expect(
+        calls == _START[:2],
+        f"after collective_rpc the worker recorded the calls {calls}; expected {_START[:2]}",
+    )
 
 
 def _check_callables(executor: Executor) -> None:
     call = partial(executor.collective_rpc, count_calls, args=(10,))
     if not executor.takes_callables:
-        expect_error(ContractError, call, "collective_rpc of a callable without takes_callables")
+        rule = "collective_rpc must reject a callable unless the executor declares takes_callables"
+        expect_error(ContractError, call, rule)
         return
     got = call()
     expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; expected [12]")
@@ -325,10 +380,13 @@ def _check_timeout(executor: Executor) -> None:
     expect_error(
         TimeoutError,
         lambda: executor.collective_rpc("dawdle", args=(0.3,), timeout=0.02),
-        "collective_rpc after its timeout",
+        "collective_rpc must raise when its timeout has passed",
     )
     got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
-    expect(got == ["done"] * len(got), "a call after a timeout gets the previous result")
+    expect(
+        got == ["done"] * len(got),
+        f"a collective_rpc call after a timeout returns {got}; it must return its own result",
+    )
 
 
 def _check_failure(executor: Executor) -> None:
@@ -345,8 +403,11 @@ def _check_failure(executor: Executor) -> None:
         executed.result(RESULT_S)
         sampled.result(RESULT_S)
 
-    error = expect_error(Exception, fail, "a step must raise if its worker fails")
-    expect("on request" in _told(error), f"the cause of a failure is lost: {error!r}")
+    error = expect_error(Exception, fail, "the result of a step must raise if the worker fails")
+    expect(
+        REQUESTED in _messages(error),
+        f"the error of a failed step must contain the worker's error; it is {error!r}",
+    )
     later: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("check_health", executor.check_health),
         ("execute_model", lambda: executor.execute_model(plans[3]).result(RESULT_S)),
@@ -354,12 +415,12 @@ def _check_failure(executor: Executor) -> None:
         ("collective_rpc", lambda: executor.collective_rpc("recorded_calls")),
     )
     for name, call in later:
-        expect_error(EngineDeadError, call, f"{name} of an executor that has failed")
+        expect_error(EngineDeadError, call, f"{name} must raise after a failed step")
 
 
-def _told(error: BaseException | None) -> str:
+def _messages(error: BaseException | None) -> str:
     """Return the messages of an error and its causes."""
-    return "" if error is None else f"{error!r}\n{_told(error.__cause__)}"
+    return "" if error is None else f"{error!r}\n{_messages(error.__cause__)}"
 
 
 def _check_shutdown(executor: Executor) -> None:
@@ -367,11 +428,11 @@ def _check_shutdown(executor: Executor) -> None:
     executor.shutdown()
     executor.shutdown()
     plan = make_plans()[0]
-    expect_error(EngineDeadError, executor.check_health, "check_health after shutdown")
+    expect_error(EngineDeadError, executor.check_health, "check_health must raise after shutdown")
     expect_error(
         EngineDeadError,
         lambda: executor.execute_model(plan).result(RESULT_S),
-        "execute_model after shutdown",
+        "execute_model must raise after shutdown",
     )
 
 
@@ -385,6 +446,6 @@ _CHECKS: Mapping[str, Callable[[Executor], None]] = {
 }
 
 _LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
-    "steps of a worker that returns handles": (LateWorker, _check_steps),
-    "a failure that is raised late": (LateFailingWorker, _check_failure),
+    "a worker returns handles": (LateWorker, _check_steps),
+    "taking a result raises": (LateFailingWorker, _check_failure),
 }

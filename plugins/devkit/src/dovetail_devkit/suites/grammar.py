@@ -23,7 +23,7 @@ NUM_WALKS = 8
 MAX_STEPS = 64
 
 
-@judging("in the grammar suite")
+@judging("grammar")
 def check_grammar(
     backend_cls: type[GrammarBackend],
     *,
@@ -36,13 +36,17 @@ def check_grammar(
     """
     tokenizer = tokenizer or ByteTokenizer()
     end = tokenizer.eos_token_id
-    expect(end is not None, "the suite needs a tokenizer with an EOS token")
+    expect(end is not None, "the tokenizer of the suite must have an EOS token")
     context = GrammarContext(
         tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, options=options or {}
     )
     examples = backend_cls.examples
-    expect(bool(examples), "examples is empty; give a text for the forms that requests use")
-    expect(examples.keys() <= backend_cls.forms, "examples has forms that are not in `forms`")
+    expect(bool(examples), "the attribute examples is empty; add a text for at least one form")
+    expect(
+        examples.keys() <= backend_cls.forms,
+        f"examples has the forms {sorted(examples)}; the backend declares "
+        f"{sorted(backend_cls.forms)}",
+    )
     backend = backend_cls(context)
     for form, text in examples.items():
         given = GrammarSpec(form=form, text=text, stop_token_ids=frozenset({end or 0}))
@@ -52,16 +56,16 @@ def check_grammar(
 
 
 def _check_refusal(backend: GrammarBackend, end: int) -> None:
-    given = GrammarSpec(form="no such form", text="x", stop_token_ids=frozenset({end}))
+    given = GrammarSpec(form="unknown", text="x", stop_token_ids=frozenset({end}))
     try:
         backend.compile(given)
     except RequestError:
         return
-    expect(False, "compile accepts an unknown form; it must raise RequestError")
+    expect(False, "compile must raise RequestError for a form that is not in `forms`")
 
 
 class _Walk:
-    """Walk one matcher from the start to an end."""
+    """Accepts random allowed tokens with one matcher until its text is complete."""
 
     def __init__(
         self, backend: GrammarBackend, given: GrammarSpec, vocab_size: int, random: Random
@@ -72,46 +76,56 @@ class _Walk:
         self._random = random
 
     def run(self) -> None:
-        """Walk; the other matcher stays at the start."""
+        """Accept tokens and check each step; a second matcher stays at the start."""
         first = self._allowed(self._other)
         for _ in range(MAX_STEPS):
             allowed = self._allowed(self._matcher)
             if self._matcher.is_finished():
-                expect(allowed <= self._ends, "a finished grammar allows more than stop tokens")
+                expect(allowed <= self._ends, "a finished matcher must allow only stop tokens")
                 break
             going_on = sorted(allowed - self._ends)
             if not going_on:
                 break
             self._check_forbidden(allowed)
             token = self._random.choice(going_on)
-            expect(self._matcher.accept([token]) == 1, "accept refuses an allowed token")
+            expect(self._matcher.accept([token]) == 1, "accept must return 1 for one allowed token")
             self._check_rollback(token, allowed)
-        expect(self._allowed(self._other) == first, "two matchers of one text are not independent")
+        expect(
+            self._allowed(self._other) == first,
+            "two matchers of the same text must not affect each other",
+        )
 
     def _check_forbidden(self, allowed: set[int]) -> None:
         forbidden = sorted(set(range(self._vocab_size)) - allowed)
         if forbidden:
             token = self._random.choice(forbidden)
-            expect(self._matcher.accept([token]) == 0, "accept accepts a token that is not allowed")
+            expect(
+                self._matcher.accept([token]) == 0,
+                "accept must return 0 for one token that is not allowed",
+            )
             same = self._allowed(self._matcher) == allowed
-            expect(same, "a refused token changes the allowed tokens")
+            expect(same, "accept of a token that is not allowed must not change the matcher")
 
     def _check_rollback(self, token: int, before: set[int]) -> None:
         after = self._allowed(self._matcher)
         self._matcher.rollback(1)
         expect(
-            self._allowed(self._matcher) == before, "rollback does not restore the allowed tokens"
+            self._allowed(self._matcher) == before,
+            "rollback must restore the tokens that were allowed before",
         )
         self._matcher.accept([token])
         expect(
             self._allowed(self._matcher) == after,
-            "the same token leads to other allowed tokens after rollback",
+            "accept after rollback must allow the same tokens as before rollback",
         )
 
     def _allowed(self, matcher: GrammarMatcher) -> set[int]:
         words = bytearray(4 * ((self._vocab_size + 31) // 32))
         matcher.fill_bitmask(memoryview(words))
         allowed = {t for t in range(8 * len(words)) if words[t // 8] >> t % 8 & 1}
-        expect(bool(allowed), "fill_bitmask allows no token")
-        expect(max(allowed) < self._vocab_size, "fill_bitmask allows ids beyond the vocabulary")
+        expect(bool(allowed), "fill_bitmask must allow at least one token")
+        expect(
+            max(allowed) < self._vocab_size,
+            f"fill_bitmask allows the id {max(allowed)}; vocab_size is {self._vocab_size}",
+        )
         return allowed

@@ -18,24 +18,24 @@ from dovetail_devkit.suites.stat_logger import make_step
 NUM_STEPS = 100
 
 
-@judging("in the hooks suite")
+@judging("hooks")
 def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None = None) -> None:
-    """Call the hooks of an engine's and a command's lifetime; raise AssertionError on errors.
+    """Call all hooks like an engine and a command do; raise AssertionError for an error.
 
     options: constructor options; None for none.
     """
     context = HooksContext(options=options or {})
     hooks = HookPlugins({"judged": hooks_cls(context)})
-    heard = [name for name in HOOK_NAMES if hooks.subscribers(name)]
-    expect(bool(heard), f"it implements none of the hooks {', '.join(HOOK_NAMES)}")
+    overridden = [name for name in HOOK_NAMES if hooks.subscribers(name)]
+    expect(bool(overridden), f"the plugin overrides none of the hooks {', '.join(HOOK_NAMES)}")
     HookPlugins({"command_line": hooks_cls(context)}).notify("register_cli", app=App(name="judge"))
     with TemporaryDirectory() as folder:
         config = make_config(write_fake_config(Path(folder)))
         before = config.model_dump()
         hooks.notify("on_engine_start", config=config)
-        expect(config.model_dump() == before, "on_engine_start changes the configuration")
+        expect(config.model_dump() == before, "on_engine_start must not change the configuration")
         for step_id in range(NUM_STEPS):
             hooks.notify("on_step", step=make_step(step_id, now_ns=step_id))
-        error = RequestError("refused on request", parameter="prompt")
+        error = RequestError("requested failure", parameter="prompt")
         hooks.notify("on_request_error", request_id="a", error=error)
         hooks.notify("on_engine_stop")

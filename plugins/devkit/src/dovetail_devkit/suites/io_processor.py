@@ -24,11 +24,11 @@ from dovetail_devkit.expectation import expect, expect_error, judging
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 
-@judging("in the IO processor suite")
+@judging("io_processor")
 def check_io_processor(
     processor_cls: type[IOProcessor], *, options: Mapping[str, object] | None = None
 ) -> None:
-    """Check a processor against its contract, on its `example_data`; raise AssertionError.
+    """Check a processor with its `example_data`; raise AssertionError with the violated rule.
 
     options: constructor options; None for none.
     """
@@ -44,13 +44,16 @@ def check_io_processor(
         processor = processor_cls(context)
         _check_prompts(processor)
         _check_results(processor)
-        law = "invalid data must be refused"
+        rule = "pre_process must raise RequestError for invalid data"
         unfit = IORequest(data=object())
-        expect_error(RequestError, lambda: processor.pre_process(unfit), law)
+        expect_error(RequestError, lambda: processor.pre_process(unfit), rule)
 
 
 def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
-    """Return one answer per prompt, "answer 0" and so on; number `failing` is an error."""
+    """Return one output per prompt, with the text "answer 0" and so on.
+
+    failing: index of a prompt whose output is an error; -1 for none.
+    """
     return [
         RequestOutput(
             request_id=str(place),
@@ -59,7 +62,7 @@ def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
             outputs=[] if place == failing else [_completion(place)],
             finished=True,
             metrics=RequestMetrics(arrival_ns=0),
-            error="refused on request" if place == failing else None,
+            error="requested failure" if place == failing else None,
         )
         for place in range(len(batch.prompts))
     ]
@@ -79,19 +82,28 @@ def _check_prompts(processor: IOProcessor) -> None:
     request = _example(processor)
     batch = processor.pre_process(request)
     expect(isinstance(batch, IOBatch), f"pre_process returns {batch!r:.100}; expected an IOBatch")
-    expect(bool(batch.prompts), "pre_process of example_data returns no prompt")
+    expect(bool(batch.prompts), "pre_process must return at least one prompt for example_data")
     for place, one in enumerate(batch.prompts):
-        expect(isinstance(one, IOPrompt), f"prompt {place} is {one!r:.100}; expected an IOPrompt")
+        expect(
+            isinstance(one, IOPrompt),
+            f"pre_process returns {one!r:.100} as prompt {place}; expected an IOPrompt",
+        )
         params = one.sampling_params
         good = params is None or isinstance(params, SamplingParams)
-        expect(good, f"prompt {place} has sampling_params={params!r:.100}")
-    expect(request.data == processor.example_data, "pre_process changes the data")
+        expect(
+            good,
+            f"prompt {place} has sampling_params={params!r:.100}; expected SamplingParams or None",
+        )
+    expect(request.data == processor.example_data, "pre_process must not change the data")
     again = processor.pre_process(_example(processor))
-    expect(again.prompts == batch.prompts, "pre_process returns other prompts for the same data")
+    expect(
+        again.prompts == batch.prompts,
+        "two calls of pre_process with the same data must return the same prompts",
+    )
 
 
 def _check_results(processor: IOProcessor) -> None:
-    """Check that results do not depend on other calls, and that outputs are unchanged."""
+    """Check that results do not depend on other calls, and that outputs are not changed."""
 
     def result(batch: IOBatch, failing: int) -> IOResult:
         outputs = make_outputs(batch, failing=failing)
@@ -100,11 +112,11 @@ def _check_results(processor: IOProcessor) -> None:
     def finish(one: IOResult) -> Any:
         before = deepcopy(one.outputs)
         found = processor.post_process(one)
-        expect(one.outputs == before, "post_process changes the outputs")
+        expect(one.outputs == before, "post_process must not change the outputs")
         return found
 
     first, second = (processor.pre_process(_example(processor)) for _ in range(2))
     bad, good = finish(result(second, 0)), finish(result(first, -1))
     alone = finish(result(processor.pre_process(_example(processor)), -1))
-    expect(good == alone, "the result of a call depends on earlier calls")
-    expect(bad != good, "the result is the same for a failed and a successful prompt")
+    expect(good == alone, "the result of post_process must not depend on earlier calls")
+    expect(bad != good, "the result must differ between a failed and a successful prompt")

@@ -35,7 +35,7 @@ MAX_STEPS = 2000
 _SPEC = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=3, dtype="float32")
 
 
-@judging("in the KV connector suite")
+@judging("kv_connector")
 def check_kv_connector(
     connector_cls: type[KVConnector],
     device: torch.device,
@@ -58,9 +58,9 @@ def kv_connector_cases(
     """Yield the cases of the suite; each makes a new pair of sides."""
     checks = {
         "no transfers": _check_idle,
-        "a stored block is loaded": _check_round_trip,
+        "stored blocks can be loaded": _check_round_trip,
         "a store copies the content after the forward pass": _check_late_content,
-        "a load that fails": _check_failure,
+        "a failed load lists its blocks": _check_failure,
         "many transfers": _check_program,
         "shutdown, twice": _check_end,
     }
@@ -118,7 +118,7 @@ class _Rig:
         self._name = uuid4().bytes
 
     def key(self, number: int) -> bytes:
-        """Return a key of 32 bytes that no other run uses: a connector may keep keys forever."""
+        """Return a key of 32 bytes that is unique, since a connector may keep keys forever."""
         return self._name + number.to_bytes(16, "big")
 
     def transfer(self, keys: Sequence[bytes], blocks: Sequence[int]) -> KVTransfer:
@@ -158,7 +158,7 @@ class _Rig:
         return [pages_NP[block].clone() for pages_NP in self.due]
 
     def put(self, block: int, pages: Sequence[torch.Tensor], *, in_cache: bool = True) -> None:
-        """Set the expected content of a block; also write it, unless the connector must."""
+        """Set the expected content of a block. in_cache: also write it to the cache."""
         for due_NP, cache_NP, page_P in zip(self.due, self.cache, pages, strict=True):
             due_NP[block] = page_P
             if in_cache:
@@ -171,12 +171,15 @@ class _Rig:
     def step(
         self, *, forward: Sequence[tuple[int, list[torch.Tensor]]] = ()
     ) -> dict[int, tuple[int, ...]]:
-        """Run a step; return the ended transfers by number, with the blocks that failed.
+        """Run a step; return the number of each ended transfer to its failed blocks.
 
-        forward: blocks and what the forward pass writes to them.
+        forward: the blocks that the forward pass writes, and their new pages.
         """
         instructions = self.scheduler.take_instructions()
-        expect(isinstance(instructions, bytes), f"take_instructions returns {instructions!r:.80}")
+        expect(
+            isinstance(instructions, bytes),
+            f"take_instructions returns {instructions!r:.80}; expected bytes",
+        )
         self.worker.begin(instructions)
         for block, pages in forward:
             self.put(block, pages)
@@ -186,18 +189,23 @@ class _Rig:
         ended: dict[int, tuple[int, ...]] = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
         expect(
             len(ended) == len(outcome.done) + len(outcome.failed),
-            "a transfer was reported as ended twice",
+            "one outcome reports the same transfer as done and as failed",
         )
         for number, failed in ended.items():
             expect(
-                number in self.open, f"transfer {number} was reported as ended, but is not active"
+                number in self.open,
+                f"the connector reports the end of transfer {number}, which is not active",
             )
             blocks = self.open.pop(number).block_ids
             expect(
                 set(failed) <= set(blocks),
-                f"transfer {number}: the failed blocks {failed} are not part of it",
+                f"the outcome of transfer {number} lists the failed blocks {failed}; the blocks of "
+                f"the transfer are {blocks}",
             )
-            expect(number in outcome.done or bool(failed), "a failed transfer lists no block")
+            expect(
+                number in outcome.done or bool(failed),
+                f"the outcome of the failed transfer {number} must list its failed blocks",
+            )
         return ended
 
     def settle(self) -> dict[int, tuple[int, ...]]:
@@ -208,13 +216,15 @@ class _Rig:
                 return ended
             moment.wait(0.001)
             ended |= self.step()
-        raise AssertionError(f"transfers {sorted(self.open)} have not ended in {MAX_STEPS} steps")
+        raise AssertionError(
+            f"the transfers {sorted(self.open)} have not ended after {MAX_STEPS} steps"
+        )
 
     def check_cache(self, what: str) -> None:
         """Raise AssertionError unless every byte of the cache is as expected."""
         for buffer, (cache_NP, due_NP) in enumerate(zip(self.cache, self.due, strict=True)):
             wrong = (cache_NP.to("cpu") != due_NP).any(1).nonzero().flatten().tolist()
-            expect(not wrong, f"{what}: in buffer {buffer}, blocks {wrong} have wrong content")
+            expect(not wrong, f"the blocks {wrong} of buffer {buffer} have wrong content. {what}")
 
     def end(self) -> None:
         """Shut both sides down, twice."""
@@ -223,35 +233,42 @@ class _Rig:
 
 
 def _check_idle(rig: _Rig) -> None:
-    expect(list(rig.scheduler.has([])) == [], "has([]) is not empty")
+    expect(list(rig.scheduler.has([])) == [], "has([]) must return an empty sequence")
     for _ in range(3):
         there = list(rig.scheduler.has([rig.key(1), rig.key(2)]))
-        expect(there == [False, False], f"has returns {there} for keys that were never stored")
-        expect(not rig.step(), "a transfer ended that was not requested")
-    rig.check_cache("without any transfer")
+        expect(
+            there == [False, False],
+            f"has returns {there} for two keys that were not stored; expected [False, False]",
+        )
+        ended = rig.step()
+        expect(not ended, f"the connector reports the end of {ended}, but no transfer is active")
+    rig.check_cache("No transfer was requested.")
 
 
 def _check_round_trip(rig: _Rig) -> None:
     stored, target = [3, 1, 8], [5, 2, 12]
     keys = [rig.key(number) for number in range(3)]
-    expect(rig.store(keys, stored), "an empty store refuses three blocks")
+    expect(rig.store(keys, stored), "a connector without stored blocks must accept three blocks")
     rig.settle()
     there = list(rig.scheduler.has([*keys, rig.key(9)]))
-    expect(there == [True] * 3 + [False], f"after a store, has returns {there}")
+    expect(
+        there == [True] * 3 + [False],
+        f"has returns {there} for three stored keys and another key; expected True for the three",
+    )
     for block in stored:
         rig.spoil(block)
     if rig.load(keys[::-1], target):
         rig.settle()
     else:
         rig.worker.begin(rig.scheduler.take_instructions())
-        rig.check_cache("a synchronous load must have ended when begin returns")
+        rig.check_cache("A synchronous load must have ended when begin returns.")
         rig.open.clear()
-    rig.check_cache("after a load")
+    rig.check_cache("Stored blocks were loaded into other blocks.")
 
 
 def _check_late_content(rig: _Rig) -> None:
     written = [255 - page_P for page_P in rig.content(4)]
-    expect(rig.store([rig.key(1)], [4]), "an empty store refuses a block")
+    expect(rig.store([rig.key(1)], [4]), "a connector without stored blocks must accept a block")
     ended = rig.step(forward=[(4, written)])
     if not ended:
         rig.settle()
@@ -259,19 +276,22 @@ def _check_late_content(rig: _Rig) -> None:
     rig.spoil(4)
     rig.load([rig.key(1)], [6])
     rig.settle()
-    rig.check_cache("after a load of content that the plan of its store wrote")
+    rig.check_cache("A store must copy what the forward pass of the same step writes.")
 
 
 def _check_failure(rig: _Rig) -> None:
-    expect(rig.store([rig.key(1)], [3]), "an empty store refuses a block")
+    expect(rig.store([rig.key(1)], [3]), "a connector without stored blocks must accept a block")
     rig.settle()
     rig.load([rig.key(1), rig.key(2)], [7, 9])
     ended = rig.settle()
     failed = [tuple(blocks) for blocks in ended.values() if blocks]
-    expect(failed == [(9,)], f"of blocks 7 and 9 only 9 cannot be loaded, but {failed} failed")
+    expect(
+        failed == [(9,)],
+        f"a load into blocks 7 and 9 must fail for 9, whose key was not stored; failed: {failed}",
+    )
     for due_NP, cache_NP in zip(rig.due, rig.cache, strict=True):
-        due_NP[9] = cache_NP[9].to("cpu")  # its content is undefined
-    rig.check_cache("after a load that failed partly")
+        due_NP[9] = cache_NP[9].to("cpu")  # the content of a failed block is undefined
+    rig.check_cache("A load failed for one of two blocks.")
 
 
 def _check_program(rig: _Rig) -> None:
@@ -285,9 +305,16 @@ def _check_program(rig: _Rig) -> None:
         if wanted:
             rig.load(wanted, blocks[3 : 3 + len(wanted)])
         ended = rig.settle()
-        expect(not any(ended.values()), f"round {number}: {ended}: stored keys do not load")
-        expect(not rig.step(), f"round {number}: a transfer ended that was not requested")
-        rig.check_cache(f"round {number}")
+        expect(
+            not any(ended.values()),
+            f"the load of stored keys failed in round {number}; failed blocks by transfer: {ended}",
+        )
+        extra = rig.step()
+        expect(
+            not extra,
+            f"the connector reports the end of {extra} in round {number}; no transfer is active",
+        )
+        rig.check_cache(f"Many transfers were active at once, in round {number}.")
         rig.spoil(rig.random.choice(blocks))
 
 
@@ -295,4 +322,4 @@ def _check_end(rig: _Rig) -> None:
     rig.store([rig.key(1)], [4])
     rig.step()
     rig.end()
-    rig.check_cache("after shutdown")
+    rig.check_cache("Both sides were shut down.")

@@ -23,28 +23,30 @@ if TYPE_CHECKING:
     from torch import nn
 
 Fill = Callable[["nn.Module", "torch.Tensor", "torch.Tensor | None"], None]
-"""Put a weight [O, I] and a bias [O] or None into a layer's parameters, as a loader would."""
+"""A function that copies a weight [O, I] and a bias ([O] or None) to a layer's parameters."""
 
 _SHAPES = ((16, (8,)), (33, (7, 3, 3)), (64, (48, 48)), (128, (256,)), (1, (1,)))
 _NUM_TOKENS = (1, 2, 7, 40)
 SLACK = 4.0
-"""Factor on the tolerances: results are sums of up to 128 products."""
+"""Factor on the tolerances, since results are sums of up to 128 products."""
 
 
 def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-    """Copy into `weight` and `bias`, as most methods register them."""
+    """Copy to the parameters `weight` and `bias`, which most methods register."""
     import torch
 
     parameters = dict(layer.named_parameters(recurse=False))
     want = {"weight"} if bias_O is None else {"weight", "bias"}
-    expect(set(parameters) == want, f"create registers {sorted(parameters)}; expected {want}")
+    expect(
+        set(parameters) == want, f"create registers {sorted(parameters)}; expected {sorted(want)}"
+    )
     with torch.no_grad():
         parameters["weight"].copy_(weight_OI)
         if bias_O is not None:
             parameters["bias"].copy_(bias_O)
 
 
-@judging("in the linear method suite")
+@judging("linear_method")
 def check_linear_method(
     method_cls: type[LinearMethod],
     device: torch.device,
@@ -55,8 +57,8 @@ def check_linear_method(
 ) -> None:
     """Check a linear method on `device`; raise AssertionError with the first difference.
 
-    dtypes: dtypes to test; () for all that the method supports. fill: fills its parameters. slack:
-    factor on the tolerances of `comparison`, for the method's own error.
+    dtypes: dtypes to test; () for all that the method supports. fill: writes weights to its
+    parameters. slack: factor on the tolerances of `comparison`, for the method's own error.
     """
     run_all(linear_method_cases(method_cls, device, dtypes=dtypes, fill=fill, slack=slack))
 
@@ -74,14 +76,14 @@ def linear_method_cases(
     def check_layers(dtype: str) -> None:
         types = method_cls.device_types
         on_device = not types or device.type in types
-        expect(on_device, f"it runs on {sorted(types)}, not on {device.type}")
+        expect(on_device, f"the method declares the devices {sorted(types)}, not {device.type}")
         method = method_cls()
         layers = [
             _Layer(method, (seed, in_features, parts, bool(seed % 2)), dtype, device, fill)
             for seed, (in_features, parts) in enumerate(_SHAPES * 2)
         ]
         allowed = slack + method_cls.error / TOLERANCES[dtype]
-        # All layers are made before any is applied: one instance serves a whole model.
+        # All layers are created before the first is applied, as one instance serves a whole model.
         for layer in layers:
             layer.check(allowed)
         for layer in layers[::-1]:
@@ -136,21 +138,25 @@ class _Layer:
                 if self._bias_O is not None:
                     want = want + exact(self._bias_O)
                 got = self._method.apply(self._module, x_TI)
-                what = f"{num_tokens} tokens by {self._shape.part_sizes}, bias {self._shape.bias}"
+                shape = self._shape
+                what = f"x {tuple(x_TI.shape)}, parts {shape.part_sizes}, bias={shape.bias}"
                 expect_close(got, want, dtype=self._dtype, what=what, slack=slack)
-                expect(torch.equal(x_TI, before), f"{what}: apply changes its input")
-                expect(got.is_contiguous(), f"{what}: the result is not contiguous")
+                expect(torch.equal(x_TI, before), f"{what}: apply must not change its input")
+                expect(got.is_contiguous(), f"{what}: apply must return a contiguous tensor")
 
     def _check_parameters(self) -> None:
         parameters = list(self._module.named_parameters(recurse=False))
-        expect(bool(parameters), "create registers no parameter")
+        expect(bool(parameters), "create must register the parameters of the layer")
         for name, parameter in parameters:
             expect(
                 parameter.shape[0] == self._shape.out_features,
                 f"{name} has the shape {list(parameter.shape)}; its first dimension must be the "
                 f"{self._shape.out_features} output features of all parts",
             )
-            expect(parameter.device.type == self._device.type, f"{name} is on another device")
+            expect(
+                parameter.device.type == self._device.type,
+                f"{name} is on {parameter.device.type}; expected {self._device.type}",
+            )
 
     def _random(self, *shape: int) -> torch.Tensor:
         scale = self._shape.in_features**-0.5 if len(shape) == 2 else 1.0

@@ -24,10 +24,10 @@ VOCAB_SIZE = 61
 NUM_ROWS = 6
 NUM_STEPS = 24
 SMALL_ALPHABET = 5
-"""Rows draw from few tokens, so that processors that look back find repetitions."""
+"""Number of different tokens, which is small so that tokens repeat."""
 
 
-@judging("in the logits processor suite")
+@judging("logits_processor")
 def check_logits_processor(
     processor_cls: type[LogitsProcessor],
     device: torch.device,
@@ -67,17 +67,23 @@ def _new_request(
 
 def _check_join(processor: LogitsProcessor, asking: SamplingParams) -> None:
     for row in range(NUM_ROWS):
-        processor.leave(row)  # no request has it
+        processor.leave(row)  # no request has this row
     found = processor.join(_new_request(0, [1, 2, 3], 3, asking))
-    expect(found is True, f"join returns {found!r} for example_args; they must take part")
+    expect(
+        found is True,
+        f"join returns {found!r} for a request with example_args; expected True",
+    )
     found = processor.join(_new_request(1, [1, 2, 3], 3, SamplingParams()))
-    expect(isinstance(found, bool), f"join returns {found!r}; expected True or False")
+    expect(
+        isinstance(found, bool),
+        f"join returns {found!r} for a request without extra_args; expected True or False",
+    )
     processor.leave(0)
     processor.leave(0)
 
 
 def _random_logits(random: Random, num_rows: int, device: torch.device) -> torch.Tensor:
-    """Return coarse float32 logits, some of them -inf."""
+    """Return random float32 logits, some of which are -inf."""
     import torch
 
     numbers = [
@@ -91,20 +97,26 @@ def _random_logits(random: Random, num_rows: int, device: torch.device) -> torch
 
 
 def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> None:
-    """Compare the result of `apply` with its input. apart: rows that do not take part."""
+    """Compare the result of `apply` with its input.
+
+    apart: indices of rows that do not use the processor.
+    """
     import torch
 
-    expect(isinstance(after_SV, torch.Tensor), f"apply returns a {type(after_SV).__name__}")
+    expect(
+        isinstance(after_SV, torch.Tensor),
+        f"apply returns a {type(after_SV).__name__}; expected a tensor",
+    )
     for name in ("shape", "dtype", "device"):
         old, new = getattr(before_SV, name), getattr(after_SV, name)
-        expect(old == new, f"apply returns logits of {name} {new}; expected {old}")
-    expect(not bool(after_SV.isnan().any()), "apply makes NaN")
+        expect(old == new, f"apply returns logits with the {name} {new}; expected {old}")
+    expect(not bool(after_SV.isnan().any()), "the logits that apply returns must not have NaN")
     same = torch.equal(before_SV[apart], after_SV[apart])
-    expect(same, "apply changes the logits of a row that does not take part")
+    expect(same, "apply must not change the logits of a row that does not use the processor")
     banned = before_SV == -torch.inf
-    expect(bool((after_SV[banned] == -torch.inf).all()), "apply changes a logit of -inf")
+    expect(bool((after_SV[banned] == -torch.inf).all()), "apply must not change logits of -inf")
     dead = (after_SV == -torch.inf).all(-1) & ~banned.all(-1)
-    expect(not bool(dead.any()), "apply leaves a row without any finite logit")
+    expect(not bool(dead.any()), "apply must leave each row at least one finite logit")
 
 
 def _check_rows(processor: LogitsProcessor, device: torch.device, asking: SamplingParams) -> None:
@@ -127,12 +139,15 @@ def _check_rows(processor: LogitsProcessor, device: torch.device, asking: Sampli
         after_SV = processor.apply(before_SV.clone(), rows)
         _check_result(before_SV, after_SV, [i for i, r in enumerate(rows) if r not in taking])
         again_SV = processor.apply(before_SV.clone(), rows)
-        expect(torch.equal(after_SV, again_SV), "a second apply before accept returns other logits")
+        expect(
+            torch.equal(after_SV, again_SV),
+            "two calls of apply without accept between them must return equal logits",
+        )
         for place, row in enumerate(rows):
             if row in taking:
                 alone_1V = processor.apply(before_SV[place : place + 1].clone(), [row])
                 same = torch.equal(alone_1V[0], after_SV[place])
-                expect(same, "a row's logits depend on other rows of the batch")
+                expect(same, "the logits of a row must not depend on other rows of the batch")
         tokens = [random.randrange(SMALL_ALPHABET) for _ in parts]
         processor.accept(parts, torch.tensor(tokens, dtype=torch.int64, device=device))
     _check_leaving(processor, taking, device)
@@ -150,7 +165,7 @@ def _check_leaving(processor: LogitsProcessor, taking: list[int], device: torch.
 def _check_fresh_starts(
     processor_cls: type[LogitsProcessor], context: LogitsProcessorContext, asking: SamplingParams
 ) -> None:
-    """Check that a row, a later row with the same tokens and a reused row get equal logits."""
+    """Check that a request gets equal logits after a preemption, on a row that was used before."""
     import torch
 
     random = Random(7)
@@ -164,7 +179,7 @@ def _check_fresh_starts(
         want_1V = played.apply(before_1V.clone(), [0])
         resumed.join(_new_request(3, tokens, 4, asking))
         got_1V = resumed.apply(before_1V.clone(), [3])
-        law = "a row that rejoins after a preemption gets other logits than before"
-        expect(torch.equal(got_1V, want_1V), law)
+        rule = "a request must get the same logits after a preemption as without it"
+        expect(torch.equal(got_1V, want_1V), rule)
         tokens = [*tokens, token]
         played.accept([0], torch.tensor([token], dtype=torch.int64, device=context.device))

@@ -83,10 +83,12 @@ class DenseAttention:
             lengths == {total},
             f"layer {index} passes {lengths} tokens to attention; expected {total}",
         )
-        expect(k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values differ in shape")
+        expect(
+            k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values must have the same shape"
+        )
         expect(
             q_THD.shape[1] % k_TKD.shape[1] == 0,
-            f"layer {index}: query heads are not a multiple of key-value heads",
+            f"layer {index}: the number of query heads must be a multiple of key-value heads",
         )
         pieces, end = [], 0
         for sequence, count in self._runs:
@@ -114,7 +116,7 @@ class DenseAttention:
         return reference_attention(q_QHD, k_LKD, v_LKD, scale=q_QHD.shape[-1] ** -0.5)
 
 
-@judging("in the model suite")
+@judging("model")
 def check_model(
     model_cls: type[Any],
     context: ModelContext,
@@ -125,9 +127,9 @@ def check_model(
 ) -> None:
     """Check an architecture against its contract; raise AssertionError with the violated rule.
 
-    context: of a small config.json, with max_model_len ≥ 16. fill: load and pack the weights.
-    tolerance: largest difference of a logit between two ways to compute it. reference: another
-    implementation to compare the logits of a prompt with; None for none.
+    context: its config.json must describe a small model, and max_model_len must be at least 16.
+    fill: loads and packs the weights. tolerance: largest allowed difference of a logit between two
+    ways to compute it. reference: another implementation, whose logits must be equal, or None.
     """
     cases = model_cases(model_cls, context, fill=fill, tolerance=tolerance, reference=reference)
     for case in cases:
@@ -162,7 +164,7 @@ def model_cases(
         yield Case(name=name, run=partial(check_filled, check))
     if reference is not None:
         check = partial(_Bench.check_reference, reference=reference)
-        yield Case(name="against a reference", run=partial(check_filled, check))
+        yield Case(name="reference", run=partial(check_filled, check))
 
 
 def _with_all_positions(context: ModelContext) -> ModelContext:
@@ -175,7 +177,7 @@ def _with_all_positions(context: ModelContext) -> ModelContext:
 def _check_declarations(model_cls: type[Any]) -> None:
     names = model_cls.architectures
     good = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-    expect(good and bool(names), f"architectures is {names!r}; expected a tuple of names")
+    expect(good and bool(names), f"architectures is {names!r}; expected a tuple of str")
 
 
 def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
@@ -184,9 +186,12 @@ def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) 
         if value is None:
             del config["vocab_size"]
         wrong = replace(context, hf_config=config)
-        law = f"config.json with vocab_size={value!r} must be refused"
-        error = expect_error(ModelError, partial(make, wrong), law)
-        expect("vocab_size" in str(error), f"ModelError must name the field: {error}")
+        rule = f"the constructor must reject a config.json with vocab_size={value!r}"
+        error = expect_error(ModelError, partial(make, wrong), rule)
+        expect(
+            "vocab_size" in str(error),
+            f"the ModelError must name the wrong field vocab_size; it says: {error}",
+        )
 
 
 class _Bench:
@@ -211,11 +216,11 @@ class _Bench:
     def check_alone(self) -> None:
         """Check that logits are finite and depend on the tokens."""
         for logits in self._alone:
-            expect(bool(logits.isfinite().all()), "logits are not finite")
+            expect(bool(logits.isfinite().all()), "compute_logits returns NaN or infinite logits")
         spread = float((self._alone[0][0] - self._alone[0][-1]).abs().max())
-        expect(spread > 10 * self._tolerance, "logits do not depend on the tokens")
+        expect(spread > 10 * self._tolerance, "the logits do not depend on the tokens")
 
-    def check_pieces(self) -> None:
+    def check_chunks(self) -> None:
         """Compare a sequence in chunks with the whole sequence."""
         for pieces in ((5, 1, 6), (1,) * NUM_TOKENS):
             attention, parts, start = DenseAttention(), [], 0
@@ -223,13 +228,14 @@ class _Bench:
                 ids = self._ids[0][start : start + count]
                 parts.append(self._logits(attention, [(0, ids, start)]))
                 start += count
-            self._compare(torch.cat(parts), self._alone[0], f"in pieces of {pieces}")
+            how = f"The sequence ran in chunks of {pieces} tokens."
+            self._compare(torch.cat(parts), self._alone[0], how)
 
-    def check_neighbours(self) -> None:
+    def check_neighbors(self) -> None:
         """Compare two sequences in one step with each alone."""
         runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
         both = self._logits(DenseAttention(), runs)
-        self._compare(both, torch.cat(self._alone), "side by side")
+        self._compare(both, torch.cat(self._alone), "Two sequences ran in one step.")
 
     def check_causality(self) -> None:
         """Check that a token changes its own logits, but none before it."""
@@ -237,12 +243,12 @@ class _Bench:
         changed = self._ids[0].clone()
         changed[-1] = (changed[-1] + 1) % self._vocab_size
         logits = self._logits(DenseAttention(), [(0, changed, 0)])
-        self._compare(logits[:-1], alone[:-1], "before a token that was changed")
+        self._compare(logits[:-1], alone[:-1], "The last token of the sequence was changed.")
         moved = float((logits[-1] - alone[-1]).abs().max())
-        expect(moved > self._tolerance, "the last token's logits do not depend on it")
+        expect(moved > self._tolerance, "the logits of the last token do not depend on that token")
 
     def check_narrowed(self) -> None:
-        """Compare needed tokens with all tokens, for models that skip the others."""
+        """Check that the needed tokens get the same logits if the model skips other tokens."""
         attention = DenseAttention()
         attention.needed = torch.tensor([2, NUM_TOKENS - 1], device=self._context.device)
         attention.begin([(0, NUM_TOKENS)])
@@ -252,27 +258,28 @@ class _Bench:
         if len(hidden_SD) == NUM_TOKENS:
             hidden_SD = attention.narrow(hidden_SD)
         logits_SV = self._model.compute_logits(hidden_SD)
-        self._compare(logits_SV, attention.narrow(self._alone[0]), "of two tokens that are needed")
+        how = "Only two tokens were needed after the attention of the last layer."
+        self._compare(logits_SV, attention.narrow(self._alone[0]), how)
 
     def check_positions(self) -> None:
         """Check that each position affects the logits."""
         ids, alone = self._ids[0], self._alone[0]
         if lacks(self._model, POSITIONS):
-            raise NotHere("the model declares that it lacks positions")
+            raise NotHere("the model declares POSITIONS in `lacks`")
         backwards = torch.arange(NUM_TOKENS - 1, -1, -1)
         logits = self._logits(DenseAttention(), [(0, ids, 0)], positions=backwards)
         moved = float((logits - alone).abs().max())
         expect(
             moved > self._tolerance,
-            "positions are ignored: logits are the same with all positions reversed. A model that "
-            "has none declares lacks = frozenset({'positions'})",
+            "the positions are ignored: reversed positions give the same logits. A model without "
+            "positions declares lacks = frozenset({'positions'})",
         )
 
     def check_all_positions(self) -> None:
         """Check that every position below max_model_len runs, and reads its row of a table."""
         limit = self._context.max_model_len
         ends = (0, limit - 1)
-        with judging(f"at the positions 0 and {limit - 1}, the last below max_model_len={limit}"):
+        with judging(f"The positions 0 and {limit - 1} must run with max_model_len={limit}."):
             before = [self._at(position) for position in ends]
         for name, table in position_tables(self._model, limit, self._vocab_size).items():
             for position, logits in zip(ends, before, strict=True):
@@ -282,16 +289,16 @@ class _Bench:
                 table[position] = kept
                 expect(
                     moved > self._tolerance,
-                    f"row {position} of {name} is not read at position {position}: positions are "
-                    "off",
+                    f"row {position} of {name} is not read at position {position}; another row is "
+                    "read instead",
                 )
 
     def check_final_norm(self) -> None:
         """Check that hidden states come from a final norm."""
         if lacks(self._model, FINAL_NORM):
-            raise NotHere("the model declares that it lacks a final norm")
+            raise NotHere("the model declares FINAL_NORM in `lacks`")
         if self._context.dtype != torch.float32:
-            raise NotHere("only float32 is exact enough for this check")
+            raise NotHere(f"this check needs float32; the model uses {self._context.dtype}")
         (first,) = self._hidden([(9, self._ids[0][:1], 0)])
         num_tokens, limit = tokens_for_norm(len(first)), self._context.max_model_len
         generator = torch.Generator().manual_seed(6)
@@ -302,10 +309,10 @@ class _Bench:
         check_norm(self._hidden(runs))
 
     def check_reference(self, reference: Reference) -> None:
-        """Compare logits with those of another implementation."""
+        """Compare the logits with the logits of another implementation."""
         for ids, logits in zip(self._ids, self._alone, strict=True):
             want = reference(self._model, ids).to(logits.device)
-            self._compare(logits, want, "against the reference")
+            self._compare(logits, want, "The expected logits come from the reference.")
 
     def _at(self, position: int) -> torch.Tensor:
         """Return the logits of one token at a position, without earlier tokens."""
@@ -343,22 +350,27 @@ class _Bench:
         before = input_ids_T.clone(), positions_T.clone()
         hidden_TD = self._model.forward(input_ids_T, positions_T, attention)
         same = torch.equal(input_ids_T, before[0]) and torch.equal(positions_T, before[1])
-        expect(same, "forward changes its inputs")
+        expect(same, "forward must not change its inputs")
         num_tokens = len(input_ids_T)
         expect(
             hidden_TD.ndim == 2 and len(hidden_TD) == num_tokens,
-            f"forward returns {list(hidden_TD.shape)} for {num_tokens} tokens",
+            f"forward returns the shape {list(hidden_TD.shape)} for {num_tokens} tokens; expected "
+            "[T, D]",
         )
-        expect(hidden_TD.dtype == self._context.dtype, f"hidden states are {hidden_TD.dtype}")
+        expect(
+            hidden_TD.dtype == self._context.dtype,
+            f"forward returns {hidden_TD.dtype}; expected {self._context.dtype}",
+        )
         self._check_calls(attention.calls)
         logits_TV = self._model.compute_logits(hidden_TD)
         expect(
             tuple(logits_TV.shape) == (num_tokens, self._vocab_size),
-            f"compute_logits returns {list(logits_TV.shape)}; expected one row per position of "
-            f"{self._vocab_size} tokens",
+            f"compute_logits returns the shape {list(logits_TV.shape)}; expected "
+            f"{[num_tokens, self._vocab_size]}",
         )
         last = self._model.compute_logits(hidden_TD[-1:])
-        self._compare(last, logits_TV[-1:], "of the last position alone")
+        how = "compute_logits was called for the last position only."
+        self._compare(last, logits_TV[-1:], how)
         return logits_TV.float()
 
     def _check_calls(self, calls: list[int]) -> None:
@@ -366,23 +378,24 @@ class _Bench:
         want = list(range(self._num_layers))
         expect(
             calls == want and bool(calls),
-            f"attention was called for layers {calls}; expected {want}",
+            f"the model calls attention for the layers {calls}; expected {want}",
         )
 
     def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:
         off = float((got.float() - want.float()).abs().max())
         expect(
-            off <= self._tolerance, f"{how}, logits differ by {off}, more than {self._tolerance}"
+            off <= self._tolerance,
+            f"the logits differ by {off}; the tolerance is {self._tolerance}. {how}",
         )
 
 
 _CHECKS: Mapping[str, Callable[[_Bench], None]] = {
     "alone": _Bench.check_alone,
-    "in pieces": _Bench.check_pieces,
-    "side by side": _Bench.check_neighbours,
+    "in chunks": _Bench.check_chunks,
+    "two sequences": _Bench.check_neighbors,
     "causality": _Bench.check_causality,
     "narrowed": _Bench.check_narrowed,
     "positions": _Bench.check_positions,
-    "first and last position": _Bench.check_all_positions,
+    "all positions": _Bench.check_all_positions,
     "final norm": _Bench.check_final_norm,
 }

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 EPS = 1e-6
 _SHAPES = ((1, 64), (3, 80), (17, 33), (5, 4096), (2, 4, 32))
 _HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 64, 32))
-"""Of rotary cases: tokens, query heads, key-value heads, head size, rotary size."""
+"""For each rotary case: tokens, query heads, key-value heads, head size, rotary size."""
 
 
-@judging("in the ops suite")
+@judging("ops")
 def check_ops(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
 ) -> None:
@@ -49,15 +49,15 @@ def ops_cases(
     dtypes: Iterable[str] = tuple(TOLERANCES),
     num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the cases of the operations that the class overrides; arguments as of `check_ops`.
+    """Yield the cases of the operations that the class overrides.
 
-    num_draws: number of draws whose frequencies are compared.
+    num_draws: number of draws of each frequency test. The other arguments are those of `check_ops`.
     """
 
     def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
         types = ops_cls.device_types
         on_device = not types or device.type in types
-        expect(on_device, f"it runs on {sorted(types)}, not on {device.type}")
+        expect(on_device, f"the provider declares the devices {sorted(types)}, not {device.type}")
         ops = ops_cls()
         for seed, shape in enumerate(shapes):
             check(ops, shape, _Maker(dtype, device, seed))
@@ -95,7 +95,7 @@ def _unchanged(call: Callable[[], Any], what: str, *tensors: torch.Tensor) -> An
     copies = [tensor.clone() for tensor in tensors]
     result = call()
     for tensor, copy in zip(tensors, copies, strict=True):
-        expect(torch.equal(tensor, copy), f"{what} changes a read-only input")
+        expect(torch.equal(tensor, copy), f"{what} must not change its inputs")
     return result
 
 
@@ -104,7 +104,7 @@ def _norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _check_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
-    what = f"rms_norm of {shape}"
+    what = f"rms_norm {shape}"
     x, weight_D = make(*shape), make(shape[-1])
     want = _norm(exact(x), exact(weight_D), EPS)
     got = _unchanged(lambda: ops.rms_norm(x, weight_D, EPS), what, x, weight_D)
@@ -117,7 +117,7 @@ def _check_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
 
 
 def _check_add_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
-    what = f"add_rms_norm of {shape}"
+    what = f"add_rms_norm {shape}"
     x, residual, weight_D = make(*shape), make(*shape), make(shape[-1])
     # The sum is rounded to the dtype first; the norm is computed from the rounded sum.
     total = exact((exact(x) + exact(residual)).to(x.dtype))
@@ -130,7 +130,7 @@ def _check_add_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
 
 
 def _check_silu(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
-    what = f"silu_and_mul of {shape}"
+    what = f"silu_and_mul {shape}"
     x = make(*shape[:-1], 2 * shape[-1], scale=3.0)
     gate, up = exact(x).chunk(2, dim=-1)
     got = _unchanged(lambda: ops.silu_and_mul(x), what, x)
@@ -141,7 +141,7 @@ def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
     import torch
 
     num_tokens, num_heads, num_kv_heads, head_size, rotary_size = heads
-    what = f"rotary_embedding of {heads}"
+    what = f"rotary_embedding {heads}"
     cos_sin_PS = rotary_table(rotary_size, make.device)
     positions_T = torch.tensor(far_apart(0, num_tokens)).to(make.device)
     fused = make(num_tokens, num_heads + 2 * num_kv_heads, head_size)
@@ -156,11 +156,11 @@ def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
 
 
 def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
-    """Check that squares are summed in float32: no overflow, no lost terms."""
+    """Check that squares are summed in float32, without overflow and without lost terms."""
     x_TD, weight_D = make(*shape, scale=300.0), make(shape[-1])
     got = ops.rms_norm(x_TD, weight_D, EPS)
     want = _norm(exact(x_TD), exact(weight_D), EPS)
-    expect_close(got, want, dtype=make.dtype, what="rms_norm of large values")
+    expect_close(got, want, dtype=make.dtype, what=f"rms_norm {shape}")
 
 
 def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
@@ -170,8 +170,11 @@ def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
     table_VD = make(num_rows, 2 * size)[:, :size]
     ids_T = torch.tensor([(5 * t + 3) % num_rows for t in range(7)], device=make.device)
     got = _unchanged(lambda: ops.embedding(ids_T, table_VD), "embedding", ids_T, table_VD)
-    expect(torch.equal(got, table_VD[ids_T]), f"embedding of {shape} returns wrong rows")
-    expect(got.is_contiguous(), "embedding does not return a new tensor")
+    expect(
+        torch.equal(got, table_VD[ids_T]),
+        f"embedding returns wrong rows of a table of the shape {shape}",
+    )
+    expect(got.is_contiguous(), "embedding must return a new, contiguous tensor")
 
 
 def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
@@ -179,26 +182,32 @@ def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
 
     logits_RV = make(*shape)
     best = 2 * shape[1] // 3
-    logits_RV[0, best:] = float(logits_RV.max()) + 1  # of equal values the first one counts
+    logits_RV[0, best:] = float(logits_RV.max()) + 1  # the first of equal values is the best
     if len(logits_RV) > 1:
         logits_RV[-1] = -torch.inf
     want = [int(torch.nonzero(row == row.max())[0]) for row in logits_RV.double()]
     got = ops.best_tokens(logits_RV)
-    expect(got.dtype == torch.int64, f"best_tokens returns {got.dtype}, expected int64")
-    expect(got.tolist() == want, f"best_tokens of {shape} returns {got.tolist()}, expected {want}")
+    expect(got.dtype == torch.int64, f"best_tokens returns {got.dtype}; expected int64")
+    expect(
+        got.tolist() == want,
+        f"best_tokens returns {got.tolist()} for logits of the shape {shape}; expected {want}",
+    )
     logits_RV[0, best + 1] = torch.nan
-    expect(int(ops.best_tokens(logits_RV)[0]) == best + 1, "best_tokens does not select a NaN")
+    expect(
+        int(ops.best_tokens(logits_RV)[0]) == best + 1,
+        "best_tokens must return the column of a NaN if a row has one",
+    )
 
 
 _Check = Callable[[Ops, Any, _Maker], None]
 
 _CHECKS: Mapping[str, tuple[str, _Check, tuple[Any, ...]]] = {
     "rms_norm": ("rms_norm", _check_norm, _SHAPES),
-    "rms_norm of large values": ("rms_norm", _check_large_values, ((2, 2048),)),
+    "rms_norm, large": ("rms_norm", _check_large_values, ((2, 2048),)),
     "add_rms_norm": ("add_rms_norm", _check_add_norm, _SHAPES),
     "silu_and_mul": ("silu_and_mul", _check_silu, _SHAPES),
     "rotary_embedding": ("rotary_embedding", _check_rotary, _HEADS),
     "embedding": ("embedding", _check_embedding, ((97, 64), (8, 33))),
     "best_tokens": ("best_tokens", _check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
 }
-"""A case's name to the operation, its check and the shapes."""
+"""By case name: the operation, its check and the shapes."""

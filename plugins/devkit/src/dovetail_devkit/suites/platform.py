@@ -29,7 +29,7 @@ HEAVY = ("torch", "numpy", "transformers")
 _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 
-@judging("in the platform suite")
+@judging("platform")
 def check_platform(platform_cls: type[Platform]) -> None:
     """Check a platform against its contract; raise AssertionError with the violated rule."""
     for case in platform_cases(platform_cls):
@@ -49,15 +49,17 @@ def platform_cases(platform_cls: type[Platform]) -> Iterator[Case]:
     yield Case(name="declarations", run=partial(_check_declarations, platform_cls))
     yield Case(name="probe", run=partial(_check_probe, platform_cls))
     yield Case(name="answers", run=partial(check_usable, _check_answers))
-    yield Case(name="wishes", run=partial(check_usable, _check_wishes))
+    yield Case(name="defaults", run=partial(check_usable, _check_defaults))
 
 
 def _check_declarations(platform_cls: type[Platform]) -> None:
     info = platform_cls.info
-    expect(isinstance(info, PlatformInfo), f"info is {info!r}; it must be a PlatformInfo")
-    expect(bool(info.name and info.device_type), f"{info} has an empty name")
-    expect(isinstance(platform_cls.automatic, bool), "automatic must be True or False")
-    expect(isinstance(platform_cls.rank, int), "rank must be an integer")
+    expect(isinstance(info, PlatformInfo), f"info is {info!r}; expected a PlatformInfo")
+    expect(bool(info.name and info.device_type), f"the name or device_type of {info} is empty")
+    expect(
+        isinstance(platform_cls.automatic, bool), "the attribute automatic must be True or False"
+    )
+    expect(isinstance(platform_cls.rank, int), "the attribute rank must be an integer")
 
 
 def _check_probe(platform_cls: type[Platform]) -> None:
@@ -65,60 +67,86 @@ def _check_probe(platform_cls: type[Platform]) -> None:
     start_ns = clock.now_ns()
     probe = platform_cls.probe()
     took_ns = clock.now_ns() - start_ns
-    expect(isinstance(probe, Probe), f"probe returns {probe!r}; it must be a Probe")
-    expect(took_ns < MAX_PROBE_NS, f"probe took {took_ns / 1e9:.1f} s")
-    expect(dict(os.environ) == environment, "probe changes the environment")
+    expect(isinstance(probe, Probe), f"probe returns {probe!r}; expected a Probe")
+    expect(
+        took_ns < MAX_PROBE_NS,
+        f"probe takes {took_ns / 1e9:.1f} s; it may take {MAX_PROBE_NS / 1e9:g} s",
+    )
+    expect(dict(os.environ) == environment, "probe must not change environment variables")
     heavy = [name for name in HEAVY if name in sys.modules and name not in loaded]
-    expect(not heavy, f"probe imports {heavy}")
-    expect(platform_cls.probe() == probe, "a second probe returns something else")
+    expect(not heavy, f"probe must not import {heavy}")
+    expect(platform_cls.probe() == probe, "two calls of probe must return the same")
     reasons = [reason for reason in probe.reasons if isinstance(reason, str) and reason]
-    expect(len(reasons) == len(probe.reasons), f"reasons must be sentences: {probe.reasons!r}")
-    expect(probe.usable or bool(reasons), "a negative probe must give a reason")
+    expect(
+        len(reasons) == len(probe.reasons),
+        f"the reasons of a probe must be non-empty str; they are {probe.reasons!r}",
+    )
+    expect(probe.usable or bool(reasons), "a probe with usable=False must give a reason")
 
 
 def _check_answers(platform: Platform) -> None:
     capabilities = platform.capabilities()
-    expect(isinstance(capabilities, frozenset), "capabilities must be a frozenset")
+    expect(isinstance(capabilities, frozenset), "capabilities must return a frozenset")
     wrong = [c for c in capabilities if not isinstance(c, str) or not _CAPABILITY.fullmatch(c)]
-    expect(not wrong, f"{wrong} are not capability ids")
+    expect(not wrong, f"capabilities returns {wrong}, which are not valid capability ids")
     dtypes = [c for c in capabilities if c.startswith("dtype.")]
-    expect(bool(dtypes), "a platform must declare a dtype, such as 'dtype.float32'")
+    expect(bool(dtypes), "capabilities must contain a dtype, such as 'dtype.float32'")
     expect(
-        platform.capabilities() == capabilities,
-        "a second call of capabilities returns something else",
+        platform.capabilities() == capabilities, "two calls of capabilities must return the same"
     )
     memory = platform.total_memory_bytes()
-    expect(isinstance(memory, int) and memory > 0, f"total_memory_bytes is {memory!r}")
+    expect(
+        isinstance(memory, int) and memory > 0,
+        f"total_memory_bytes returns {memory!r}; expected a positive int",
+    )
     for kind in KINDS:
         names = platform.prefer(kind)
         texts = isinstance(names, Sequence) and not isinstance(names, str)
         good = texts and all(isinstance(name, str) and name for name in names)
-        expect(good, f"prefer({kind!r}) returns {names!r}; it must be a sequence of names")
-        expect(len(set(names)) == len(names), f"prefer({kind!r}) contains a name twice: {names!r}")
-    expect(not platform.prefer("no_such_kind"), "prefer returns names for an unknown kind")
+        expect(good, f"prefer({kind!r}) returns {names!r}; expected a sequence of names")
+        expect(
+            len(set(names)) == len(names),
+            f"prefer({kind!r}) returns {names!r}, which contains a name twice",
+        )
+    expect(
+        not platform.prefer("no_such_kind"),
+        "prefer must return an empty sequence for an unknown kind",
+    )
 
 
-def _check_wishes(platform: Platform) -> None:
+def _check_defaults(platform: Platform) -> None:
     with TemporaryDirectory() as folder:
         args = EngineArgs(model=write_fake_config(Path(folder)))
         config = args.create_engine_config()
     before = config.model_dump()
     patch = platform.defaults(config)
-    expect(isinstance(patch, ConfigPatch), f"defaults returns {patch!r}, not a ConfigPatch")
-    for field, wish in patch.changes.items():
-        good = isinstance(wish, tuple) and len(wish) == 2 and isinstance(wish[1], str) and wish[1]
-        expect(bool(good), f"defaults: {field} is {wish!r}; it must be (value, reason)")
+    expect(isinstance(patch, ConfigPatch), f"defaults returns {patch!r}; expected a ConfigPatch")
+    for field, entry in patch.changes.items():
+        is_pair = isinstance(entry, tuple) and len(entry) == 2
+        expect(
+            is_pair and isinstance(entry[1], str) and bool(entry[1]),
+            f"defaults returns {entry!r} for {field}; expected (value, reason)",
+        )
     resolved = resolve(config, platform)
-    expect(config.model_dump() == before, "defaults or problems change the configuration")
-    expect(resolve(config, platform) == resolved, "two calls of defaults return different results")
+    expect(
+        config.model_dump() == before,
+        "defaults and problems must not change the configuration that they get",
+    )
+    expect(
+        resolve(config, platform) == resolved,
+        "two calls of defaults with the same configuration must return the same",
+    )
     _check_resolved(platform, resolved, patch)
 
 
 def _check_resolved(platform: Platform, resolved: EngineConfig, patch: ConfigPatch) -> None:
     changes = [change for change in resolved.changes if change.field in patch.changes]
     for change in changes:
-        expect(bool(change.reason), f"{change.field} was set without a reason")
+        expect(bool(change.reason), f"defaults sets {change.field} without a reason")
     problems = platform.problems(resolved)
     texts = isinstance(problems, Sequence) and not isinstance(problems, str)
-    expect(texts, f"problems returns {problems!r}; it must be a sequence of sentences")
-    expect(not problems, f"a plain configuration cannot run here: {list(problems)}")
+    expect(texts, f"problems returns {problems!r}; expected a sequence of str")
+    expect(
+        not problems,
+        f"problems must be empty for a default configuration; it returns {list(problems)}",
+    )

@@ -29,10 +29,10 @@ from dovetail_devkit.suites.scheduler import check_program, scheduler_cases
 
 NUM_PROGRAMS = 24
 NUM_TWICE = 6
-"""Programs that run through both the plan and the inlined loop."""
+"""Number of programs that run with both `plan` and the scheduler's inlined loop."""
 
 
-@judging("in the policy suite")
+@judging("policy")
 def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> None:
     """Check a policy against its contract; raise AssertionError with the violated rule."""
     for case in policy_cases(policy_cls, num_programs=num_programs):
@@ -45,11 +45,11 @@ def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) 
 def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> Iterator[Case]:
     """Yield the suite's cases: declarations, and the scheduler suite with this policy."""
     yield Case(name="declarations", run=partial(_check_declarations, policy_cls))
-    yield Case(name="room for all", run=partial(_check_room, policy_cls))
+    yield Case(name="enough seats", run=partial(_check_room, policy_cls))
     yield Case(name="short seats", run=partial(_check_seats, policy_cls))
     yield Case(name="one newcomer", run=partial(_check_one_newcomer, policy_cls))
     yield Case(name="no foresight", run=partial(check_foresight, Scheduler, watch(policy_cls)))
-    yield Case(name="action by action", run=partial(_check_both_ways, policy_cls))
+    yield Case(name="inlined loop", run=partial(_check_both_ways, policy_cls))
     yield from scheduler_cases(
         Scheduler,
         policy=watch(policy_cls),
@@ -67,7 +67,7 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
 
 def _check_room(policy_cls: type[Policy]) -> None:
     if not policy_cls.work_conserving:
-        raise NotHere("the policy declares work_conserving = False")
+        raise NotHere("the policy declares work_conserving = False, so seats may stay empty")
     referee, policy = _make(policy_cls)
     check_room_for_all(referee, policy.accounts)
 
@@ -79,15 +79,15 @@ def _check_seats(policy_cls: type[Policy]) -> None:
 
 def _check_one_newcomer(policy_cls: type[Policy]) -> None:
     if plans(policy_cls):
-        raise NotHere("the policy overrides `plan`")
+        raise NotHere("the policy overrides `plan`, so it may preempt several requests")
     referee, policy = _make(policy_cls, depth=2)
     check_newcomer(referee, policy.accounts, policy)
 
 
 def _check_both_ways(policy_cls: type[Policy]) -> None:
-    """Check that the default plan, action by action, equals the inlined loop."""
+    """Check that the scheduler's inlined loop gives the same plans as the default `plan`."""
     if plans(policy_cls):
-        raise NotHere("the policy overrides `plan`, so there is no inlined loop")
+        raise NotHere("the policy overrides `plan`, so the inlined loop is not used")
     for seed in range(NUM_TWICE):
         program = random_program(seed, plain=True)
         ways = [
@@ -95,7 +95,8 @@ def _check_both_ways(policy_cls: type[Policy]) -> None:
             for policy in (watch(policy_cls), watch(policy_cls, by_plan=True))
         ]
         expect(
-            ways[0] == ways[1], f"the inlined loop returns other plans than `plan`, in {program}"
+            ways[0] == ways[1],
+            f"the scheduler's inlined loop gives other plans than the default `plan`. {program}",
         )
 
 

@@ -42,11 +42,11 @@ Groups = tuple[tuple[int, int], ...]
 PLAIN: Groups = ((0, 1),)
 GROUPS: Mapping[str, Groups] = {
     "a window": ((5, 1),),
-    "two KV-cache groups": ((0, 1), (5, 1)),
-    "three KV-cache groups": ((3, 1), (0, 1), (6, 1)),
-    "KV-cache groups of different block sizes": ((0, 2), (5, 1)),
+    "two groups": ((0, 1), (5, 1)),
+    "three groups": ((3, 1), (0, 1), (6, 1)),
+    "two block sizes": ((0, 2), (5, 1)),
 }
-"""Caches other than the plain one."""
+"""Further caches by case name."""
 
 _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
 
@@ -66,9 +66,10 @@ def check_scheduler(
 ) -> None:
     """Check a scheduler against its contract; raise AssertionError with the violated rule.
 
-    policy: the policy of its context. keeps_cache: whether the model has a KV cache; False for
-    schedulers that serve only models without one. keeps_prefixes: whether it must cache prefixes;
-    False for optional. after_step: called with the scheduler after each call, for further checks.
+    policy: the policy in the scheduler's context. keeps_cache: whether the model has a KV cache;
+    False for schedulers that support only models without a KV cache. keeps_prefixes: True if the
+    scheduler must cache prefixes, False if it may. after_step: further checks, which are called
+    with the scheduler after each call.
     """
     for case in scheduler_cases(
         scheduler_cls,
@@ -94,7 +95,7 @@ def scheduler_cases(
     """Yield the suite's cases; the arguments are those of `check_scheduler`."""
 
     def judge(check: _Check) -> None:
-        with judging(f"in {check.__name__}"):
+        with judging(check.__name__):
             check(scheduler_cls, policy, keeps_cache)
 
     def play_all(seeds: range, groups: Groups = PLAIN) -> None:
@@ -107,8 +108,10 @@ def scheduler_cases(
             )
             first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
             again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
-            same = "the same calls return other plans the second time"
-            expect(first == again, f"{same}, in {program}")
+            expect(
+                first == again,
+                f"the scheduler must return the same plans for the same calls. {program}",
+            )
 
     def play_groups(groups: Groups) -> None:
         windows, multiples = zip(*groups, strict=True)
@@ -116,7 +119,7 @@ def scheduler_cases(
         try:
             Referee(scheduler_cls, program)
         except ConfigError as refusal:
-            raise NotHere(f"it does not support this cache: {refusal}") from None
+            raise NotHere(f"the scheduler does not support this KV cache: {refusal}") from None
         play_all(range(NUM_GROUP_PROGRAMS), groups)
 
     for name, check in _CHECKS.items():
@@ -126,17 +129,17 @@ def scheduler_cases(
         for name, prefix_check in PREFIX_CHECKS.items():
             run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
             yield Case(name=name, run=run)
-    if keeps_cache and policy is None:  # groups are not visible to a policy
+    if keeps_cache and policy is None:  # a policy does not see KV-cache groups
         for name, groups in GROUPS.items():
             yield Case(name=name, run=partial(play_groups, groups))
     for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
         seeds = range(first, min(first + NUM_PROGRAMS_A_CASE, num_programs))
-        name = f"random programs {seeds[0]} to {seeds[-1]}"
+        name = f"programs {seeds[0]} to {seeds[-1]}"
         yield Case(name=name, run=partial(play_all, seeds))
 
 
 def takes_a_cache(scheduler_cls: type[SchedulerInterface]) -> bool:
-    """Return whether a scheduler supports models with a KV cache; ConfigError means no."""
+    """Return whether a scheduler supports models with a KV cache, which it may reject."""
     try:
         _referee(scheduler_cls, None, keeps_cache=True)
     except ConfigError:
@@ -151,9 +154,9 @@ def check_program(
     policy: type[Policy] | None = None,
     after_step: AfterStep = look_away,
 ) -> list[SchedulerOutput]:
-    """Run one program and return its plans; raise AssertionError with program and rule."""
+    """Run one program and return its plans; raise AssertionError with the violated rule."""
     referee = Referee(scheduler_cls, program, policy=policy, after_step=after_step)
-    with judging(f"in {program}"):
+    with judging(str(program)):
         return play(program, referee)
 
 
@@ -200,10 +203,13 @@ def _check_idle(
     referee = _referee(scheduler_cls, policy, keeps_cache)
     for _ in range(2):
         plan = referee.schedule()
-        expect(plan.empty and not plan.joins, "an idle scheduler must plan an empty step")
+        expect(
+            plan.empty and not plan.joins, "a scheduler without requests must return an empty plan"
+        )
         outputs = referee.settle()
         expect(
-            not outputs.request_ids and not outputs.finished, "an idle scheduler reports outputs"
+            not outputs.request_ids and not outputs.finished,
+            "a scheduler without requests must not return outputs of requests",
         )
     referee.abort([])
     referee.reset()
@@ -218,16 +224,17 @@ def _check_refusals(
     referee = _referee(scheduler_cls, policy, keeps_cache, limits=whole)
     add = referee.scheduler.add_request
     referee.add(make_request("a"))
-    for request, law in (
-        (make_request("a"), "an id in use must be refused"),
-        (make_request("b", ()), "an empty prompt must be refused"),
-        (make_request("c", range(16)), "a prompt that leaves no room for a token must be refused"),
+    for request, rule in (
+        (make_request("a"), "add_request must reject an id that is in use"),
+        (make_request("b", ()), "add_request must reject an empty prompt"),
+        (make_request("c", range(16)), "add_request must reject a prompt of max_model_len tokens"),
         (
             make_request("d", range(9)),
-            "without chunked prefill a prompt over the budget must be refused",
+            "without chunked prefill, add_request must reject a prompt of more than "
+            "max_num_batched_tokens",
         ),
     ):
-        expect_error(RequestError, partial(add, request), law)
+        expect_error(RequestError, partial(add, request), rule)
     referee.add(make_request("e", range(8), max_tokens=100))
     referee.drain()
     referee.add(make_request("a", range(8)))
@@ -235,24 +242,24 @@ def _check_refusals(
     chunked = replace(_LIMITS, max_num_batched_tokens=32)
     referee = _referee(scheduler_cls, policy, keeps_cache, limits=chunked)
     add = referee.scheduler.add_request
-    for prompt, law in (
-        ((), "an empty prompt must be refused"),
-        (range(16), "a prompt that leaves no room for a token must be refused"),
+    for prompt, rule in (
+        ((), "add_request must reject an empty prompt"),
+        (range(16), "add_request must reject a prompt of max_model_len tokens"),
     ):
-        expect_error(RequestError, partial(add, make_request("a", prompt)), law)
+        expect_error(RequestError, partial(add, make_request("a", prompt)), rule)
     referee.add(make_request("a", range(15), max_tokens=9))
     referee.drain()
     if keeps_cache:
         long = replace(_LIMITS, max_num_batched_tokens=64, max_model_len=64)
         add = _referee(scheduler_cls, policy, keeps_cache, limits=long).scheduler.add_request
-        law = "a prompt that is larger than the cache must be refused"
-        expect_error(RequestError, partial(add, make_request("a", range(33))), law)
+        rule = "add_request must reject a prompt that is larger than the KV cache"
+        expect_error(RequestError, partial(add, make_request("a", range(33))), rule)
 
 
 def _check_every_block(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
-    """Check that a single request can use every block, at once or one after the other."""
+    """Check that a single request can use every block, for its prompt or for its output."""
     for num_prompt in (3, 13):
         kv_cache = make_kv_cache(num_blocks=5, block_size=4, keeps=keeps_cache)
         limits = replace(_LIMITS, max_num_batched_tokens=16)
@@ -263,7 +270,8 @@ def _check_every_block(
         stats = referee.last_stats
         expect(
             stats is None or not stats.num_preemptions,
-            f"the only request was preempted: its {num_prompt} prompt tokens fit into the cache",
+            f"the only request, with {num_prompt} prompt tokens, was preempted although it fits "
+            "into the KV cache",
         )
 
 
@@ -299,8 +307,8 @@ _Check = Callable[[type[SchedulerInterface], type[Policy] | None, bool], None]
 
 _CHECKS: Mapping[str, _Check] = {
     "idle": _check_idle,
-    "requests that must be refused": _check_refusals,
+    "invalid requests": _check_refusals,
     "aborts": _check_aborts,
     "every block": _check_every_block,
-    "nobody starves": _check_starvation,
+    "no starvation": _check_starvation,
 }

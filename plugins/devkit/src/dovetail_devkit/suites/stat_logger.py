@@ -37,7 +37,7 @@ def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
     )
 
 
-@judging("in the stat logger suite")
+@judging("stat_logger")
 def check_stat_logger(
     logger_cls: type[StatLogger], *, options: Mapping[str, object] | None = None
 ) -> None:
@@ -60,8 +60,9 @@ def check_stat_logger(
             found: object = stat_logger.record(make_step(step_id, now_ns))
             expect(found is None, f"record returns {found!r}; expected None")
         took_ns = (clock.now_ns() - began_ns) // NUM_STEPS
-        stat_logger.record(make_step(NUM_STEPS, now_ns))  # no time has passed
+        stat_logger.record(make_step(NUM_STEPS, now_ns))  # with the time of the last step
         stat_logger.close()
         stat_logger.close()
     expect(took_ns < MAX_RECORD_NS, f"record takes {took_ns / 1e6:.1f} ms, which delays the engine")
-    expect(not printed.getvalue(), f"the logger prints to stdout: {printed.getvalue()[:100]!r}")
+    text = printed.getvalue()[:100]
+    expect(not text, f"the logger prints to stdout, which it must not: {text!r}")

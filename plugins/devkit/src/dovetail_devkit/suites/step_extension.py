@@ -29,10 +29,10 @@ HIDDEN_SIZE = 8
 NUM_ROWS = 6
 NUM_STEPS = 16
 SMALL_ALPHABET = 5
-"""Rows draw from few tokens, so that extensions that look back find repetitions."""
+"""Number of different tokens, which is small so that tokens repeat."""
 
 
-@judging("in the step extension suite")
+@judging("step_extension")
 def check_step_extension(
     extension_cls: type[StepExtension],
     device: torch.device,
@@ -77,17 +77,19 @@ def _new_request(
 
 def _check_join(extension: StepExtension, asking: SamplingParams) -> None:
     for row in range(NUM_ROWS):
-        extension.leave(row)  # no request has it
+        extension.leave(row)  # no request has this row
     found = extension.join(0, _new_request(0, [1, 2, 3], 3, asking))
-    expect(found is True, f"join returns {found!r} for example_args; it must return True")
+    expect(found is True, f"join returns {found!r} for a request with example_args; expected True")
     found = extension.join(1, _new_request(1, [1, 2, 3], 3, SamplingParams()))
-    expect(found is False, f"join returns {found!r} for a request that does not use it")
+    expect(
+        found is False, f"join returns {found!r} for a request without extra_args; expected False"
+    )
     extension.leave(0)
     extension.leave(0)
 
 
 class _Play:
-    """Rows that decode together in one instance, each compared with a new instance."""
+    """Runs several rows in one instance, and compares each row with a new instance."""
 
     def __init__(
         self,
@@ -131,7 +133,9 @@ class _Play:
             for what, got, want in zip(("hidden_states", "logits"), together, alone, strict=True):
                 same = torch.equal(got[one], want)
                 expect(
-                    same, f"{what}: a row's result differs beside other rows, or after a preemption"
+                    same,
+                    f"the result of {what} for a row must not depend on other rows or change after "
+                    "a preemption",
                 )
         chosen = [self._random.randrange(SMALL_ALPHABET) for _ in rows]
         device = self._context.device
@@ -181,17 +185,25 @@ class _Play:
 def _check_like(what: str, after: Any, before: torch.Tensor) -> None:
     import torch
 
-    expect(isinstance(after, torch.Tensor), f"{what} returns a {type(after).__name__}")
+    expect(
+        isinstance(after, torch.Tensor),
+        f"{what} returns a {type(after).__name__}; expected a tensor",
+    )
     for name in ("shape", "dtype", "device"):
         got, due = getattr(after, name), getattr(before, name)
-        expect(got == due, f"{what} returns {name} {got}; it must return {due}")
+        expect(got == due, f"{what} returns a tensor with the {name} {got}; expected {due}")
 
 
 def _check_logits(before_RV: torch.Tensor, after_RV: torch.Tensor) -> None:
     import torch
 
-    expect(not bool(after_RV.isnan().any()), "logits makes NaN")
+    expect(not bool(after_RV.isnan().any()), "the method logits() must not return NaN")
     banned = before_RV == -torch.inf
-    expect(bool((after_RV[banned] == -torch.inf).all()), "logits changes a logit of -inf")
+    expect(
+        bool((after_RV[banned] == -torch.inf).all()),
+        "the method logits() must not change logits of -inf",
+    )
     dead = (after_RV == -torch.inf).all(-1) & ~banned.all(-1)
-    expect(not bool(dead.any()), "logits leaves a row without any finite logit")
+    expect(
+        not bool(dead.any()), "the method logits() must leave each row at least one finite logit"
+    )

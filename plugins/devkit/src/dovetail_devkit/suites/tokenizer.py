@@ -1,7 +1,7 @@
 """The conformance suite of the tokenizer contract, for any tokenizer with its files.
 
-Round trips check that decoded text is stable, as in every tokenizer. Hostile chat templates must be
-refused or have no effect.
+Round trips check that a decoded text does not change when it is encoded and decoded again. Hostile
+chat templates must be rejected or have no effect.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _BOMBS = (
 )
 
 
-@judging("in the tokenizer suite")
+@judging("tokenizer")
 def check_tokenizer(
     tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
 ) -> None:
     """Check a tokenizer against its contract; raise AssertionError with the violated rule.
 
-    model_dir: a directory from which it can be loaded. lossless: whether every text must survive a
-    round trip unchanged, as with byte tokenizers.
+    model_dir: a directory with the tokenizer's files. lossless: whether `decode` of an encoded text
+    must return this text, as in byte tokenizers.
     """
     run_all(tokenizer_cases(tokenizer_cls, model_dir, lossless=lossless))
 
@@ -74,23 +74,29 @@ def tokenizer_cases(
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(check_loaded, check))
     if lossless:
-        yield Case(name="round trips are lossless", run=partial(check_loaded, _check_lossless))
+        yield Case(name="lossless round trips", run=partial(check_loaded, _check_lossless))
     yield Case(name="missing files", run=partial(_check_missing_files, tokenizer_cls))
 
 
 def _check_numbers(tokenizer: Tokenizer) -> None:
     size, eos = tokenizer.vocab_size, tokenizer.eos_token_id
-    expect(isinstance(size, int) and size > 1, f"vocab_size is {size!r}")
-    expect(eos is None or 0 <= eos < size, f"eos_token_id {eos!r} is beyond the vocabulary")
+    expect(isinstance(size, int) and size > 1, f"vocab_size is {size!r}; expected an int above 1")
+    expect(
+        eos is None or 0 <= eos < size,
+        f"eos_token_id is {eos!r}; it must be below vocab_size={size}",
+    )
     special = tokenizer.special_token_ids
     expect(isinstance(special, frozenset), "special_token_ids must be a frozenset")
-    expect(all(0 <= token < size for token in special), "a special token is beyond vocab_size")
+    expect(
+        all(0 <= token < size for token in special),
+        f"each of special_token_ids must be below vocab_size={size}",
+    )
 
 
 def _check_lossless(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
-        expect(back == text, f"{text!r} is decoded as {back!r}")
+        expect(back == text, f"the text {text!r} is encoded and decoded as {back!r}")
 
 
 def _check_round_trips(tokenizer: Tokenizer) -> None:
@@ -98,14 +104,20 @@ def _check_round_trips(tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
         expect(isinstance(ids, list), f"encode returns a {type(ids).__name__}; expected a list")
         beyond = [token for token in ids if not 0 <= token < tokenizer.vocab_size]
-        expect(not beyond, f"encode({text!r}) has ids {beyond} beyond vocab_size")
+        expect(
+            not beyond,
+            f"encode({text!r}) returns the ids {beyond}; vocab_size is {tokenizer.vocab_size}",
+        )
         expect(
             tokenizer.encode(text, add_special_tokens=False) == ids,
-            f"{text!r}: a second call of encode returns other ids",
+            f"two calls of encode({text!r}) must return the same ids",
         )
         back = tokenizer.decode(ids)
         again = tokenizer.decode(tokenizer.encode(back, add_special_tokens=False))
-        expect(again == back, f"the decoded text {back!r} becomes {again!r} after a round trip")
+        expect(
+            again == back,
+            f"the decoded text {back!r} is encoded and decoded as {again!r}; it must not change",
+        )
     _check_surrogate(tokenizer)
 
 
@@ -116,7 +128,7 @@ def _check_surrogate(tokenizer: Tokenizer) -> None:
         return
     except Exception as error:
         raise AssertionError(
-            f"text that is not Unicode: expected RequestError, got {error!r}"
+            f"encode must raise RequestError for a text that is not Unicode; it raises {error!r}"
         ) from error
 
 
@@ -125,25 +137,34 @@ def _check_any_ids(tokenizer: Tokenizer) -> None:
     ids = range(size) if size <= 4096 else rng.sample(range(size), 4096)
     for token in ids:
         text = tokenizer.decode([token])
-        expect(isinstance(text, str), f"decode([{token}]) is {text!r}, not a str")
+        expect(isinstance(text, str), f"decode([{token}]) returns {text!r}; expected a str")
     for _ in range(50):
         tokens = [rng.randrange(size) for _ in range(12)]
         text = tokenizer.decode(tokens)
         text.encode("utf-8")
-        expect(tokenizer.decode(tuple(tokens)) == text, "decode must accept any sequence")
-    expect(tokenizer.decode([]) == "", "decode([]) is not empty")
+        expect(
+            tokenizer.decode(tuple(tokens)) == text,
+            "decode must return the same text for a list and a tuple of ids",
+        )
+    expect(tokenizer.decode([]) == "", "decode([]) must return an empty text")
 
 
 def _check_special_tokens(tokenizer: Tokenizer) -> None:
     plain = tokenizer.encode("plain text", add_special_tokens=False)
     special = sorted(tokenizer.special_token_ids)
-    expect(not set(plain) & set(special), "special tokens were added without a request")
+    expect(
+        not set(plain) & set(special),
+        "encode with add_special_tokens=False must not add special tokens",
+    )
     around = tokenizer.encode("plain text", add_special_tokens=True)
     bare = [token for token in around if token not in special]
-    expect(bare == plain, "add_special_tokens changes more than special tokens")
+    expect(bare == plain, "add_special_tokens must not change the ids of the text")
     skipped = tokenizer.decode([*special, *plain, *special], skip_special_tokens=True)
     want = tokenizer.decode(plain, skip_special_tokens=True)
-    expect(skipped == want, f"decode without special tokens returns {skipped!r}, expected {want!r}")
+    expect(
+        skipped == want,
+        f"decode with skip_special_tokens=True returns {skipped!r}; expected {want!r}",
+    )
 
 
 def _check_pieces(tokenizer: Tokenizer) -> None:
@@ -160,14 +181,17 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
             parts = [first(token) for token in tokens[:1]] + [pieces[token] for token in tokens[1:]]
             joined = b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)
             text = joined.decode("utf-8", "replace")
-            expect(text == want or "\ufffd" in want, f"{tokens}: pieces {text!r}, decode {want!r}")
+            expect(
+                text == want or "\ufffd" in want,
+                f"the pieces of {tokens} make the text {text!r}; decode returns {want!r}",
+            )
 
 
 def _check_threads(tokenizer: Tokenizer) -> None:
     want = [tokenizer.encode(text) for text in TEXTS]
     with ThreadPoolExecutor(max_workers=4) as threads:
         for got in threads.map(lambda _: [tokenizer.encode(text) for text in TEXTS], range(8)):
-            expect(got == want, "encode returns other ids in concurrent threads")
+            expect(got == want, "encode must return the same ids in concurrent threads")
 
 
 def _check_templates(tokenizer: Tokenizer) -> None:
@@ -176,8 +200,11 @@ def _check_templates(tokenizer: Tokenizer) -> None:
     text = tokenizer.apply_chat_template(messages, chat_template=TEMPLATE)
     for message in MESSAGES:
         for part in message.values():
-            expect(part in text, f"{part!r} of a message is not in the prompt {text!r}")
-    expect(messages == before, "apply_chat_template changes the messages")
+            expect(
+                part in text,
+                f"apply_chat_template returns {text!r}; it must contain {part!r} of the messages",
+            )
+    expect(messages == before, "apply_chat_template must not change the messages")
 
 
 def _check_hostile_templates(tokenizer: Tokenizer) -> None:
@@ -189,21 +216,27 @@ def _check_hostile_templates(tokenizer: Tokenizer) -> None:
         )
     for template in _BOMBS:
         length = len(_render(tokenizer, messages, template))
-        expect(length < _MAX_BOMB_CHARS, f"{template!r} made {length} characters")
+        expect(
+            length < _MAX_BOMB_CHARS,
+            f"the template {template!r} made {length} characters; it must be stopped",
+        )
     _render(tokenizer, messages, "{{ messages.append(messages[0]) }}{{ messages[0].clear() }}")
-    expect(messages == [dict(m) for m in MESSAGES], "a template changed the messages")
+    expect(messages == [dict(m) for m in MESSAGES], "a template must not change the messages")
     for template in ("{% if %}", "{{ raise_exception('no') }}", "{{ nobody.knows.this }}"):
         _render(tokenizer, messages, template)
 
 
 def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], template: str) -> str:
-    """Return the text of a template, or "" if it is refused."""
+    """Return the text of a template, or "" if `apply_chat_template` raises RequestError."""
     try:
         return tokenizer.apply_chat_template(messages, chat_template=template)
     except RequestError:
         return ""
     except Exception as error:
-        raise AssertionError(f"{template!r}: expected RequestError, got {error!r}") from error
+        raise AssertionError(
+            f"apply_chat_template must raise RequestError for the template {template!r}; it raises "
+            f"{error!r}"
+        ) from error
 
 
 def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
@@ -211,9 +244,14 @@ def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
         try:
             tokenizer_cls.from_directory(Path(folder))
         except ModelError as error:
-            expect(folder in str(error), f"ModelError must name the file: {error}")
+            expect(
+                folder in str(error),
+                f"the ModelError must name the missing file; it says: {error}",
+            )
         except Exception as error:
-            raise AssertionError(f"no files: expected ModelError, got {error!r}") from error
+            raise AssertionError(
+                f"from_directory must raise ModelError for an empty folder; it raises {error!r}"
+            ) from error
 
 
 _CHECKS: Mapping[str, Callable[[Tokenizer], None]] = {
@@ -224,5 +262,5 @@ _CHECKS: Mapping[str, Callable[[Tokenizer], None]] = {
     "pieces": _check_pieces,
     "threads": _check_threads,
     "chat templates": _check_templates,
-    "hostile chat templates": _check_hostile_templates,
+    "hostile templates": _check_hostile_templates,
 }

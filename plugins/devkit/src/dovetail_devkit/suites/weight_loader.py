@@ -1,8 +1,7 @@
 """The conformance suite of the weight loader contract, for any loader with a small checkpoint.
 
 The model's weights are NaN before loading, and every write to them is counted. A loader that reads
-files must refuse broken ones. Imports torch: only who tests
-loaders imports this module.
+files must reject broken files. Imports torch, so import this module only to test loaders.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # mypy does not s
             self.counts[storage] += tensor.numel()
 
 
-@judging("in the weight loader suite")
+@judging("weight_loader")
 def check_weight_loader(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> None:
     """Check a weight loader against its contract; raise AssertionError with the violated rule.
 
-    model_dir: a checkpoint that it can read. make_model: returns the checkpoint's model.
+    model_dir: a checkpoint that the loader can read. make_model: returns the checkpoint's model.
     """
     for case in weight_loader_cases(loader_cls, model_dir, make_model):
         with suppress(NotHere):
@@ -76,14 +75,17 @@ def weight_loader_cases(
 
     def check_files(check: _Check) -> None:
         if not reads():
-            raise NotHere("the loader reads no files")
+            raise NotHere("the loader does not read files")
         check(*given)
 
-    yield Case(name="the constructor reads nothing", run=partial(_check_new, *given))
+    yield Case(name="the constructor reads no files", run=partial(_check_new, *given))
     yield Case(name="each weight is written once, in place", run=partial(_load_and_count, *given))
     yield Case(name="a second load gives the same weights", run=partial(_check_again, *given))
-    yield Case(name="broken files", run=partial(check_files, _check_broken_files))
-    yield Case(name="checkpoints of other models", run=partial(check_files, _check_other_models))
+    yield Case(name="broken files are rejected", run=partial(check_files, _check_broken_files))
+    yield Case(
+        name="checkpoints of other models are rejected",
+        run=partial(check_files, _check_other_models),
+    )
 
 
 _Check = Callable[[type[WeightLoader], Path, MakeModel], None]
@@ -98,11 +100,14 @@ def _check_again(loader_cls: type[WeightLoader], model_dir: Path, make_model: Ma
     for model in models:
         _poison(model)
     first, again = (_load(loader_cls, model_dir, model) for model in models)
-    expect(first == again, f"{first} bytes were read, then {again}")
+    expect(
+        first == again,
+        f"two calls of load return {first} and {again} bytes; they must return the same",
+    )
     for (name, one), other in zip(
         _weights(models[0]), models[1].state_dict().values(), strict=True
     ):
-        expect(torch.equal(one, other), f"{name} is not the same when loaded again")
+        expect(torch.equal(one, other), f"two calls of load must give equal values of {name}")
 
 
 def _load(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:
@@ -117,15 +122,22 @@ def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model:
     places = {name: tensor.data_ptr() for name, tensor in _weights(model)}
     with _WriteCounter(set(sizes)) as writes:
         num_bytes = _load(loader_cls, model_dir, model)
-    expect(isinstance(num_bytes, int) and num_bytes >= 0, f"load returns {num_bytes!r}")
+    expect(
+        isinstance(num_bytes, int) and num_bytes >= 0,
+        f"load returns {num_bytes!r}; expected the number of bytes that were read",
+    )
     for name, tensor in _weights(model):
         expect(
-            tensor.data_ptr() == places[name], f"{name} was replaced; it must be filled in place"
+            tensor.data_ptr() == places[name],
+            f"load replaced the tensor of {name}; it must write into the tensor of the model",
         )
         nan = tensor.is_floating_point() and bool(tensor.isnan().any())
-        expect(not nan, f"{name} was not filled completely")
+        expect(not nan, f"load did not write all elements of {name}")
         count, size = writes.counts[_storage(tensor)], sizes[_storage(tensor)]
-        expect(count == size, f"{name}: {count} elements were written; it has {size}")
+        expect(
+            count == size,
+            f"load wrote {count} elements of {name}, which has {size}; write each of them once",
+        )
 
 
 def _check_broken_files(
@@ -138,32 +150,41 @@ def _check_broken_files(
                 path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         empty = Path(folder) / "empty"
         empty.mkdir()
-        for place, law in ((broken, "truncated files are refused"), (empty, "no files: refused")):
+        for place, rule in (
+            (broken, "load must reject truncated files"),
+            (empty, "load must reject a directory without files"),
+        ):
             error = expect_error(
                 WeightError,
                 partial(_load, loader_cls, place, make_model()),
-                law,
+                rule,
             )
-            expect(str(place) in str(error), f"{law}: the message must name the file: {error}")
+            expect(
+                str(place) in str(error),
+                f"{rule} with an error that names the file; it says: {error}",
+            )
 
 
 def _check_other_models(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> None:
-    """Check that a checkpoint of another model is refused and the wrong weight is named."""
-    for change, law in (
-        (_add_weight, "a weight that is missing is refused"),
-        (_drop_weight, "a weight that is unexpected is refused"),
-        (_reshape_weight, "a weight of another shape is refused"),
+    """Check that `load` rejects a checkpoint of another model with an error about the weight."""
+    for change, rule in (
+        (_add_weight, "load must reject a checkpoint in which a weight is missing"),
+        (_drop_weight, "load must reject a checkpoint with an unexpected weight"),
+        (_reshape_weight, "load must reject a checkpoint with a weight of another shape"),
     ):
         model = make_model()
         name = change(model)
         error = expect_error(
             WeightError,
             partial(_load, loader_cls, model_dir, model),
-            law,
+            rule,
         )
-        expect(name in str(error), f"{law}, and {name} is named: {error}")
+        expect(
+            name in str(error),
+            f"{rule}, and the error must name the weight {name}; it says: {error}",
+        )
 
 
 def _add_weight(model: Any) -> str:

@@ -42,7 +42,7 @@ MAX_STEP_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """The state that the checks share. prompts, alone: prompts and the result of each alone."""
+    """The state that the checks share. alone: the tokens that each of `prompts` gets alone."""
 
     rig: WorkerRig
     info: ModelInfo
@@ -54,7 +54,7 @@ class _Case:
 def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
     """Check a worker against its contract; raise AssertionError with the violated rule.
 
-    context: of a configuration with max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
+    context: its configuration must have max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
     max_model_len ≥ 64. Sampling fields are checked if the worker declares them in `provides`.
     """
     bench = WorkerBench(worker_cls, lambda: context)
@@ -79,20 +79,20 @@ class WorkerBench:
         self._make_context = cache(make_context)
         self._worker: WorkerBase | None = None
 
-    def check_unborn(self) -> None:
-        """Check that a worker may be shut down before its start."""
-        with judging("in shutdown before the start"):
-            unborn = self._worker_cls(self._make_context())
-            unborn.shutdown()
-            unborn.shutdown()
+    def check_unstarted(self) -> None:
+        """Check that a worker can be shut down before its start."""
+        with judging("A worker can be shut down before its start."):
+            unstarted = self._worker_cls(self._make_context())
+            unstarted.shutdown()
+            unstarted.shutdown()
 
     def start(self) -> _Case:
         """Return the shared state of a started worker."""
         if self._worker is None:
             context = self._make_context()
-            with judging("in the start, and prompts alone"):
+            with judging("worker constructor"):
                 self._worker = self._worker_cls(context)
-            with self._judging("in the start, and prompts alone"):
+            with self._judging("worker start"):
                 self._case = _start(self._worker)
         return self._case
 
@@ -103,7 +103,7 @@ class WorkerBench:
     def run(self, check: Callable[[_Case], None]) -> None:
         """Run one check, then release all rows."""
         case = self.start()
-        with self._judging("in the worker suite"):
+        with self._judging("worker"):
             check(case)
             case.rig.clear()
 
@@ -111,13 +111,13 @@ class WorkerBench:
         """Shut the worker down, twice."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            with judging("in shutdown, twice"):
+            with judging("shutdown, called twice"):
                 worker.shutdown()
                 worker.shutdown()
 
     @contextmanager
     def _judging(self, what: str) -> Iterator[None]:
-        """Convert errors inside to failures; a worker that failed is not used again."""
+        """Convert errors of the block to AssertionError; shut the worker down after an error."""
         try:
             with judging(what):
                 yield
@@ -134,8 +134,8 @@ class WorkerBench:
 
 def worker_cases(bench: WorkerBench) -> Iterator[Case]:
     """Yield the suite's cases. The last case or the owner closes the bench."""
-    yield Case(name="shutdown before the start", run=bench.check_unborn)
-    yield Case(name="start, and prompts alone", run=bench.check_start)
+    yield Case(name="shutdown before start", run=bench.check_unstarted)
+    yield Case(name="start and prompts", run=bench.check_start)
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(bench.run, check))
     for name, (capability, sampling_check) in SAMPLING_CHECKS.items():
@@ -158,9 +158,12 @@ def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
     needed = num_blocks * kv_cache.bytes_per_block
     expect(
         isinstance(available, int) and available > 0,
-        f"determine_available_memory returns {available!r}",
+        f"determine_available_memory returns {available!r}; expected a positive int",
     )
-    expect(available >= needed, f"{available} bytes are available; the suite needs {needed}")
+    expect(
+        available >= needed,
+        f"determine_available_memory returns {available} bytes; the suite needs {needed}",
+    )
     worker.initialize_cache(kv_cache)
     worker.compile_or_warm_up_model()
     return info, kv_cache
@@ -168,12 +171,15 @@ def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
 
 def _start(worker: WorkerBase) -> _Case:
     info, kv_cache = bring_up(worker)
-    expect(info.vocab_size > 1, f"vocab_size is {info.vocab_size}")
-    expect(bool(info.supported_tasks), "supported_tasks is empty")
+    expect(
+        info.vocab_size > 1,
+        f"get_model_info returns vocab_size={info.vocab_size}; it must be above 1",
+    )
+    expect(bool(info.supported_tasks), "get_model_info returns no supported_tasks")
     if "model" in worker.provides:
         model = cast(ProvidesModel, worker).get_model()
         same = model is not None and cast(ProvidesModel, worker).get_model() is model
-        expect(same, "get_model() must return the loaded model, the same object at each call")
+        expect(same, "each call of get_model() must return the same loaded model")
     rig = WorkerRig(worker, kv_cache)
     rng = Random(11)
     prompts = [[rng.randrange(info.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
@@ -183,7 +189,10 @@ def _start(worker: WorkerBase) -> _Case:
         rig.join(0, prompt)
         tokens = rig.generate(0, NUM_TOKENS)
         wrong = [token for token in tokens if not 0 <= token < info.vocab_size]
-        expect(not wrong, f"sampled {wrong}, outside of the vocabulary of {info.vocab_size}")
+        expect(
+            not wrong,
+            f"the sampled tokens {wrong} are outside of the vocabulary of {info.vocab_size}",
+        )
         alone.append(tokens)
         rig.leave(0)
     rig.step()
@@ -195,7 +204,8 @@ def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
     want = case.alone[index][: len(got)]
     expect(
         got == want,
-        f"a prompt of {len(case.prompts[index])} tokens, {how}, gives {got}; alone it gives {want}",
+        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but {want} when it runs alone. "
+        f"{how}",
     )
 
 
@@ -204,7 +214,8 @@ def _check_reuse(case: _Case) -> None:
     for turn in range(2 * NUM_ROWS):
         row, index = turn % NUM_ROWS, (3 * turn + 1) % len(case.prompts)
         case.rig.join(row, case.prompts[index])
-        _expect_tokens(case, index, case.rig.generate(row, NUM_TOKENS), f"on row {row} again")
+        how = f"The prompt ran on row {row} after other prompts."
+        _expect_tokens(case, index, case.rig.generate(row, NUM_TOKENS), how)
         case.rig.leave(row)
 
 
@@ -215,7 +226,8 @@ def _check_leave_and_join(case: _Case) -> None:
         if 1 in rig.rows:
             rig.leave(1)
         rig.join(1, case.prompts[index])
-        _expect_tokens(case, index, rig.generate(1, 2), "on a row released in the same plan")
+        how = "The prompt got a row that was released in the same plan."
+        _expect_tokens(case, index, rig.generate(1, 2), how)
 
 
 def _check_chunks(case: _Case) -> None:
@@ -225,29 +237,34 @@ def _check_chunks(case: _Case) -> None:
         rig.join(2, case.prompts[3])
         for num_tokens in pieces:
             rig.run(2, num_tokens)
-            expect(not rig.step(), "a run that does not sample has sampled")
+            expect(not rig.step(), "the worker samples a token for a run that does not sample")
         got = rig.generate(2, NUM_TOKENS)
-        _expect_tokens(case, 3, got, f"in chunks of {pieces} and the rest")
+        how = f"The prompt ran in chunks of {pieces} tokens and a last chunk."
+        _expect_tokens(case, 3, got, how)
         rig.leave(2)
 
 
 def _check_dependence(case: _Case) -> None:
-    """Check that tokens depend on the prompt: with a KV cache on its first and last token."""
+    """Check that sampled tokens depend on the prompt.
+
+    With a KV cache they must depend on its first and on its last token.
+    """
     if case.keeps_cache:
         for place in (-1, 0):
             found = _answers(case, place)
             expect(
                 len(found) > 1,
-                f"the token at place {place} of a prompt has no effect: {found} is sampled",
+                f"the token at index {place} of a prompt has no effect: the worker always samples "
+                f"{found}",
             )
         return
     places = range(len(case.prompts[2]))
     depends = any(len(_answers(case, place)) > 1 for place in places)
-    expect(depends, "the prompt has no effect on the sampled token")
+    expect(depends, "the sampled tokens must depend on the prompt")
 
 
 def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
-    """Return the sampled tokens for several tokens at `place` of a prompt."""
+    """Return the sampled tokens for prompts that differ in the token at index `place`."""
     found = set()
     for change in range(1, 7):
         prompt = list(case.prompts[2])
@@ -269,7 +286,10 @@ def _check_longest(case: _Case) -> None:
         case.rig.step()
         found.append(case.rig.generate(0, NUM_TOKENS))
         case.rig.leave(0)
-    expect(found[0] == found[1], f"a request of {LONGEST} tokens gives {found[0]} or {found[1]}")
+    expect(
+        found[0] == found[1],
+        f"a request of {LONGEST} tokens gets {found[0]} or {found[1]}, depending on its chunks",
+    )
 
 
 def _check_together(case: _Case) -> None:
@@ -285,7 +305,7 @@ def _check_together(case: _Case) -> None:
         for row, token in rig.step().items():
             got[row].append(token)
     for row, tokens in got.items():
-        _expect_tokens(case, row, tokens, "among other rows")
+        _expect_tokens(case, row, tokens, "The prompt ran with other rows, which joined in turn.")
 
 
 def _check_mixed_plan(case: _Case) -> None:
@@ -299,11 +319,16 @@ def _check_mixed_plan(case: _Case) -> None:
     rig.join(3, case.prompts[3])
     rig.run(3)
     sampled = rig.step()
-    expect(sorted(sampled) == [0, 3], f"rows {sorted(sampled)} sampled; expected rows 0 and 3")
-    _expect_tokens(case, 0, [*first[0], sampled[0]], "beside a prompt")
-    _expect_tokens(case, 3, [sampled[3]], "beside a decode")
-    _expect_tokens(case, 2, rig.generate(2, 2), "started in a mixed plan")
-    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], "after an idle step")
+    expect(
+        sorted(sampled) == [0, 3],
+        f"the worker samples tokens for the rows {sorted(sampled)}; expected the rows 0 and 3",
+    )
+    how = "The plan had a decode, a chunk of a prompt and a whole prompt."
+    _expect_tokens(case, 0, [*first[0], sampled[0]], how)
+    _expect_tokens(case, 3, [sampled[3]], how)
+    _expect_tokens(case, 2, rig.generate(2, 2), how)
+    how = "The row of the prompt was idle for one step."
+    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], how)
 
 
 def _check_resume(case: _Case) -> None:
@@ -313,12 +338,13 @@ def _check_resume(case: _Case) -> None:
         kept = case.alone[index][:num_kept]
         rig.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
         got = kept + rig.generate(0, NUM_TOKENS - num_kept)
-        _expect_tokens(case, index, got, f"resumed after {num_kept} tokens")
+        how = f"The request was resumed after {num_kept} tokens."
+        _expect_tokens(case, index, got, how)
         rig.leave(0)
 
 
 def _check_shared_prefix(case: _Case) -> None:
-    """Check that blocks filled by one row serve another, before and after it leaves."""
+    """Check that a row can use blocks that another row has filled, and vice versa."""
     rig = case.rig
     first = rig.join(0, case.prompts[3])
     tokens = rig.generate(0, 2)
@@ -326,15 +352,14 @@ def _check_shared_prefix(case: _Case) -> None:
         return
     rig.join(1, case.prompts[3], shared=first)
     got = rig.generate(1, NUM_TOKENS)
-    _expect_tokens(case, 3, got, "on the blocks of another row")
+    _expect_tokens(case, 3, got, "The prompt used blocks that another row had filled.")
     rig.leave(1)
-    _expect_tokens(
-        case, 3, tokens + rig.generate(0, 2), "whose blocks were shared with another row"
-    )
+    how = "Another row used the blocks of the prompt for some steps."
+    _expect_tokens(case, 3, tokens + rig.generate(0, 2), how)
 
 
 def _check_seeds(case: _Case) -> None:
-    """Check that a seed gives the same random tokens beside other rows and on any row."""
+    """Check that a seed gives the same random tokens with other rows and on any row."""
     rig = case.rig
     seeded = SamplingParams(temperature=1.0, seed=5)
     rig.join(0, case.prompts[1], params=seeded)
@@ -349,12 +374,12 @@ def _check_seeds(case: _Case) -> None:
         together.append(rig.step()[3])
     expect(
         together == alone,
-        f"one seed gives {alone} alone, but {together} beside another row",
+        f"a seeded request gets {alone} alone, but {together} in steps with another row",
     )
 
 
 def _check_grammar(case: _Case) -> None:
-    """Check that a constrained run gets an allowed token, without effect on other runs."""
+    """Check that a run with a grammar gets an allowed token, without effect on other runs."""
     rig, vocab_size = case.rig, case.info.vocab_size
     only = next(t for t in range(vocab_size) if t != case.alone[1][0])
     bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
@@ -363,12 +388,15 @@ def _check_grammar(case: _Case) -> None:
     rig.run(0)
     rig.run(1)
     sampled = rig.step(GrammarOutput(runs=(1,), bitmask=bitmask))
-    expect(sampled[1] == only, f"a grammar allows only {only}, but {sampled[1]} was sampled")
-    _expect_tokens(case, 2, [sampled[0]], "beside a grammar")
+    expect(
+        sampled[1] == only,
+        f"the worker samples {sampled[1]}, but the grammar allows only {only}",
+    )
+    _expect_tokens(case, 2, [sampled[0]], "Another row had a grammar.")
 
 
 def _check_empty_plans(case: _Case) -> None:
-    """Check that plans without runs have no effect except their leaves."""
+    """Check that plans without runs do not change the tokens of requests."""
     rig = case.rig
     rig.join(0, case.prompts[1])
     tokens = rig.generate(0, 2)
@@ -378,18 +406,18 @@ def _check_empty_plans(case: _Case) -> None:
     rig.leave(1)
     rig.step()
     tokens += rig.generate(0, 1)
-    _expect_tokens(case, 1, tokens, "with empty plans in between")
+    _expect_tokens(case, 1, tokens, "Plans without runs came between the tokens.")
 
 
 _CHECKS: Mapping[str, Callable[[_Case], None]] = {
     "reused rows": _check_reuse,
-    "release and reuse of a row in one plan": _check_leave_and_join,
-    "a prompt in chunks": _check_chunks,
+    "one plan releases and reuses a row": _check_leave_and_join,
+    "chunks do not change the tokens": _check_chunks,
     "tokens depend on the prompt": _check_dependence,
-    "a request of the maximum length": _check_longest,
-    "rows side by side": _check_together,
+    "the maximum length is supported": _check_longest,
+    "concurrent rows are independent": _check_together,
     "a mixed plan": _check_mixed_plan,
-    "resumed after a preemption": _check_resume,
+    "a resumed request continues": _check_resume,
     "a shared prefix": _check_shared_prefix,
     "seeds": _check_seeds,
     "a grammar": _check_grammar,

@@ -13,21 +13,30 @@ from dovetail_devkit.expectation import expect, judging
 from dovetail_devkit.fakes.worker import FakeWorker
 
 
-@judging("in the worker extension suite")
+@judging("worker_extension")
 def check_worker_extension(extension_cls: type[Any]) -> None:
     """Add an extension to two workers; raise AssertionError with the violated rule."""
     public = [name for name in dir(extension_cls) if not name.startswith("_") and name.islower()]
     operations = [name for name in public if callable(getattr(extension_cls, name))]
-    expect(bool(operations), "the extension has no public method")
+    expect(bool(operations), "the extension must have a public method")
     before = dict(vars(extension_cls))
     with TemporaryDirectory() as folder:
         context = make_worker_context(write_fake_config(Path(folder)))
         for worker_cls in (FakeWorker, NullWorker):
             own = dict(vars(worker_cls))
             worker = extend_worker(worker_cls, extension_cls)(context)
-            expect(isinstance(worker, worker_cls), "the extended worker is not a worker")
+            expect(
+                isinstance(worker, worker_cls),
+                "the class of the extended worker must be a subclass of the worker's class",
+            )
             lost = [name for name in operations if not callable(getattr(worker, name, None))]
-            expect(not lost, f"the extended worker has no {lost}")
-            expect(dict(vars(worker_cls)) == own, "the worker's class was changed")
+            expect(not lost, f"the extended worker lacks the methods {lost} of the extension")
+            expect(
+                dict(vars(worker_cls)) == own,
+                "adding the extension must not change the worker's class",
+            )
             worker.shutdown()
-    expect(dict(vars(extension_cls)) == before, "the extension's class was changed")
+    expect(
+        dict(vars(extension_cls)) == before,
+        "adding the extension must not change the extension's class",
+    )

@@ -1,10 +1,9 @@
 """Compiles Triton kernels ahead of time without a GPU, and checks their resource usage.
 
-A package lists in `kernel_cases()` how its kernels are launched; `check_kernel` compiles each for
-every target with Triton's assembler, and checks spills and shared memory against limits. It needs
-Triton, but no GPU, driver or torch. Results of kernels are tested by `interpreted`. Nothing is
-cached between runs.
-Triton is imported within functions.
+A package lists in `kernel_cases()` how its kernels are launched. `check_kernel` compiles each case
+for its targets with Triton's assembler, and checks spills and shared memory against limits. It
+needs Triton, but no GPU, driver or torch. `interpreted` tests the results of kernels. Compiled
+kernels are not cached between runs. Triton is imported within functions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 from dovetail_devkit.expectation import expect
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""By compute capability · 10: shared memory that one block may have (CUDA C++ Guide, table 27)."""
+"""Compute capability · 10 to the shared memory of a block (CUDA C++ Guide, table 27)."""
 
 _CACHE = "TRITON_CACHE_DIR"
 _WARP_SIZE = 32
@@ -35,13 +34,14 @@ _TIMEOUT_S = 120
 class KernelCase:
     """One way in which a kernel is launched.
 
-    name: readable, and unique in its package.
+    name: a readable name, unique in its package.
     kernel: a function decorated with `triton.jit`, not interpreted.
-    types: of each run-time argument: "*bf16", "*fp32", "*i64", "i32", "fp32", …
-    constexprs: the other arguments; None for a pointer that is not given.
-    unaligned: pointers and integers that may not be divisible by 16; the others are, like most
-        addresses and strides that Triton specializes on at run time.
-    capabilities: compute capability · 10 of the targets. max_spill_bytes: stored and loaded.
+    types: type of each run-time argument, such as "*bf16", "*i64", "i32" or "fp32".
+    constexprs: value of each compile-time argument; None for a missing pointer.
+    unaligned: pointers and integers that may not be divisible by 16. Other arguments are divisible
+        by 16, like most addresses and strides that Triton specializes on at run time.
+    capabilities: compute capability · 10 of the targets.
+    max_spill_bytes: maximum of spilled bytes, stored and loaded, per thread.
     """
 
     name: str
@@ -84,18 +84,18 @@ def _check_target(case: KernelCase, capability: int) -> CompiledKernel:
     most = SHARED_BYTES[capability]
     expect(
         made.shared_bytes <= most,
-        f"{what} uses {made.shared_bytes} bytes of shared memory; a block has {most}",
+        f"{what} uses {made.shared_bytes} bytes of shared memory; a block of the target has {most}",
     )
     expect(
         made.spill_bytes <= case.max_spill_bytes,
         f"{what} spills {made.spill_bytes} bytes with {made.registers} registers; "
-        f"{case.max_spill_bytes} are allowed",
+        f"max_spill_bytes is {case.max_spill_bytes}",
     )
     return made
 
 
 def compile_kernel(case: KernelCase, capability: int) -> CompiledKernel:
-    """Compile `case` for one target; errors of Triton and its assembler are passed on."""
+    """Compile `case` for one target. Does not catch errors of Triton and its assembler."""
     triton = import_module("triton")
     compiler = import_module("triton.compiler")
     targets = import_module("triton.backends.compiler")
@@ -124,10 +124,10 @@ def compile_kernel(case: KernelCase, capability: int) -> CompiledKernel:
 def _signature(case: KernelCase) -> dict[str, str]:
     """Return the type of every argument, in the kernel's order."""
     names = case.kernel.arg_names
-    told = case.types.keys() | case.constexprs.keys()
+    given = case.types.keys() | case.constexprs.keys()
     expect(
-        told == set(names),
-        f"{case.name}: arguments {sorted(told ^ set(names))} are missing or unknown",
+        given == set(names),
+        f"{case.name}: the arguments {sorted(given ^ set(names))} are missing or unknown",
     )
     return {name: case.types.get(name, "constexpr") for name in names}
 
@@ -171,7 +171,10 @@ def _assemble(ptx: str) -> tuple[int, int]:
     told = done.stdout + done.stderr
     registers = re.findall(r"Used (\d+) registers", told)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
-    expect(len(registers) == 1 and len(spills) == 2, f"unexpected output of the assembler: {told}")
+    expect(
+        len(registers) == 1 and len(spills) == 2,
+        f"the output of Triton's assembler cannot be parsed: {told}",
+    )
     return int(registers[0]), sum(map(int, spills))
 
 

@@ -1,10 +1,10 @@
 """Runs tests of Triton kernels in Triton's interpreter, in a separate process.
 
-Whether kernels are interpreted is decided when they are decorated, for the whole process. So a
-package keeps these tests in files `interpreted_*.py`, which a normal run does not collect; one test
+Triton decides for the whole process whether kernels are interpreted, when they are decorated. So a
+package keeps these tests in files `interpreted_*.py`, which a normal run does not collect. One test
 of the normal run starts them with this module and checks their counts. Depends on neither Triton
-nor kernels. The interpreter computes on the host, in numpy. It does not show a kernel's speed, and
-its bfloat16 differs from a device's: sums of two bfloat16 are wrong.
+nor kernels. The interpreter computes on the host, in numpy. It is slow, and differs from a device
+in bfloat16: sums of two bfloat16 are wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 _FILES = "interpreted_*.py"
 _QUICK = "dovetail_devkit.triton.quick_interpreter"
 _INTERPRETER = "triton.runtime.interpreter"
-"""Ignores numpy's warnings about infinities, which a device does not give."""
+"""Module in which numpy's warnings about infinities are ignored, as a device does not warn."""
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
@@ -54,7 +54,9 @@ def run_interpreted(folder: Path, *plugins: str, timeout_s: float) -> Counts:
     told = done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if _COUNT.search(line)]
     if not lines:
-        raise AssertionError(f"the interpreted tests of {folder} ended without counts:\n{told}")
+        raise AssertionError(
+            f"pytest printed no counts for the interpreted tests of {folder}:\n{told}"
+        )
     counts = {what.rstrip("s"): int(number) for number, what in _COUNT.findall(lines[-1])}
     return Counts(
         passed=counts.get("passed", 0),

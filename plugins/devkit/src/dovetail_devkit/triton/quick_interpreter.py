@@ -1,10 +1,10 @@
 """A pytest plugin that makes Triton's interpreter faster and rounds like a device.
 
-The interpreter checks every 32-bit sum for overflow, and patches the language at each function call
-of a kernel, although once per module suffices: a third of its time. It truncates float32 where a
-device rounds to bfloat16 or 8 bits; here torch converts, to nearest. Only `interpreted` loads this
-module, into the processes that it starts. Triton is imported
-within functions.
+Triton's interpreter checks every 32-bit sum for overflow, and patches the language at each function
+call of a kernel. This takes a third of its time, and one patch per module suffices. The interpreter
+truncates float32 to bfloat16 or 8 bits, but devices round to nearest. Here torch converts, and
+rounds to nearest. Only processes of `interpreted` load this module. Triton is imported within
+functions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def quick_interpreter() -> Iterator[None]:
 
 
 def _convert_float(array: Any, given: Any, wanted: Any, rounding_mode: Any) -> Any:
-    """Convert `array`, the bits of a `given` type, to the bits of `wanted`; unsigned integers."""
+    """Convert bits of the type `given` to bits of the type `wanted`, both as unsigned integers."""
     torch: Any = import_module("torch")
     dtypes = {
         "fp8e4nv": torch.float8_e4m3fn,

@@ -1,4 +1,4 @@
-"""Steps that are launched before the previous result is taken, for workers that return handles.
+"""Checks of workers that return handles: a step may be launched before the last one has a result.
 
 A request's tokens must not depend on when, how often and by which thread results are requested.
 """
@@ -16,7 +16,7 @@ _NUM_STEPS = 5
 
 
 class Asked(Protocol):
-    """A started worker, prompts, and the result of each prompt alone."""
+    """A started worker, and prompts with the tokens that each prompt gets alone."""
 
     @property
     def rig(self) -> WorkerRig:
@@ -28,11 +28,11 @@ class Asked(Protocol):
 
     @property
     def alone(self) -> list[list[int]]:
-        """The result of each prompt alone."""
+        """The tokens that each prompt gets alone."""
 
 
 def check_ahead(case: Asked) -> None:
-    """Check that each step may be launched before the previous result was taken.
+    """Check that a step can be launched before the result of the previous step is taken.
 
     Does nothing for a worker that does not provide "async_output".
     """
@@ -43,7 +43,7 @@ def check_ahead(case: Asked) -> None:
     rig.clear()
     _check_all_late(case)
     rig.clear()
-    _check_row_given_on(case)
+    _check_reused_row(case)
 
 
 def _check_in_turn(case: Asked) -> None:
@@ -64,8 +64,8 @@ def _check_in_turn(case: Asked) -> None:
             reader.submit(take, out).result()
             out = following
         reader.submit(take, out).result()
-    _expect(case, 2, got[0], "two steps at a time")
-    _expect(case, 3, got[1], "two steps at a time")
+    _expect(case, 2, got[0], "Two steps were in flight.")
+    _expect(case, 3, got[1], "Two steps were in flight.")
 
 
 def _check_all_late(case: Asked) -> None:
@@ -74,19 +74,20 @@ def _check_all_late(case: Asked) -> None:
     rig.join(2, case.prompts[1])
     steps = [_launch(rig, (2,)) for _ in range(_NUM_STEPS)]
     got = [rig.settle(step)[2] for step in steps[::-1]][::-1]
-    _expect(case, 1, got, "whose results were taken from the last to the first")
+    _expect(case, 1, got, "The results were taken in reversed order, after the last step.")
 
 
-def _check_row_given_on(case: Asked) -> None:
-    """Check that a row may be reused before the token of its last request is taken."""
+def _check_reused_row(case: Asked) -> None:
+    """Check that a row can be reused before the token of its last request is taken."""
     rig = case.rig
     rig.join(0, case.prompts[3])
     first = _launch(rig, (0,))
     rig.leave(0)
     rig.join(0, case.prompts[0])
     second = _launch(rig, (0,))
-    _expect(case, 3, [rig.settle(first)[0]], "whose row was reused")
-    _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], "on a reused row")
+    _expect(case, 3, [rig.settle(first)[0]], "The row was reused before this result was taken.")
+    how = "The prompt got its row before the result of the previous request was taken."
+    _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], how)
 
 
 def _launch(rig: WorkerRig, rows: Sequence[int]) -> LaunchedStep:
@@ -99,5 +100,6 @@ def _expect(case: Asked, index: int, got: list[int], how: str) -> None:
     want = case.alone[index][: len(got)]
     expect(
         got == want,
-        f"a prompt of {len(case.prompts[index])} tokens, {how}, gives {got}; alone it gives {want}",
+        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but {want} when it runs alone. "
+        f"{how}",
     )

@@ -1,4 +1,4 @@
-"""Draws from a worker with given sampling parameters, for the sampling cases of its suite."""
+"""Draws tokens from a worker with given sampling parameters, for the sampling cases."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COLD = 2e-5
 """A temperature that is not greedy but always draws the best token."""
 NUM_SEEDS = 15
 BYSTANDER = 3
-"""The row of a greedy request beside the tested rows."""
+"""The row of a greedy request in each step of the tested rows."""
 
 
 class Asked(Protocol):
-    """A started worker, prompts, and the result of each prompt alone."""
+    """A started worker, and prompts with the tokens that each prompt gets alone."""
 
     @property
     def rig(self) -> WorkerRig:
@@ -37,11 +37,11 @@ class Asked(Protocol):
 
     @property
     def alone(self) -> list[list[int]]:
-        """The greedy result of each prompt alone."""
+        """The greedy tokens that each prompt gets alone."""
 
 
 def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:
-    """Return the first token for several seeds, three rows per step beside a greedy one."""
+    """Return the first tokens for several seeds. A step has three seeded rows and a greedy row."""
     rig, prompt = case.rig, case.prompts[1]
     found: list[int] = []
     for first in range(0, num_seeds, BYSTANDER):
@@ -53,7 +53,7 @@ def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SE
         tokens = rig.step()
         expect(
             tokens.pop(BYSTANDER) == case.alone[1][0],
-            f"a greedy row is changed by the sampling parameters of the rows beside it: {params}",
+            f"the sampling parameters of other rows change the token of a greedy row: {params}",
         )
         found += tokens.values()
         rig.clear()
@@ -69,7 +69,7 @@ def generate(
     num_tokens: int = 1,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
-    """Return the tokens after `tokens` on row 0, alone; release the row."""
+    """Generate the tokens after `tokens` on row 0, without other rows; release the row."""
     rig = case.rig
     rig.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
     found = rig.generate(0, num_tokens)

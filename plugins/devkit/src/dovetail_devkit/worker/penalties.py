@@ -13,8 +13,8 @@ NUM_REPEATS = 16
 
 
 def check_frequency(case: Asked) -> None:
-    """Check that 16 occurrences in the output count 16 times, and those in the prompt not."""
-    _check_prompt_is_left(case)
+    """Check that 16 occurrences in the output count 16 times, and the prompt does not count."""
+    _check_prompt_is_ignored(case)
     token, limit = _find_limit(case)
     for presence in (-2.0, 2.0):
         border = limit - presence / NUM_REPEATS
@@ -22,10 +22,10 @@ def check_frequency(case: Asked) -> None:
             got = _wins(case, token, frequency, presence)
             expect(
                 got == wins,
-                f"presence_penalty={presence:g} must move a generated token by {-presence:g}: "
-                f"beside frequency_penalty={frequency:.3f} and {NUM_REPEATS} occurrences token "
-                f"{token} is {'' if got else 'not '}the best; without it the threshold is "
-                f"{limit:.3f}",
+                f"presence_penalty={presence:g} must change the logit of a generated token by "
+                f"{-presence:g}. With frequency_penalty={frequency:.3f} and {NUM_REPEATS} "
+                f"occurrences, token {token} is {'' if got else 'not '}the best. Without "
+                f"presence_penalty it is the best below frequency_penalty={limit:.3f}",
             )
 
 
@@ -43,8 +43,8 @@ def check_repetition(case: Asked) -> None:
             (got,) = generate(case, seen, params, num_prompt=num_prompt)
             expect(
                 got in seen,
-                f"repetition_penalty=0.01 favors tokens of the {where}, but {got} was sampled, "
-                f"not one of {seen[0]} to {seen[-1]}",
+                f"repetition_penalty=0.01 must favor tokens of the {where}, {seen[0]} to "
+                f"{seen[-1]}, but the worker samples {got}",
             )
         if tried >= 4:
             return
@@ -62,8 +62,8 @@ def check_own_tokens(case: Asked) -> None:
             got = generate(case, resumed, params, num_prompt=1, num_tokens=3)
             expect(
                 got == tokens[5:],
-                f"penalties: a request gives {tokens[5:]} after {tokens[:5]}, but {got} when it is "
-                "resumed there: tokens are not counted equally",
+                f"penalties: a request gets {tokens[5:]} after {tokens[:5]}, but {got} if it is "
+                "resumed there; sampled and resumed tokens must be counted equally",
             )
 
 
@@ -79,8 +79,7 @@ def _find_limit(case: Asked) -> tuple[int, float]:
         if abs(low) < 1.8:
             return token, high
     raise AssertionError(
-        f"frequency_penalty: values from -2 to 2 have no effect on tokens that were generated "
-        f"{NUM_REPEATS} times"
+        f"frequency_penalty from -2 to 2 must affect a token that was generated {NUM_REPEATS} times"
     )
 
 
@@ -92,9 +91,9 @@ def _wins(case: Asked, token: int, frequency: float, presence: float = 0.0) -> b
     return generate(case, tokens, params, num_prompt=len(prompt)) == [token]
 
 
-def _check_prompt_is_left(case: Asked) -> None:
+def _check_prompt_is_ignored(case: Asked) -> None:
     prompt = [*case.prompts[1], *other_tokens(case, 1) * NUM_REPEATS]
     plain = generate(case, prompt, GREEDY)
     for name in ("frequency_penalty", "presence_penalty"):
         got = generate(case, prompt, replace(GREEDY, **{name: -2.0}))  # type: ignore[arg-type]
-        expect(got == plain, f"{name} counts tokens of the prompt; only generated ones count")
+        expect(got == plain, f"{name} must not count tokens of the prompt")

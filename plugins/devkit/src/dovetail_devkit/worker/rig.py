@@ -1,7 +1,7 @@
-"""A rig that drives a worker: rows by number, valid plans, results checked against the plan.
+"""A rig that drives a worker with valid plans, and checks each result against its plan.
 
-It takes the scheduler's part one call at a time, so that a suite can choose what each row runs. It
-uses only the contract of the worker.
+It takes the place of the scheduler, so that a suite can choose what each row runs. It uses only the
+contract of the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _UNKNOWN = -1
 class RigRow:
     """The state of a row.
 
-    tokens: all; num_computed: of them; blocks: by position, each one block of every group.
+    tokens: the known and pending tokens. num_computed: how many of them were run. blocks: indices
+    by position; each stands for one block of every KV-cache group.
     """
 
     tokens: list[int]
@@ -39,9 +40,9 @@ class RigRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A launched step. waiting: by row, the state that waits for its token, and the token's place.
+    """A launched step.
 
-    output: the worker's return value.
+    output: the worker's return value. waiting: row to its state and the index of its pending token.
     """
 
     plan: SchedulerOutput
@@ -52,7 +53,7 @@ class LaunchedStep:
 class WorkerRig:
     """Drives one started worker.
 
-    rows: by number. results: of all steps so far.
+    rows: the state of each row by number. results: the results of all settled steps.
     """
 
     def __init__(self, worker: WorkerBase, kv_cache: KVCacheConfig, *, seed: int = 0) -> None:
@@ -80,8 +81,9 @@ class WorkerRig:
     ) -> RigRow:
         """Assign a row to a request with `tokens` in the next step.
 
-        num_prompt: of the tokens, 0 for all. shared: a row whose full, computed blocks it begins
-        with, as after a hit in the prefix cache; their tokens must be equal. bad_words: as tokens.
+        num_prompt: number of prompt tokens, 0 if all are. shared: the row begins with the full
+        blocks of this row, as after a prefix cache hit; their tokens must be equal. bad_words: the
+        token ids of each bad word.
         """
         generation = self._generations[row] = self._generations.get(row, 0) + 1
         name = f"row-{row}-{generation}"
@@ -126,7 +128,7 @@ class WorkerRig:
         self._runs.append(row)
 
     def step(self, grammar: GrammarOutput | None = None) -> dict[int, int]:
-        """Execute the requested step and return row to sampled token; append the tokens."""
+        """Execute the requested step, append the sampled tokens, and return them by row."""
         return self.settle(self.launch(grammar))
 
     def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
@@ -139,7 +141,7 @@ class WorkerRig:
         fingerprint = repr(plan)
         self.worker.execute_model(plan)
         output = self.worker.sample_tokens(grammar)
-        expect(repr(plan) == fingerprint, "the worker changed the plan, which is read-only")
+        expect(repr(plan) == fingerprint, "the worker must not change the plan")
         runs, self._runs = self._runs, []
         waiting = {}
         for row, samples in zip(runs, plan.samples, strict=True):
@@ -150,7 +152,7 @@ class WorkerRig:
         return LaunchedStep(plan=plan, output=output, waiting=waiting)
 
     def settle(self, step: LaunchedStep) -> dict[int, int]:
-        """Take the result of `step` and return row to sampled token; append the tokens."""
+        """Take the result of `step`, append the sampled tokens, and return them by row."""
         result = self._result(step.output)
         self._check(step.plan, result)
         self.results.append(result)
@@ -164,10 +166,14 @@ class WorkerRig:
         if isinstance(output, ModelRunnerOutput):
             return output
         late = ASYNC_OUTPUT in self.worker.provides
-        expect(late, f"sample_tokens returns a {type(output).__name__} without {ASYNC_OUTPUT!r}")
+        expect(
+            late,
+            f"sample_tokens returns a {type(output).__name__}, but the worker does not declare "
+            f"{ASYNC_OUTPUT!r}",
+        )
         result = output.result()
-        expect(output.done(), "a handle is not done after its result was taken")
-        expect(output.result() == result, "a handle's second result differs from its first")
+        expect(output.done(), "done() of a handle must return True after result()")
+        expect(output.result() == result, "each call of a handle's result() must return the same")
         return result
 
     def generate(self, row: int, num_tokens: int) -> list[int]:
@@ -193,11 +199,11 @@ class WorkerRig:
     def _check(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         expect(
             result.step_id == plan.step_id,
-            f"the result has step_id={result.step_id}, the plan {plan.step_id}",
+            f"the result has step_id={result.step_id}; its plan has step_id={plan.step_id}",
         )
         expect(
             list(result.num_sampled) == list(plan.samples),
-            f"num_sampled is {list(result.num_sampled)}; the plan's samples are "
+            f"num_sampled of the result is {list(result.num_sampled)}; samples of the plan is "
             f"{list(plan.samples)}",
         )
         expect(
@@ -207,4 +213,7 @@ class WorkerRig:
         columns = ((result.num_sampled, "B"), (result.token_ids, "i"))
         for column, typecode in columns:
             kind = getattr(column, "typecode", None)
-            expect(kind == typecode, f"a column has type {kind!r}; expected array({typecode!r})")
+            expect(
+                kind == typecode,
+                f"a column of the result has type {kind!r}; expected array({typecode!r})",
+            )

@@ -1,9 +1,9 @@
-"""The sampling cases of the worker suite, for each field of `SamplingParams` of workers.
+"""The sampling cases of the worker suite, for each field of `SamplingParams` that workers handle.
 
 The worker's logits are not known, so each case uses settings with the same result for every correct
 worker: at temperature 100 draws are nearly uniform, and a truncation to one token, a ban or a large
-bias determines the token. Fields that belong to a capability are checked if the worker declares it;
-the engine refuses requests with the others.
+bias determines the token. A field that needs a capability is checked if the worker declares the
+capability; otherwise the engine refuses requests with this field.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ Check = Callable[[Asked], None]
 def check_sampling(check: Check, capability: str, case: Asked) -> None:
     """Run one check; then check that no row keeps its parameters.
 
-    capability: raise NotHere unless the worker declares it; "" for fields of every worker.
+    capability: raise NotHere unless the worker declares it; "" if the check needs no capability.
     """
     if capability and capability not in case.rig.worker.provides:
         raise NotHere(
-            f"the worker does not declare {capability!r}, so the engine refuses such requests"
+            f"the worker does not declare {capability!r}; the engine refuses requests that need it"
         )
     if case.info.vocab_size < LEAST_VOCABULARY:
-        raise NotHere(f"a vocabulary of {case.info.vocab_size} tokens is too small for this check")
+        raise NotHere(
+            f"the vocabulary of {case.info.vocab_size} tokens is too small; the check needs "
+            f"{LEAST_VOCABULARY}"
+        )
     check(case)
     case.rig.clear()
     for row in range(BYSTANDER):
@@ -49,7 +52,7 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
         got = case.rig.generate(row, 2)
         expect(
             got == case.alone[1][:2],
-            f"row {row} keeps sampling parameters of the previous request: a greedy request gives "
+            f"row {row} keeps sampling parameters of its previous request: a greedy request gets "
             f"{got}; expected {case.alone[1][:2]}",
         )
         case.rig.leave(row)
@@ -59,31 +62,33 @@ def _check_temperature(case: Asked) -> None:
     found = first_tokens(case, SamplingParams(temperature=HOT))
     expect(
         len(set(found)) >= 3,
-        f"temperature: at {HOT:g}, {NUM_SEEDS} seeds give the tokens {sorted(set(found))} only; "
+        f"temperature={HOT:g} with {NUM_SEEDS} seeds gives only the tokens {sorted(set(found))}; "
         "temperature or seed is ignored",
     )
     found = first_tokens(case, SamplingParams(temperature=COLD))
-    _expect_best(case, found, f"temperature: at {COLD:g}")
+    _expect_best(case, found, f"temperature={COLD:g}")
 
 
 def _check_noise(case: Asked) -> None:
-    """Check that each step of a seeded request draws anew, and the same after a resume."""
+    """Check that each step of a seeded request draws new noise, and that a resume does not."""
     sequences = []
     for seed in (1, 2, 3):
         params = SamplingParams(temperature=HOT, seed=seed)
         tokens = generate(case, case.prompts[1], params, num_tokens=8)
         expect(
             len(set(tokens)) >= 3,
-            f"seed: a request at temperature {HOT:g} gives {tokens}; each step must draw new noise",
+            f"seed: at temperature {HOT:g} a request gets {tokens}; each step must draw new noise",
         )
         resumed = generate(case, [*case.prompts[1], *tokens[:3]], params, num_prompt=5)
         expect(
             resumed == tokens[3:4],
-            f"seed: after {tokens[:3]} the request gives {tokens[3:4]}, but {resumed} when it is "
+            f"seed: a request gets {tokens[3:4]} after {tokens[:3]}, but {resumed} when it is "
             "resumed there",
         )
         sequences.append(tokens)
-    expect(sequences[0] != sequences[1], f"seed: seeds 1 and 2 both give {sequences[0]}")
+    expect(
+        sequences[0] != sequences[1], f"seed: the seeds 1 and 2 give equal tokens, {sequences[0]}"
+    )
 
 
 def _check_top_k(case: Asked) -> None:
@@ -97,14 +102,14 @@ def _check_top_p(case: Asked) -> None:
     _expect_best(case, found, "top_p=1e-6")
     share = 2.5 / case.info.vocab_size
     found = first_tokens(case, SamplingParams(temperature=HOT, top_p=share))
-    _expect_number(found, 2, 3, f"top_p={share:.3g} of nearly equal probabilities")
+    _expect_number(found, 2, 3, f"top_p={share:.3g}")
 
 
 def _check_min_p(case: Asked) -> None:
     found = first_tokens(case, SamplingParams(temperature=HOT, min_p=1.0))
     _expect_best(case, found, "min_p=1")
     found = first_tokens(case, SamplingParams(temperature=HOT, min_p=0.001))
-    _expect_number(found, 3, NUM_SEEDS, "min_p=0.001 of nearly equal probabilities")
+    _expect_number(found, 3, NUM_SEEDS, "min_p=0.001")
 
 
 def _check_logit_bias(case: Asked) -> None:
@@ -114,10 +119,11 @@ def _check_logit_bias(case: Asked) -> None:
         found = first_tokens(case, params, num_seeds=BYSTANDER)
         expect(
             set(found) == {token},
-            f"logit_bias={params.logit_bias} gives {sorted(set(found))}; expected {token}",
+            f"logit_bias={params.logit_bias} gives the tokens {sorted(set(found))}; expected "
+            f"{token}",
         )
     (got,) = generate(case, case.prompts[1], replace(GREEDY, logit_bias={best: -100.0}))
-    expect(got != best, f"logit_bias of -100 does not prevent token {best}")
+    expect(got != best, f"the worker samples token {best} in spite of its logit_bias of -100")
 
 
 def _check_allowed(case: Asked) -> None:
@@ -126,11 +132,15 @@ def _check_allowed(case: Asked) -> None:
     found = set(first_tokens(case, params))
     expect(
         found <= set(allowed) and len(found) > 1,
-        f"allowed_token_ids={allowed} gives {sorted(found)}",
+        f"allowed_token_ids={allowed} gives the tokens {sorted(found)}; expected several of the "
+        "allowed tokens and no other",
     )
     params = replace(GREEDY, allowed_token_ids=allowed[:1])
     got = generate(case, case.prompts[1], params, num_tokens=3)
-    expect(got == [allowed[0]] * 3, f"allowed_token_ids={allowed[:1]} gives {got}")
+    expect(
+        got == [allowed[0]] * 3,
+        f"allowed_token_ids={allowed[:1]} gives {got}; expected only token {allowed[0]}",
+    )
 
 
 def _check_bad_words(case: Asked) -> None:
@@ -142,32 +152,32 @@ def _check_bad_words(case: Asked) -> None:
         )
 
     (got,) = given((first,), prompt, 1)
-    expect(got != first, f"bad_words: the bad word {first} was generated")
+    expect(got != first, f"bad_words: the worker samples the bad word {first}")
     got_two = given((first, second), prompt, 2)
     expect(
         got_two[0] == first and got_two[1] != second,
-        f"bad_words: with the bad word {first}, {second} the tokens are {got_two}; expected "
+        f"bad_words: with the bad word {[first, second]} the tokens are {got_two}; expected "
         f"{first} and a token other than {second}",
     )
     (got,) = given((first, second), [*prompt, first], 1)
-    expect(
-        got != second, "bad_words: a word that started before the request was resumed was completed"
-    )
+    expect(got != second, "bad_words: a resumed request completes a bad word that it had started")
     (got,) = given((prompt[-1], first), prompt, 1)
-    expect(
-        got == first, "bad_words: tokens of the prompt count for a bad word; only output must count"
-    )
+    expect(got == first, "bad_words: a bad word must not begin with tokens of the prompt")
 
 
 def _check_min_tokens(case: Asked) -> None:
     prompt, (first, second, *_) = case.prompts[1], case.alone[1]
     ends = replace(GREEDY, stop_token_ids=(first,), min_tokens=2)
     got = generate(case, prompt, ends, num_tokens=2)
-    expect(first not in got, f"min_tokens=2: the tokens {got} contain the stop token {first}")
+    expect(
+        first not in got,
+        f"min_tokens=2: the first two tokens, {got}, contain the stop token {first}",
+    )
     resumed = replace(GREEDY, stop_token_ids=(second,), min_tokens=2)
     (after,) = generate(case, [*prompt, first], resumed, num_prompt=len(prompt))
     expect(
-        after != second, f"min_tokens=2: resumed after a token, the stop token {second} was sampled"
+        after != second,
+        f"min_tokens=2: a request that was resumed after one token gets the stop token {second}",
     )
     if first == second:
         return
@@ -175,7 +185,8 @@ def _check_min_tokens(case: Asked) -> None:
     got = generate(case, prompt, reached, num_tokens=2)
     expect(
         got == [first, second],
-        f"min_tokens=1: got {got}; expected {[first, second]}, as a stop token may come second",
+        f"min_tokens=1: a request gets {got}; expected {[first, second]}, as the second token may "
+        "be a stop token",
     )
 
 
@@ -192,23 +203,31 @@ def _check_logprobs(case: Asked) -> None:
         due = {1} if 1 in sampled else set()
         expect(
             set(result.logprobs) == due,
-            f"logprobs has runs {sorted(result.logprobs)}; expected {sorted(due)}",
+            f"logprobs has entries for the runs {sorted(result.logprobs)}; expected {sorted(due)}",
         )
-        expect(not result.prompt_logprobs, "prompt_logprobs were returned but not requested")
+        expect(
+            not result.prompt_logprobs,
+            "prompt_logprobs must be empty if no request has prompt_logprobs",
+        )
     columns = result.logprobs[1]
     expect(
-        list(columns.counts) == [3], f"logprobs=2: counts is {list(columns.counts)}; expected [3]"
+        list(columns.counts) == [3],
+        f"logprobs=2: the column counts is {list(columns.counts)}; expected [3]",
     )
     expect(
         columns.token_ids[0] == columns.token_ids[1] == sampled[1],
-        f"logprobs: the entries are {list(columns.token_ids)}; the sampled token {sampled[1]} "
-        "must come first, then the best tokens",
+        f"logprobs: the column token_ids is {list(columns.token_ids)}; expected the sampled token "
+        f"{sampled[1]}, then the best tokens",
     )
-    expect(list(columns.ranks) == [1], f"logprobs: the best token has rank {list(columns.ranks)}")
+    expect(
+        list(columns.ranks) == [1],
+        f"logprobs: the column ranks is {list(columns.ranks)}; expected [1] for the best token",
+    )
     values = list(columns.logprobs)
     expect(
         max(values) <= 1e-4 and values[1:] == sorted(values[1:], reverse=True),
-        f"logprobs: {values} are not log-probabilities in descending order",
+        f"logprobs: the column logprobs is {values}; expected values of at most 0 in descending "
+        "order",
     )
 
 
@@ -225,12 +244,13 @@ def _check_prompt_logprobs(case: Asked) -> None:
         result = rig.results[-1]
         expect(
             set(result.prompt_logprobs) == {1} and not result.logprobs,
-            f"prompt_logprobs has runs {sorted(result.prompt_logprobs)}; expected run 1 only",
+            f"prompt_logprobs has entries for the runs {sorted(result.prompt_logprobs)} and "
+            f"logprobs for {sorted(result.logprobs)}; expected run 1 and no run",
         )
         positions += result.prompt_logprobs[1].token_ids[::2]
     expect(
         positions == prompt[1:],
-        f"prompt_logprobs has tokens {positions}; expected {prompt[1:]}",
+        f"prompt_logprobs has entries for the tokens {positions}; expected {prompt[1:]}",
     )
 
 
@@ -238,7 +258,7 @@ def _expect_best(case: Asked, found: Sequence[int], how: str) -> None:
     best = case.alone[1][0]
     expect(
         set(found) == {best},
-        f"{how} keeps only the best token, {best}, but {sorted(set(found))} was sampled",
+        f"{how} must give only the best token, {best}; the worker samples {sorted(set(found))}",
     )
 
 
@@ -246,19 +266,20 @@ def _expect_number(found: Sequence[int], least: int, most: int, how: str) -> Non
     got = sorted(set(found))
     expect(
         least <= len(got) <= most,
-        f"{how} keeps {least} to {most} tokens; {NUM_SEEDS} seeds gave {len(got)}: {got}",
+        f"{how} must keep {least} to {most} tokens, since probabilities are nearly equal; "
+        f"{NUM_SEEDS} seeds give {len(got)}: {got}",
     )
 
 
 SAMPLING_CHECKS: Mapping[str, tuple[str, Check]] = {
     "temperature": ("", _check_temperature),
-    "seed: noise of each step": ("", _check_noise),
+    "seed": ("", _check_noise),
     "top_k": ("top_k", _check_top_k),
     "top_p": ("top_p", _check_top_p),
     "min_p": ("min_p", _check_min_p),
-    "frequency_penalty, presence_penalty": ("penalties", check_frequency),
+    "frequency_penalty and presence_penalty": ("penalties", check_frequency),
     "repetition_penalty": ("penalties", check_repetition),
-    "penalties of sampled tokens": ("penalties", check_own_tokens),
+    "penalties count sampled tokens": ("penalties", check_own_tokens),
     "logit_bias": ("logit_bias", _check_logit_bias),
     "allowed_token_ids": ("allowed_token_ids", _check_allowed),
     "bad_words": ("bad_words", _check_bad_words),
@@ -266,4 +287,4 @@ SAMPLING_CHECKS: Mapping[str, tuple[str, Check]] = {
     "logprobs": ("logprobs", _check_logprobs),
     "prompt_logprobs": ("prompt_logprobs", _check_prompt_logprobs),
 }
-"""Case name to the capability that it needs and its check."""
+"""By case name: the capability that the worker must declare ("" for none), and the check."""
