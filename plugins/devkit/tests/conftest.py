@@ -1,4 +1,4 @@
-"""Fixtures of these tests."""
+"""Fixtures of the devkit's tests."""
 
 from dovetail_devkit.rigs.plugin_site import count_as_member
 

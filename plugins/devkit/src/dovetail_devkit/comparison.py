@@ -47,7 +47,7 @@ def expect_close(
 def random_tensor(
     shape: tuple[int, ...], *, dtype: str, device: torch.device, seed: int, scale: float = 1.0
 ) -> torch.Tensor:
-    """Return normal values that depend on shape and seed only, rounded to `dtype`."""
+    """Return normal random values, rounded to `dtype`. They depend only on shape and seed."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

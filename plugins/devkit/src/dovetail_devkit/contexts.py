@@ -53,7 +53,7 @@ def write_fake_config(directory: Path, **fields: Any) -> Path:
 
 
 def fake_model_overrides(model_dir: Path) -> dict[str, Any]:
-    """Return the `hf_overrides` for a config.json that names a fake model, else {}."""
+    """Return the `hf_overrides` for a config.json with a fake model; {} for other models."""
     names = read_json_object(model_dir / "config.json").get("architectures") or [""]
     target = _FAKE_MODELS.get(names[0])
     return {"architectures": [target]} if target else {}

@@ -30,7 +30,7 @@ def expect_error(kind: type[Exception], call: Callable[[], Any], rule: str) -> E
 
 @contextmanager
 def judging(what: str) -> Iterator[None]:
-    """Convert errors of the block into an AssertionError whose last line is `what` was checked."""
+    """Convert errors of the block to an AssertionError. what: what the block checks."""
     try:
         yield
     except NotHere:

@@ -1,4 +1,4 @@
-"""Cases for plugins of every kind: the plugin is found, described, loaded, and has the contract.
+"""Cases for plugins of every kind, such as loading and the form of the contract.
 
 Two of the cases run in a new interpreter: describing a plugin must not import it, and importing it
 must have no side effects, which only shows if nothing was imported before.

@@ -133,7 +133,7 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
 
 
 def other_cache_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
-    """Return cases for claimed caches of a model dtype other than the model's."""
+    """Return cases for claimed caches with a dtype that differs from the model's dtype."""
     cases = [
         case
         for cache_dtype in sorted(capabilities.kv_cache_dtypes & capabilities.dtypes)

@@ -91,7 +91,7 @@ def _check_builds(
         batch = rows.batch(runs)
         kept = batch if kept is None or step % 2 else _refill(kept, batch)
         rows.step(f"build {step + 2}", runs, batch=kept)
-    # The same lengths for other rows: only tables and slots differ.
+    # Only block tables and slots differ: other rows have the same lengths.
     for pair in ((0, 1), (1, 2), (2, 0)):
         runs = [(row, length + NUM_STEPS, 1) for row in pair]
         rows.step("other blocks", runs)

@@ -1,7 +1,7 @@
 """The rows with which the attention suite tests a backend: tensors, blocks, cache, reference.
 
-Everything that a row does not own is NaN, so that wrong reads are detected. Before its window, a
-row's table names such blocks, as if its blocks had been reused. Uses only the contract of a
+Memory that belongs to no row is NaN, so that wrong reads are detected. A row's block table names
+such blocks before the window, as if its blocks had been reused. Uses only the contract of a
 backend. torch is imported within functions.
 
 Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
@@ -81,7 +81,7 @@ class AttentionRows:
         self._make_parts(backend, lengths)
 
     def _make_blocks(self, counts: Sequence[int], generator: torch.Generator) -> None:
-        """Assign blocks in random order; block 0 and two more belong to no row."""
+        """Assign blocks in random order. Block 0 and two other blocks belong to no row."""
         import torch
 
         self.num_blocks = sum(counts) + 3
@@ -128,9 +128,9 @@ class AttentionRows:
         )
 
     def _make_cache(self, shape: tuple[int, ...]) -> None:
-        """Make the cache in pages of the block's bytes plus the case's padding, all bits set.
+        """Create the cache with the case's padding after each block, and set all its bits.
 
-        That is NaN in every type that has NaN, including scales.
+        Such values are NaN in every type that has NaN, also in scales.
         """
         import torch
 

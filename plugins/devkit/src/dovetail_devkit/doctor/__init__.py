@@ -1,4 +1,4 @@
-"""The doctor: checks this machine, this environment and the installed plugins.
+"""Checks this machine, this environment and the installed plugins.
 
 Each check gives a `Finding`: the subject, the verdict and the remedy. Plugins are loaded in
 separate processes, so that a plugin that hangs or exits does not affect the doctor. Changes nothing

@@ -20,7 +20,7 @@ _CPU = "device.cpu"
 def judge_devices(
     devices: Sequence[tuple[str, str]], trials: Sequence[Trial], registry: PluginRegistry
 ) -> Iterator[Finding]:
-    """Yield the reasons why the machine's accelerators cannot be used; nothing if they can.
+    """Yield findings if no platform can use the machine's accelerators.
 
     devices: (tool, line), as `dovetail.machine.find_devices` returns them.
     """

@@ -17,8 +17,8 @@ BROKEN = "broken"
 class Finding:
     """The result of one check.
 
-    area: "machine", "environment" or "plugins". subject: what was checked. verdict: one of this
-    module's constants. remedy: what to do; "" if nothing.
+    area: "machine", "environment" or "plugins". subject: the checked object, such as a plugin.
+    verdict: one of this module's constants. remedy: what to do; "" if nothing is to be done.
     """
 
     area: str

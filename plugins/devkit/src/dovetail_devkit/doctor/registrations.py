@@ -24,7 +24,7 @@ _NO_KINDS = frozenset({COMMAND})
 
 
 def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield the problems of plugin declarations, or one finding that there are none."""
+    """Yield a finding for each problem of plugin declarations, or one finding if there is none."""
     found = [
         *_unreadable(registry),
         *_unknown_kinds(),
@@ -118,7 +118,7 @@ def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each plugin that would replace another one without the user's consent."""
+    """Yield each plugin that declares that it replaces another plugin, if this is not allowed."""
     for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
         about = _describe(registry, candidate)
         kind, name, owner = candidate.kind, candidate.name, candidate.distribution
@@ -136,7 +136,7 @@ def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _commands() -> Iterator[Finding]:
-    """Yield each command that cannot be typed."""
+    """Yield each command with an invalid name."""
     for command, reason in find_commands([words for words, *_ in COMMANDS]).set_aside:
         yield Finding(
             area=_AREA,

@@ -1,4 +1,4 @@
-"""A trial process: loads plugins one after the other and reports each result.
+"""The main module of a trial process, which loads plugins and reports each result.
 
 Started by `trial_run`; not imported by any other module. Reports are JSON objects, one per line, on
 a separate pipe, since a plugin may write to the standard streams. If this process exits or hangs,
@@ -74,7 +74,7 @@ def _import_quietly(module: str) -> None:
 
 
 def _offset() -> int:
-    """Return the bytes written to the standard streams, which share one file."""
+    """Return the number of bytes written to the standard streams, which share one file."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return os.fstat(1).st_size

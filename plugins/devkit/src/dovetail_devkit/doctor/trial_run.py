@@ -194,7 +194,7 @@ def _trial(plugin: Candidate, facts: dict[str, Any], noise: str) -> Trial:
 
 
 def _read(output: IO[bytes], start: int, end: int | None) -> str:
-    # Read with an offset: the process shares the file position, which must not move.
+    # Read with an offset, since the process shares the file position.
     size = _MAX_NOISE if end is None else min(end - start, _MAX_NOISE)
     return os.pread(output.fileno(), size, start).decode("utf-8", "replace").strip()
 

@@ -43,7 +43,7 @@ class NullWorker(WorkerBase):
         return {}
 
     def determine_available_memory(self) -> int:
-        """Return a constant."""
+        """Return a constant number of bytes."""
         return 1 << 20
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:

@@ -1,4 +1,4 @@
-"""The fake of the attention contract: slow and correct.
+"""The fake of the attention contract, which is slow and correct.
 
 It reads each row's keys and values slot by slot through the block table and computes densely in
 float64. A test may replace one of its small steps to make a wrong backend.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class FakeAttentionMetadata:
     """The metadata of a step on the host. runs: (query_len, slots of all positions) of each row.
 
-    slots_T: int64; where each token's key and value go.
+    slots_T: slot of each token's key and value, int64.
     """
 
     slots_T: torch.Tensor
@@ -55,7 +55,7 @@ class FakeAttentionBuilder(AttentionMetadataBuilder):
         self._window = context.spec.sliding_window
 
     def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
-        """Return this step's metadata. Only reads `batch`."""
+        """Return the metadata of a step. Does not change `batch`."""
         size = self._block_size
         check_batch(batch, size, self._window)
         runs = [
@@ -102,7 +102,7 @@ class FakeAttentionLayer(AttentionLayer):
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
     ) -> None:
-        """Put the step's keys and values into their slots."""
+        """Write the keys and values of the step to their slots."""
         slots_2SKD[0, slots_T] = k_TKD
         slots_2SKD[1, slots_T] = v_TKD
 
@@ -111,7 +111,7 @@ class FakeAttentionLayer(AttentionLayer):
         window = self.context.sliding_window
         seen = (
             window + len(q_QHD) - 1 if window else len(k_LKD)
-        )  # blocks before that belong to other rows
+        )  # earlier blocks may belong to other rows
         return reference_attention(
             q_QHD,
             k_LKD[-seen:],
@@ -124,7 +124,7 @@ class FakeAttentionLayer(AttentionLayer):
 
 
 class FakeAttentionBackend(AttentionBackend):
-    """Slow, correct paged attention in float64, one row after another."""
+    """A backend with slow, correct paged attention in float64."""
 
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(

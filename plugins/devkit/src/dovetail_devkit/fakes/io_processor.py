@@ -31,7 +31,7 @@ class FakeIOProcessor(IOProcessor):
         return IOBatch(prompts=tuple(IOPrompt(prompt=text) for text in texts), state=len(texts))
 
     def post_process(self, result: IOResult) -> list[tuple[str, str | None]]:
-        """Return each text with its answer."""
+        """Return each text with its answer, which is None for a failed request."""
         return [
             (text, None if output.error else output.outputs[0].text)
             for text, output in zip(result.request.data, result.outputs, strict=True)

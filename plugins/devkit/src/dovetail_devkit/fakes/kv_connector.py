@@ -1,4 +1,4 @@
-"""The fake of the KV connector contract: keeps copies of blocks in a dictionary.
+"""The fake of the KV connector contract, which keeps copies of blocks in a dictionary.
 
 Its worker side uses only methods of tensors and imports nothing. Every second load takes a step
 longer than its plan, so that both kinds of load occur.

@@ -1,4 +1,4 @@
-"""The fake of the model format contract: a file whose content is config.json."""
+"""The fake of the model format contract: a model file contains only a config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.model_files import MIB, read_json_object
 
 
 class FakeModelFormat(ModelFormat):
-    """Reads a JSON file; the weights are those of the fake weight loader."""
+    """Reads a JSON file with the fields of config.json. There are no weights."""
 
     examples: ClassVar[Mapping[str, bytes]] = {
         "model.fake": b'{"architectures": ["FakeModel"], "vocab_size": 256}'

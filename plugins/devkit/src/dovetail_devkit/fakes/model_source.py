@@ -1,4 +1,4 @@
-"""The fake of the model source contract: `fetch` writes a small model directory."""
+"""The fake of the model source contract, which writes small model directories."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ class FakeModelSource(ModelSource):
         self._report = context.report
 
     def find(self, argument: str) -> Path | None:
-        """Return the directory, if it exists."""
+        """Return the model directory if it exists, else None."""
         if not _NAME.fullmatch(argument):
-            raise ModelError(f"{argument!r} is not a name of letters and digits.")
+            raise ModelError(
+                f"{argument!r} is not a valid model name; use up to 20 lower-case letters and digits."
+            )
         path = self._folder / argument
         return path if path.is_dir() else None
 
     def fetch(self, argument: str) -> Path:
-        """Write the directory, if it is missing."""
+        """Return the model directory; write it if it is missing."""
         if self.find(argument) is None:
             self._report(f"writing {argument}")
             path = self._folder / argument
@@ -41,6 +43,6 @@ class FakeModelSource(ModelSource):
         return self._folder / argument
 
     def local_models(self) -> Sequence[LocalModel]:
-        """Return the directories that exist."""
+        """Return the model directories that exist."""
         paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         return [LocalModel(name=f"fake:{path.name}", path=path, license="MIT") for path in paths]

@@ -1,4 +1,4 @@
-"""The fake of the platform contract: always available, with minimal capabilities."""
+"""The fake of the platform contract, which is always available."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class FakePlatform(Platform):
         return frozenset({"dtype.float32"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return a constant."""
+        """Return a constant number of bytes."""
         return MEMORY_BYTES

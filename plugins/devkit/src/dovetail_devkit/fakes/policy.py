@@ -1,4 +1,4 @@
-"""The fake of the policy contract: longest prompt first; it records every hook."""
+"""The fake of the policy contract, which serves the longest prompt first and records every hook."""
 
 from __future__ import annotations
 

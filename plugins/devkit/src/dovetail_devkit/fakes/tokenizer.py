@@ -1,4 +1,4 @@
-"""The fake of the tokenizer contract: one token per byte, a few special tokens, no files."""
+"""The fake of the tokenizer contract, with one token per byte and a few special tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ByteTokenizer(Tokenizer):
         return frozenset(SPECIAL_TEXTS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the bytes of `text`, also of special tokens' texts; BOS first if requested."""
+        """Return the bytes of `text` after BOS, if requested. Texts of special tokens are bytes."""
         try:
             ids = list(text.encode("utf-8"))
         except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The fake of the weight loader contract: weights computed from their names; reads no file.
+"""The fake of the weight loader contract, which computes weights from their names.
 
 torch is imported within functions.
 """

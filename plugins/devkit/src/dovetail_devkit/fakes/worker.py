@@ -73,7 +73,7 @@ class FakeWorker(WorkerBase):
         self._enter("init_device")
 
     def load_model(self) -> None:
-        """Load nothing."""
+        """Do nothing, since there is no model."""
         self._enter("load_model")
 
     def get_model_info(self) -> ModelInfo:
@@ -89,7 +89,7 @@ class FakeWorker(WorkerBase):
         return {"layers.0": spec}
 
     def determine_available_memory(self) -> int:
-        """Return a constant."""
+        """Return a constant number of bytes."""
         self._ask("determine_available_memory", after="load_model")
         return MEMORY_BYTES
 

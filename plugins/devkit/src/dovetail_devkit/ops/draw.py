@@ -280,7 +280,7 @@ def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
     """Compare the frequencies of drawn tokens with their probabilities, by a chi² test."""
     param, logits_RV = _PARAMS[what], bench.logits(1, 11, seed=21)
     probs = probabilities(logits_RV[0].tolist(), param)
-    # Half by seed, half by position: both give independent draws.
+    # Half of the draws differ by seed, half by position; all draws are independent.
     half = num_draws // 2
     seeds = [*range(half), *[77] * half]
     positions = [*[4] * half, *range(half)]

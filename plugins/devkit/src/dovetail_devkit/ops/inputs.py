@@ -25,7 +25,7 @@ _LENGTH = 1500
 _UNTOUCHED = -77
 _MARGIN = 5
 _PACKET_PLACE = 4
-"""Numbers of int32: parts of a packet begin at 16 bytes."""
+"""Offset of the inputs in a packet, in int32 numbers (16 bytes)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ def rotary_table(rotary_size: int, device: torch.device) -> torch.Tensor:
 
 
 def far_apart(first: int, count: int) -> list[int]:
-    """Return positions of tokens from the given one on, not equal to the tokens' places."""
+    """Return large positions of tokens, which differ from the indices of the tokens."""
     return [(31 * place + 7) % NUM_POSITIONS for place in range(first, first + count)]
 
 

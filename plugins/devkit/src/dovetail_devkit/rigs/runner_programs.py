@@ -75,7 +75,7 @@ class Program:
         tokens = [rng.randrange(V) for _ in range(rng.randrange(1, 12))]
         others = [one for one in self.rows.values() if one.computed > SIZE]
         state = Row(tokens, [])
-        if others and rng.random() < 0.5:  # begins with another request's block
+        if others and rng.random() < 0.5:  # the request shares the first block of another request
             state.tokens[:] = others[0].tokens[:SIZE] + tokens
             if len(others[0].tokens) >= SIZE:
                 state.blocks, state.computed = [others[0].blocks[0]], SIZE

@@ -19,7 +19,7 @@ MAX_DEPTH = 4
 """Largest number of plans in flight."""
 
 WRONG_ONE_IN = 4
-"""Of the drafts."""
+"""One of this many drafts is wrong."""
 
 
 def mix(left: int, right: int) -> int:

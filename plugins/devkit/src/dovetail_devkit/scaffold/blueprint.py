@@ -119,7 +119,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='write `"architectures": ["{name}"]` in the config.json of a checkpoint.',
         ),
         "model_format": Blueprint(
-            summary="A model format for Dovetail: a file with a configuration, without weights.",
+            summary="A model format for Dovetail that reads files with a configuration and no weights.",
             suffix="ModelFormat",
             modules=("format",),
             entry_points={"model_format": "format:{cls}"},
@@ -127,7 +127,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "model_source": Blueprint(
-            summary="A model source for Dovetail: the models of one directory, by name.",
+            summary="A model source for Dovetail that finds models in one directory.",
             suffix="ModelSource",
             modules=("source",),
             entry_points={"model_source": "source:{cls}"},

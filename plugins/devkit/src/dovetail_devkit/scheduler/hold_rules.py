@@ -34,7 +34,7 @@ class HoldChecker:
         self._begun.discard(request_id)
 
     def may_run(self, alive: Collection[str]) -> set[str]:
-        """Return the living requests that the next plan may run."""
+        """Return the requests of `alive` that the next plan may run."""
         if self.scope is PauseScope.ALL:
             return set()
         free = set(alive) - set(self.gate.held)

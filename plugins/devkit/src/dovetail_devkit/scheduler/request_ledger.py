@@ -90,7 +90,7 @@ class RequestLedger:
         self.due, self.reason, self.stop_reason = [], FinishReason.ERROR, None
 
     def close(self, ending: Finished) -> None:
-        """Check the end."""
+        """Check the tokens, the reason and the message of the request's end."""
         name = self.asked.request_id
         expect(
             ending.message == self.failing,

@@ -76,7 +76,7 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
     unknown = capabilities.dtypes - TOLERANCES.keys()
     expect(not unknown, f"the suite cannot check the claimed dtypes {sorted(unknown)}")
     for case in standard_cases(capabilities):
-        if case.cache_dtype:  # a backend may refuse it for its device
+        if case.cache_dtype:  # a backend may refuse a cache dtype on some devices
             continue
         requirements = _requirements(capabilities, case, device)
         reasons = [*capabilities.refusals(requirements), *backend.refusals(requirements)]

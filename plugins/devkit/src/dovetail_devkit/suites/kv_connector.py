@@ -1,8 +1,8 @@
 """The conformance suite of the KV connector contract, for any connector.
 
-It plays scheduler and worker around a small cache of random bytes: blocks are stored, overwritten
-and loaded into other blocks, several transfers at a time, and every byte of the cache is compared
-with a copy. The sides exchange only bytes. torch is imported within functions.
+It takes the place of scheduler and worker, with a small cache of random bytes. Blocks are stored,
+overwritten and loaded into other blocks, with several transfers at a time, and every byte of the
+cache is compared with a copy. The sides exchange only bytes. torch is imported within functions.
 Legend: N blocks, P bytes of a page.
 """
 

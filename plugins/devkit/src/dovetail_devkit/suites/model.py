@@ -232,13 +232,13 @@ class _Bench:
             self._compare(torch.cat(parts), self._alone[0], how)
 
     def check_neighbors(self) -> None:
-        """Compare two sequences in one step with each alone."""
+        """Compare the logits of two sequences in one step with those of each sequence alone."""
         runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
         both = self._logits(DenseAttention(), runs)
         self._compare(both, torch.cat(self._alone), "Two sequences ran in one step.")
 
     def check_causality(self) -> None:
-        """Check that a token changes its own logits, but none before it."""
+        """Check that a token affects its own logits, but not the logits of earlier tokens."""
         alone = self._alone[0]
         changed = self._ids[0].clone()
         changed[-1] = (changed[-1] + 1) % self._vocab_size
@@ -276,7 +276,7 @@ class _Bench:
         )
 
     def check_all_positions(self) -> None:
-        """Check that every position below max_model_len runs, and reads its row of a table."""
+        """Check that the first and last position run, and read their rows of position tables."""
         limit = self._context.max_model_len
         ends = (0, limit - 1)
         with judging(f"The positions 0 and {limit - 1} must run with max_model_len={limit}."):

@@ -1,6 +1,6 @@
 """The conformance suite of the model format contract.
 
-It uses the files in the attribute `examples` of the format, if it has one: content by file name.
+It uses the files in the attribute `examples` of the format, if it has this attribute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NUM_DAMAGED = 50
 MAX_SECONDS = 10.0
 
 
-@judging("in the model format suite")
+@judging("model_format")
 def check_model_format(
     format_cls: type[ModelFormat],
     *,
@@ -56,20 +56,20 @@ def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
     found = made.describe(path)
     expect(
         isinstance(found, ModelDescription),
-        f"describe returned {type(found).__name__}; it must return a ModelDescription",
+        f"describe returns a {type(found).__name__}; expected a ModelDescription",
     )
     names = found.config.get("architectures")
     expect(
         isinstance(names, (list, tuple)) and bool(names) and all(isinstance(n, str) for n in names),
-        f"config has architectures={names!r}; it must be a list of names",
+        f"describe returns architectures={names!r} in config; expected a list of str",
     )
-    expect(bool(found.load_format), "load_format is empty")
-    expect(bool(found.tokenizer_mode), "tokenizer_mode is empty")
-    expect(made.choose([path]) == path, "choose does not return the only file of a directory")
+    expect(bool(found.load_format), "describe must return a load_format")
+    expect(bool(found.tokenizer_mode), "describe must return a tokenizer_mode")
+    expect(made.choose([path]) == path, "choose must return the file if a directory has only one")
 
 
 def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
-    """Truncated files and files with wrong bytes raise ModelError, or are read in bounded time."""
+    """Check that truncated and damaged files are read or rejected in bounded time."""
     random = Random(2)
     damaged = path.with_name(f"damaged-{path.name}")
     for _ in range(NUM_DAMAGED):
@@ -83,15 +83,17 @@ def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
         try:
             made.describe(damaged)
         except ModelError as error:
-            expect(damaged.name in str(error), f"the error does not name the file: {error}")
+            expect(
+                damaged.name in str(error), f"the ModelError must name the file; it says: {error}"
+            )
         took_s = time.perf_counter() - begin_s
-        expect(took_s < MAX_SECONDS, f"a damaged file was read for {took_s:.0f} s")
+        expect(took_s < MAX_SECONDS, f"describe took {took_s:.0f} s for a damaged file")
 
 
 def _check_rejected(made: ModelFormat, path: Path) -> None:
     try:
         made.describe(path)
     except ModelError as error:
-        expect(path.name in str(error), f"the error does not name the file: {error}")
+        expect(path.name in str(error), f"the ModelError must name the file; it says: {error}")
         return
     expect(False, f"describe({path.name}) must raise ModelError")

@@ -1,7 +1,7 @@
 """The conformance suite of the model source contract.
 
-It uses the arguments in the attribute `examples` of the source, if it has one, and only those whose
-models are on this machine or can be fetched.
+It uses the arguments in the attribute `examples` of the source, if it has this attribute. Their
+models must be on this machine, or `fetch` must be able to get them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail_devkit.expectation import expect, judging
 INVALID = ("../x", "a/../../x", "x\x00y", "\n", " ", "a" * 10_000, "-r /etc/passwd", "--help")
 
 
-@judging("in the model source suite")
+@judging("model_source")
 def check_model_source(
     source_cls: type[ModelSource],
     *,
@@ -41,12 +41,12 @@ def check_model_source(
             return source_cls(context)
 
         make()
-        expect(not cache.exists(), "the constructor created the cache directory")
+        expect(not cache.exists(), "the constructor must not create the cache directory")
         for argument in INVALID:
             _check_invalid(make(), argument, cache)
         for argument in arguments:
             _check_fetch(make, argument)
-        expect(all(isinstance(line, str) for line in lines), "a line of progress is not a str")
+        expect(all(isinstance(line, str) for line in lines), "each progress report must be a str")
         _check_listing(make(), at_least=len(set(arguments)))
 
 
@@ -56,7 +56,7 @@ def _check_invalid(source: ModelSource, argument: str, cache: Path) -> None:
             found = getattr(source, name)(argument)
         except ModelError:
             continue
-        expect(False, f"{name}({argument[:20]!r}) must raise ModelError, but returned {found!r}")
+        expect(False, f"{name}({argument[:20]!r}) must raise ModelError, but it returns {found!r}")
     left = list(cache.rglob("*")) if cache.exists() else []
     files = [path for path in left if path.is_file()]
     expect(not files, f"the invalid argument {argument[:20]!r} left files: {files[:3]}")
@@ -69,7 +69,7 @@ def _check_fetch(make: object, argument: str) -> None:
     expect(path.exists(), f"fetch returned {path}, which does not exist")
     again = make().find(argument)
     expect(again == path, f"after fetch, find returned {again}; it must return {path}")
-    expect(make().fetch(argument) == path, "a second fetch returned another path")
+    expect(make().fetch(argument) == path, "two calls of fetch must return the same path")
 
 
 def _check_listing(source: ModelSource, *, at_least: int) -> None:

@@ -1,8 +1,8 @@
 """The conformance suite of the policy contract, for any policy under the core's scheduler.
 
-The scheduler suite runs its programs with the policy, and watches what it reads, its ranks, victims
-and actions. Further cases check the policy's promises: that it does not depend on future tokens,
-and that overriding `plan` is necessary.
+The scheduler suite runs its programs with the policy, and checks the attributes that it reads, its
+ranks, victims and actions. Further cases check that the policy does not depend on future tokens,
+and that the scheduler's inlined loop gives the same plans as the default `plan`.
 """
 
 from __future__ import annotations

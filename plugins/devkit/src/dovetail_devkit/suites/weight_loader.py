@@ -27,7 +27,7 @@ MakeModel = Callable[[], Any]
 """Return a new model for the checkpoint, with uninitialized weights."""
 
 KEPT = ".json"
-"""Checkpoint files that are not truncated by the suite."""
+"""Suffix of the checkpoint files that the suite does not truncate."""
 
 
 class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # mypy does not see torch

@@ -1,6 +1,6 @@
 """The conformance suite of the worker contract, for any worker with a small model.
 
-A worker is compared with itself: a request must get the same tokens alone, in chunks, beside other
+A worker is compared with itself: a request must get the same tokens alone, in chunks, with other
 requests, on a reused row, after a preemption and on blocks that another row has filled. All tokens
 must be equal, so use a float32 model whose best token is far ahead of the second
 (`dovetail_devkit.tiny_model`).
@@ -231,7 +231,7 @@ def _check_leave_and_join(case: _Case) -> None:
 
 
 def _check_chunks(case: _Case) -> None:
-    """Check that a chunked prompt equals the whole prompt; only the last chunk samples."""
+    """Check that a prompt in chunks gets the same tokens, and that only the last chunk samples."""
     rig = case.rig
     for pieces in ((1, 3), (4, 4), (5,), (1, 1, 1, 1, 1, 6)):
         rig.join(2, case.prompts[3])
@@ -276,7 +276,7 @@ def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
 
 
 def _check_longest(case: _Case) -> None:
-    """Compare two chunkings of a request of the maximum length."""
+    """Check that a request of the maximum length gets the same tokens with different chunks."""
     rng, vocab_size = Random(5), case.info.vocab_size
     prompt = [rng.randrange(vocab_size) for _ in range(LONGEST - NUM_TOKENS)]
     found = []

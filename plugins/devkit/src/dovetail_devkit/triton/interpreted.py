@@ -25,7 +25,7 @@ _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of the tests. failed: including errors. told: the complete output."""
+    """Counts of tests by outcome. failed: includes errors. told: the complete output of pytest."""
 
     passed: int
     failed: int

@@ -69,7 +69,7 @@ def _check_in_turn(case: Asked) -> None:
 
 
 def _check_all_late(case: Asked) -> None:
-    """Take results late, from the last to the first."""
+    """Take all results after the last step, in reversed order."""
     rig = case.rig
     rig.join(2, case.prompts[1])
     steps = [_launch(rig, (2,)) for _ in range(_NUM_STEPS)]

@@ -29,7 +29,7 @@ class Asked(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """The facts of the worker's model."""
+        """The result of the worker's `get_model_info`."""
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -78,6 +78,6 @@ def generate(
 
 
 def other_tokens(case: Asked, count: int) -> tuple[int, ...]:
-    """Return tokens other than the best first token of the case's prompt."""
+    """Return `count` tokens that differ from the greedy first token of the case's prompt."""
     best, vocab_size = case.alone[1][0], case.info.vocab_size
     return tuple((best + 7 * (place + 1)) % vocab_size for place in range(count))

@@ -51,7 +51,7 @@ def check_repetition(case: Asked) -> None:
 
 
 def check_own_tokens(case: Asked) -> None:
-    """Check that penalties count sampled tokens and tokens of a join alike."""
+    """Check that penalties count sampled tokens like output tokens of a resumed request."""
     for params in (
         replace(GREEDY, repetition_penalty=0.01),
         replace(GREEDY, frequency_penalty=-2.0, presence_penalty=-2.0),

@@ -177,7 +177,7 @@ class WorkerRig:
         return result
 
     def generate(self, row: int, num_tokens: int) -> list[int]:
-        """Step a row alone until it has `num_tokens` more tokens, and return them."""
+        """Run steps with only this row until it has `num_tokens` new tokens, and return them."""
         found: list[int] = []
         while len(found) < num_tokens:
             self.run(row)
@@ -192,7 +192,7 @@ class WorkerRig:
 
     def _give(self, row: int, blocks: Sequence[int]) -> None:
         self.rows[row].blocks += blocks
-        for group in range(self._num_groups):  # all groups allocate from the same ids
+        for group in range(self._num_groups):  # all groups share the same block ids
             ids = [1 + block * self._num_groups + group for block in blocks]
             self._builder.grow(row, ids, group=group)
 
