@@ -27,7 +27,7 @@ class FakeModelSource(ModelSource):
         """Return the model directory if it exists, else None."""
         if not _NAME.fullmatch(argument):
             raise ModelError(
-                f"{argument!r} is not a valid model name; use up to 20 lower-case letters and digits."
+                f"{argument!r} is not a valid name; use up to 20 lower-case letters and digits."
             )
         path = self._folder / argument
         return path if path.is_dir() else None
