@@ -11,7 +11,8 @@ from dovetail.interfaces import Ready, SchedulerContext, SchedulerLimits
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.rows.model import RowModel
-from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.playing import play
+from dovetail_devkit.scheduler.program import Referee
 from dovetail_devkit.scheduler.random_programs import make_kv_cache, random_program
 from dovetail_devkit.suites.scheduler import make_request
 

@@ -10,7 +10,8 @@ from dovetail.interfaces import Policy, SchedulerLimits
 from dovetail.request import EngineCoreRequest, RequestStatus
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.playing import play
+from dovetail_devkit.scheduler.program import Referee
 from dovetail_devkit.scheduler.random_programs import Program, make_kv_cache, random_program
 
 LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=40)

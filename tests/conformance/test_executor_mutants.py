@@ -10,9 +10,10 @@ from dovetail.executors.multiproc import answers
 from dovetail.executors.multiproc.executor import MultiprocExecutor
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import Ready
+from dovetail_devkit.executor.plans import make_plans
 from dovetail_devkit.executor.ranks import check_transfers
 from dovetail_devkit.fakes.executor import FakeExecutor
-from dovetail_devkit.suites.executor import check_executor, make_plans, start
+from dovetail_devkit.suites.executor import check_executor, start
 
 
 class Reorders(UniprocExecutor):

@@ -14,7 +14,8 @@ from dovetail.scheduling.held_requests import HeldRequests
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.remote_loads import RemoteLoads
 from dovetail.scheduling.step_result import process_result
-from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.playing import play
+from dovetail_devkit.scheduler.program import Referee
 from dovetail_devkit.scheduler.random_programs import random_program
 
 NUM_PROGRAMS = 100

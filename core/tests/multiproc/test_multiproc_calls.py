@@ -17,7 +17,8 @@ from dovetail.executors.multiproc.executor import MultiprocExecutor
 from dovetail.executors.worker_spec import check_plugins, describe_plugins
 from dovetail.plugins import PluginRegistry, Resolution
 from dovetail.transport.ndarray import NDArray
-from dovetail_devkit.suites.executor import executor_cases, make_plans, start
+from dovetail_devkit.executor.plans import make_plans
+from dovetail_devkit.suites.executor import executor_cases, start
 
 PATIENCE_S = 20.0
 

@@ -20,8 +20,9 @@ from dovetail.errors import (
     StartError,
 )
 from dovetail_devkit.contexts import write_fake_config
+from dovetail_devkit.executor.plans import make_plans
 from dovetail_devkit.executor.workers import UnloadableWorker
-from dovetail_devkit.suites.executor import make_plans, start
+from dovetail_devkit.suites.executor import start
 
 HERE = Path(__file__).parent
 PATIENCE_S = 20.0

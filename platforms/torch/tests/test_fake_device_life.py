@@ -9,9 +9,10 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import CapacityError, DovetailError, PluginError
 from dovetail.plugins import PluginRegistry
 from dovetail_devkit.contexts import make_config, make_worker_context
-from dovetail_devkit.suites.worker import bring_up, check_worker
+from dovetail_devkit.suites.worker import check_worker
 from dovetail_devkit.tiny_model import write_tiny_llama
 from dovetail_devkit.worker.rig import WorkerRig
+from dovetail_devkit.worker.start import bring_up
 from dovetail_torch.accelerator.queues import AcceleratorQueues
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.fake_device import DEVICE, NAME, FlightError, HiddenWaitError, install

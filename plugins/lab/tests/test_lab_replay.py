@@ -9,7 +9,8 @@ from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import choose_scheduler
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.playing import play
+from dovetail_devkit.scheduler.program import Referee
 from dovetail_devkit.scheduler.random_programs import random_program
 from dovetail_lab.replay import ReplayClock, replay_log
 from dovetail_lab.summary import summarize

@@ -8,7 +8,8 @@ import pytest
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.scheduler import program as scheduler_program
-from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.playing import play
+from dovetail_devkit.scheduler.program import Referee
 from dovetail_devkit.scheduler.random_programs import random_program
 from dovetail_sched_research.aging import AgingPolicy
 from dovetail_sched_research.sarathi import SarathiPolicy

@@ -20,6 +20,7 @@ from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail_devkit.expectation import expect
+from dovetail_devkit.rows.columns import allowed_tokens, make_logprobs
 from dovetail_devkit.rows.encoder import FakeEncoder
 from dovetail_devkit.rows.pages import FlakyWorkerSide, SlotPages
 from dovetail_devkit.rows.state import MASK, RowState, mix
@@ -121,7 +122,7 @@ class RowModel:
         if step is None:
             raise AssertionError("sample_tokens was called before execute_model")
         plan = step.plan
-        allowed = _allowed_tokens(grammar, self.vocab_size)
+        allowed = allowed_tokens(grammar, self.vocab_size)
         num_sampled, token_ids = array("B"), array("i")
         logprobs: dict[int, LogprobColumns] = {}
         prompt_logprobs: dict[int, LogprobColumns] = {}
@@ -132,7 +133,7 @@ class RowModel:
             followers = state.tokens[start + 1 : end + 1]
             followers = followers[: max(0, state.request.num_prompt_tokens - 1 - start)]
             if asked is not None and followers:
-                prompt_logprobs[run] = _columns(followers, asked, self.vocab_size)
+                prompt_logprobs[run] = make_logprobs(followers, asked, self.vocab_size)
             drafts = state.take_last(num_drafts)
             sampled = []
             if plan.samples[run]:
@@ -143,7 +144,7 @@ class RowModel:
             token_ids.extend(sampled)
             asked = state.request.sampling_params.logprobs
             if sampled and asked is not None:
-                logprobs[run] = _columns(sampled, asked, self.vocab_size)
+                logprobs[run] = make_logprobs(sampled, asked, self.vocab_size)
         return ModelRunnerOutput(
             step_id=plan.step_id,
             num_sampled=num_sampled,
@@ -372,10 +373,8 @@ class RowModel:
             plan.total_num_tokens == total,
             f"the plan has total_num_tokens={plan.total_num_tokens}; its runs have {total} tokens",
         )
-        self._require(
-            total <= budget,
-            f"the plan runs {total} tokens; max_num_batched_tokens is {budget}",
-        )
+        text = f"the plan runs {total} tokens; max_num_batched_tokens is {budget}"
+        self._require(total <= budget, text)
         self._require(
             len(set(plan.rows)) == len(plan.rows),
             f"the plan runs a row twice; its rows are {list(plan.rows)}",
@@ -398,26 +397,3 @@ class RowModel:
     def _require(self, condition: bool, message: str) -> None:
         if self.strict and not condition:
             raise AssertionError(f"step {self._last_step}: {message}")
-
-
-def _columns(token_ids: Sequence[int], num_best: int, vocab_size: int) -> LogprobColumns:
-    """Return columns for tokens of a row: each token, then `num_best` fictitious best tokens."""
-    flat = [(t + j) % vocab_size for t in token_ids for j in (0, *range(num_best))]
-    return LogprobColumns(
-        counts=array("i", [1 + num_best] * len(token_ids)),
-        token_ids=array("i", flat),
-        logprobs=array("f", [-1.0] * len(flat)),
-        ranks=array("i", [1] * len(token_ids)),
-    )
-
-
-def _allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, frozenset[int]]:
-    """Return the tokens that grammars allow, by run."""
-    if grammar is None:
-        return {}
-    width = -(-vocab_size // 32) * 4
-    allowed = {}
-    for place, run in enumerate(grammar.runs):
-        bits = int.from_bytes(grammar.bitmask[place * width : (place + 1) * width], "little")
-        allowed[run] = frozenset(t for t in range(vocab_size) if bits >> t & 1)
-    return allowed

@@ -5,7 +5,6 @@ It has its own workers (`dovetail_devkit.executor.workers`). Needs no model and 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -20,11 +19,10 @@ from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.scheduler import SchedulerLimits
 from dovetail.interfaces.worker import WorkerBase
 from dovetail.kv_cache.grouping import group_layers
-from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
-from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.case import Case
 from dovetail_devkit.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
+from dovetail_devkit.executor.plans import make_plans
 from dovetail_devkit.executor.ranks import check_transfers
 from dovetail_devkit.executor.workers import (
     REQUESTED,
@@ -136,10 +134,7 @@ def _check_end(executor_cls: type[Executor]) -> None:
         executor.shutdown()
         Event().wait(2 * SLOW_S)
         log = read_log(Path(folder))
-        expect(
-            log[-1:] == ["shutdown"],
-            f"the worker recorded {log}; shutdown must be the last entry",
-        )
+        expect(log[-1:] == ["shutdown"], f"the worker recorded {log}; shutdown must be last")
 
 
 def _check_ranks(executor_cls: type[Executor]) -> None:
@@ -186,37 +181,6 @@ def _make(
     return executor_cls(make_executor_context(model_dir, worker_cls, async_scheduling=ahead))
 
 
-def make_plans() -> list[SchedulerOutput]:
-    """Return eight plans for two rows: joins, chunks, decodes, leaves and an empty plan."""
-    builder = StepBuilder()
-    plans = []
-
-    def join(row: int, generation: int, tokens: range, blocks: range) -> None:
-        builder.join(_new_request(row, generation, tokens))
-        builder.grow(row, list(blocks))
-
-    join(0, 1, range(6), range(1, 5))
-    builder.run(0, 0, 4, samples=False)
-    plans.append(builder.build())
-    join(1, 1, range(20, 22), range(5, 9))
-    builder.run(1, 0, 2, samples=True)
-    builder.run(0, 4, 2, samples=True)
-    plans.append(builder.build())
-    for step in range(3):
-        builder.run(0, 6 + step, 1, samples=True)
-        builder.run(1, 2 + step, 1, samples=True)
-        plans.append(builder.build())
-    builder.leave(0)
-    plans.append(builder.build())
-    join(0, 2, range(40, 43), range(4, 0, -1))
-    builder.run(0, 0, 3, samples=True)
-    builder.run(1, 5, 1, samples=True)
-    plans.append(builder.build())
-    builder.run(1, 6, 1, samples=True)
-    plans.append(builder.build())
-    return plans
-
-
 def start(executor: Executor) -> KVCacheConfig:
     """Complete the start of an executor's workers, as an engine does."""
     vocab_size = executor.get_model_info().vocab_size
@@ -242,20 +206,6 @@ def start(executor: Executor) -> KVCacheConfig:
     executor.initialize_cache(kv_cache)
     executor.check_health()
     return kv_cache
-
-
-def _new_request(row: int, generation: int, tokens: range) -> NewRequest:
-    return NewRequest(
-        request_id=f"{row}/{generation}",
-        row=row,
-        generation=generation,
-        token_ids=array("i", tokens),
-        num_prompt_tokens=len(tokens),
-        sampling_params=SamplingParams(),
-        stop_token_ids=frozenset(),
-        bad_words_token_ids=(),
-        seed=row,
-    )
 
 
 def _right_results(kv_cache: KVCacheConfig) -> list[ModelRunnerOutput]:
@@ -306,15 +256,10 @@ def _check_steps(executor: Executor) -> None:
         results = [sampled.result(RESULT_S) for _, sampled in handles[::-1]][::-1]
         for executed, sampled in handles:
             expect(executed.result(RESULT_S) is None, "the result of execute_model must be None")
-            expect(
-                executed.done() and sampled.done(),
-                "done() of a handle must return True after result()",
-            )
+            done = executed.done() and sampled.done()
+            expect(done, "done() of a handle must return True after result()")
             again = sampled.result(RESULT_S)
-            expect(
-                again in results,
-                "a second call of result() must return the same result as the first call",
-            )
+            expect(again in results, "two calls of result() must return the same result")
         got += results
     for index, (result, right) in enumerate(zip(got, want, strict=True)):
         expect(result == right, f"the result of plan {index} is {result}; expected {right}")

@@ -369,8 +369,7 @@ class _Bench:
             f"{[num_tokens, self._vocab_size]}",
         )
         last = self._model.compute_logits(hidden_TD[-1:])
-        how = "compute_logits was called for the last position only."
-        self._compare(last, logits_TV[-1:], how)
+        self._compare(last, logits_TV[-1:], "compute_logits got only the last position.")
         return logits_TV.float()
 
     def _check_calls(self, calls: list[int]) -> None:

@@ -22,13 +22,13 @@ from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
 from dovetail_devkit.scheduler.fairness import check_nobody_starves
+from dovetail_devkit.scheduler.playing import play
 from dovetail_devkit.scheduler.prefixes import BLOCK_SIZE, PREFIX_CHECKS, check_prefixes
 from dovetail_devkit.scheduler.program import (
     AfterStep,
     Program,
     Referee,
     make_kv_cache,
-    play,
     random_program,
 )
 

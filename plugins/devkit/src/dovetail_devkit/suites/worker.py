@@ -15,7 +15,6 @@ from functools import cache, partial
 from random import Random
 from typing import cast
 
-from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.worker import (
     GrammarOutput,
     ModelInfo,
@@ -23,19 +22,14 @@ from dovetail.interfaces.worker import (
     WorkerBase,
     WorkerContext,
 )
-from dovetail.kv_cache.grouping import group_layers
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import NotHere, expect, judging
 from dovetail_devkit.worker.ahead import check_ahead
 from dovetail_devkit.worker.rig import WorkerRig
 from dovetail_devkit.worker.sampling import SAMPLING_CHECKS, check_sampling
+from dovetail_devkit.worker.start import NUM_ROWS, NUM_TOKENS, PROMPT_LENGTHS, bring_up
 
-NUM_ROWS = 4
-NUM_TOKENS = 5
-PROMPT_LENGTHS = (1, 5, 9, 14)
-BLOCK_SIZE = 4
-"""Block size for models without a KV cache, whose specs have none."""
 LONGEST = 64
 MAX_STEP_TOKENS = 32
 
@@ -142,31 +136,6 @@ def worker_cases(bench: WorkerBench) -> Iterator[Case]:
         run = partial(check_sampling, sampling_check, capability)
         yield Case(name=name, run=partial(bench.run, run))
     yield Case(name="shutdown, twice", run=bench.end)
-
-
-def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
-    """Start a worker as an engine does, with a cache of a few blocks."""
-    worker.init_device()
-    worker.load_model()
-    info = worker.get_model_info()
-    specs = worker.get_kv_cache_spec()
-    longest = max(PROMPT_LENGTHS) + 2 * NUM_TOKENS
-    groups = group_layers([specs], block_size=BLOCK_SIZE, max_model_len=longest)
-    num_blocks = 1 + (NUM_ROWS + 1) * len(groups) * -(-longest // BLOCK_SIZE)
-    available = worker.determine_available_memory()
-    kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
-    needed = num_blocks * kv_cache.bytes_per_block
-    expect(
-        isinstance(available, int) and available > 0,
-        f"determine_available_memory returns {available!r}; expected a positive int",
-    )
-    expect(
-        available >= needed,
-        f"determine_available_memory returns {available} bytes; the suite needs {needed}",
-    )
-    worker.initialize_cache(kv_cache)
-    worker.compile_or_warm_up_model()
-    return info, kv_cache
 
 
 def _start(worker: WorkerBase) -> _Case:
