@@ -15,9 +15,9 @@ class RefusingGate(FakeGate):
 
 
 def enter(admission_gates, name, now_ns=0):
-    asked = make_request(name)
-    request = Request(asked, max_model_len=16, sequence=len(admission_gates))
-    gates = admission_gates.find_holding_gates(asked)
+    core_request = make_request(name)
+    request = Request(core_request, max_model_len=16, sequence=len(admission_gates))
+    gates = admission_gates.find_holding_gates(core_request)
     if gates:
         admission_gates.hold(request, gates, now_ns)
     return request
@@ -60,7 +60,7 @@ def test_one_failed_gate_rejects_the_request_at_all_gates():
     assert admission_gates.take_failed(0) == [(b, "too late")]
 
 
-def test_two_gates_can_fail_at_once():
+def test_two_gates_can_fail_a_request_at_once():
     first, second = FakeGate(), FakeGate()
     admission_gates = AdmissionGates([first, second], 60)
     a = enter(admission_gates, "a")

@@ -62,11 +62,11 @@ def test_requirements_from_config_json_equal_those_of_the_worker(
     worker = pytest.importorskip("dovetail_torch.worker")
     contexts = pytest.importorskip("dovetail_devkit.contexts")
     model = write_tiny_llama(tmp_path, architectures=[architecture], **fields)
-    asks = []
+    requirements_used = []
     choose_one = worker.choose_attention
 
     def spy(plugins, platform, reference, ask):
-        asks.append(ask)
+        requirements_used.append(ask)
         return choose_one(plugins, platform, reference, ask)
 
     monkeypatch.setattr(worker, "choose_attention", spy)
@@ -78,7 +78,7 @@ def test_requirements_from_config_json_equal_those_of_the_worker(
     made.shutdown()
     options = {**contexts.SMALL_ENGINE, "load_format": "dummy"}
     explanation = explain_choice("attention", EngineArgs(model=model, platform="cpu", **options))
-    assert [explanation.criteria.requirements] == asks
+    assert [explanation.criteria.requirements] == requirements_used
 
 
 def test_without_a_model_explain_reports_unknown_requirements():

@@ -41,7 +41,7 @@ def test_a_block_freed_twice_is_an_error():
         pool.free(blocks)
 
 
-def test_a_cached_block_is_found_in_use_or_free_and_shared():
+def test_a_cached_block_is_found_whether_it_is_in_use_or_free():
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
     pool.commit(block, key(1))
@@ -57,7 +57,7 @@ def test_a_cached_block_is_found_in_use_or_free_and_shared():
     pool.check_integrity([block])
 
 
-def test_a_prefix_ends_at_the_first_gap():
+def test_a_cached_prefix_ends_at_the_first_missing_block():
     pool = BlockPool(6)
     blocks = pool.allocate(3)
     for number, block in enumerate(blocks):
@@ -66,7 +66,7 @@ def test_a_prefix_ends_at_the_first_gap():
     assert pool.find([key(7), key(0)]) == []
 
 
-def test_the_first_block_of_a_hash_is_kept():
+def test_the_first_block_with_a_hash_stays_in_the_cache():
     pool = BlockPool(4)
     first, second = pool.allocate(2)
     pool.commit(first, key(1))
@@ -75,7 +75,7 @@ def test_the_first_block_of_a_hash_is_kept():
     assert pool.num_cached == 1
 
 
-def test_the_least_recently_used_block_is_evicted_and_later_tokens_first():
+def test_the_least_recently_used_block_is_evicted_first():
     pool = BlockPool(5)
     old, new = pool.allocate(2), pool.allocate(2)
     for number, block in enumerate([*old, *new]):
@@ -95,7 +95,7 @@ def test_reusing_an_uncached_block_is_not_an_eviction():
     assert pool.num_evictions == 0
 
 
-def test_reset_is_refused_until_no_block_is_in_use():
+def test_a_reset_is_refused_until_no_block_is_in_use():
     pool = BlockPool(4)
     used, free = pool.allocate(2)
     pool.commit(used, key(1))
@@ -164,9 +164,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(numbers=st.lists(st.integers(0, 12), max_size=4, unique=True))
     def find_and_take(self, numbers):
         found = self.pool.find(map(key, numbers))
-        wanted = [self.content.get(key(number)) for number in numbers]
-        cut = wanted.index(None) if None in wanted else len(wanted)
-        assert found == wanted[:cut]
+        expected = [self.content.get(key(number)) for number in numbers]
+        cut = expected.index(None) if None in expected else len(expected)
+        assert found == expected[:cut]
         assert self.pool.num_free_among(found) == len(set(found) - self.used)
         self.pool.take(found)
         self.held.append(found)

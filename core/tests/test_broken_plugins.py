@@ -49,13 +49,13 @@ FIELDS = {"platform": "platform", "worker": "worker_cls", "scheduler": "schedule
 class Broken:
     """A distribution `acme` with the plugin `bad` of class Bad, and the expected error.
 
-    told: parts of the error message. entry: the declared target. args: engine options.
+    message_parts: texts in the error message. entry: the declared target. args: engine options.
     others: further distributions that declare `bad`.
     """
 
     id: str
     error: type
-    told: tuple
+    message_parts: tuple
     source: str = "class Bad(Policy):\n    pass\n"
     kind: str = "policy"
     entry: str = ".parts:Bad"
@@ -95,88 +95,98 @@ BROKEN = [
         id="raises_on_import",
         source="raise RuntimeError('no licence')\n",
         error=PluginLoadError,
-        told=("'bad' of acme 1.0", "RuntimeError: no licence"),
+        message_parts=("'bad' of acme 1.0", "RuntimeError: no licence"),
     ),
     Broken(
         id="exits_on_import",
         source="sys.exit(3)\n",
         error=PluginLoadError,
-        told=("'bad' of acme 1.0", "SystemExit: 3"),
+        message_parts=("'bad' of acme 1.0", "SystemExit: 3"),
     ),
     Broken(
         id="syntax_error",
         source="class Bad(:\n",
         error=PluginLoadError,
-        told=("'bad' of acme 1.0", "SyntaxError"),
+        message_parts=("'bad' of acme 1.0", "SyntaxError"),
     ),
     Broken(
         id="missing_dependency",
         source="import library_that_is_gone\n",
         error=PluginLoadError,
-        told=("Install 'library_that_is_gone', which the plugin needs",),
+        message_parts=("Install 'library_that_is_gone', which the plugin needs",),
     ),
     Broken(
         id="missing_module",
         entry=".gone:Bad",
         error=PluginLoadError,
-        told=("declares module 'acme.gone'", "install the distribution again"),
+        message_parts=("declares module 'acme.gone'", "install the distribution again"),
     ),
     Broken(
         id="missing_attribute",
         entry=".parts:Bda",
         error=PluginLoadError,
-        told=("no attribute 'Bda'. Did you mean 'Bad'?", "declares a class that does not exist"),
+        message_parts=(
+            "no attribute 'Bda'. Did you mean 'Bad'?",
+            "declares a class that does not exist",
+        ),
     ),
     Broken(
         id="entry_point_without_a_class",
         entry=".parts",
         error=PluginNotFoundError,
-        told=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
+        message_parts=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
     ),
     # --- the plugin violates its contract
     Broken(
         id="not_a_class",
         source="Bad = 3\n",
         error=ContractError,
-        told=("A policy must be a class", "3 is an int", "Name a class"),
+        message_parts=("A policy must be a class", "3 is an int", "Name a class"),
     ),
     Broken(
         id="wrong_signature",
         source="class Bad(Policy):\n    def rank(self, request):\n        return 0\n",
         error=ContractError,
-        told=("contract of a policy", "rank: does not take 'view'"),
+        message_parts=("contract of a policy", "rank: does not take 'view'"),
     ),
     Broken(
         id="missing_methods",
         kind="scheduler",
         source="class Bad:\n    def __init__(self, context):\n        pass\n",
         error=ContractError,
-        told=("contract of a scheduler", "method schedule(self) is missing", "add_request"),
+        message_parts=(
+            "contract of a scheduler",
+            "method schedule(self) is missing",
+            "add_request",
+        ),
     ),
     Broken(
         id="wrong_api_in_the_manifest",
         manifest=keys(api='">=7,<8"'),
         error=ContractError,
-        told=("made for version >=7,<8 of the policy contract", "Install a version of the plugin"),
+        message_parts=(
+            "made for version >=7,<8 of the policy contract",
+            "Install a version of the plugin",
+        ),
     ),
     Broken(
         id="wrong_version_on_the_class",
         source="class Bad(Policy):\n    CONTRACT_VERSION = '7.0'\n",
         error=ContractError,
-        told=("made for contract version 7.0, which is newer",),
+        message_parts=("made for contract version 7.0, which is newer",),
     ),
     Broken(
         id="lies_about_its_kind",
         source="class Bad(Policy):\n    CONTRACT = 'worker'\n",
         error=ContractError,
-        told=("declares CONTRACT = 'worker', but is used as a policy",),
+        message_parts=("declares CONTRACT = 'worker', but is used as a policy",),
     ),
     Broken(
         id="lies_about_capabilities",
         kind="worker",
         source="class Bad(FakeWorker):\n    provides = frozenset({'sleep'})\n",
         error=ContractError,
-        told=(
+        message_parts=(
             "claims capabilities that it does not have",
             "it claims 'sleep': method wake_up",
             "remove the id from",
@@ -186,40 +196,56 @@ BROKEN = [
         id="needs_what_is_not_there",
         manifest=keys(needs='["dtype.float4"]'),
         error=PluginError,
-        told=("needs dtype.float4, which neither the core nor the platform 'fake'", "Choose"),
+        message_parts=(
+            "needs dtype.float4, which neither the core nor the platform 'fake'",
+            "Choose",
+        ),
     ),
     # --- the manifest is invalid
     Broken(
         id="broken_manifest",
         manifest="[[plugin]\n",
         error=PluginLoadError,
-        told=("the manifest of acme 1.0 is broken", "cannot be read", "Fix it, or install"),
+        message_parts=(
+            "the manifest of acme 1.0 is broken",
+            "cannot be read",
+            "Fix it, or install",
+        ),
     ),
     Broken(
         id="manifest_of_an_unknown_kind",
         manifest='[[plugin]]\nkind = "polcy"\nname = "bad"\n',
         error=PluginLoadError,
-        told=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
+        message_parts=(
+            "no such kind. Did you mean 'policy'?",
+            "Fix it, or install another version",
+        ),
     ),
     # --- the name is ambiguous or denied
     Broken(
         id="duplicate_name",
         others=("rival",),
         error=PluginError,
-        told=("acme 1.0 (acme.parts:Bad), rival 1.0", "bad@acme or bad@rival, deny one with"),
+        message_parts=(
+            "acme 1.0 (acme.parts:Bad), rival 1.0",
+            "bad@acme or bad@rival, deny one with",
+        ),
     ),
     Broken(
         id="shadows_without_consent",
         others=("dovetail-built-in",),
         manifest=keys(replaces='["policy:bad@dovetail-built-in"]'),
         error=PluginError,
-        told=("acme can replace the plugin of the same name", "plugins_allow=['policy:bad@acme']"),
+        message_parts=(
+            "acme can replace the plugin of the same name",
+            "plugins_allow=['policy:bad@acme']",
+        ),
     ),
     Broken(
         id="denied",
         args={"plugins_deny": ["*:*@acme"]},
         error=PluginError,
-        told=("denied by the rule '*:*@acme' of plugins_deny", "Change the rule"),
+        message_parts=("denied by the rule '*:*@acme' of plugins_deny", "Change the rule"),
     ),
     # --- the options are invalid
     Broken(
@@ -228,7 +254,7 @@ BROKEN = [
         manifest=OPTIONS,
         args={"plugin_options": {"bad": {"weight": "heavy"}}},
         error=ConfigError,
-        told=("options of the policy 'bad' of acme 1.0 are wrong", "weight='heavy'"),
+        message_parts=("options of the policy 'bad' of acme 1.0 are wrong", "weight='heavy'"),
     ),
     Broken(
         id="unknown_option",
@@ -236,20 +262,20 @@ BROKEN = [
         manifest=OPTIONS,
         args={"plugin_options": {"bad": {"wait": 1}}},
         error=ConfigError,
-        told=("no option 'wait'. Did you mean 'weight'?", "Options: weight"),
+        message_parts=("no option 'wait'. Did you mean 'weight'?", "Options: weight"),
     ),
     Broken(
         id="options_of_nobody",
         args={"plugin_options": {"bda": {}}},
         error=ConfigError,
-        told=("no plugin 'bda'. Did you mean 'bad'?", "Write a plugin's name"),
+        message_parts=("no plugin 'bda'. Did you mean 'bad'?", "Write a plugin's name"),
     ),
     Broken(
         id="takes_no_options_but_names_a_model",
         source=MODEL + "class Bad(Policy):\n    pass\n",
         manifest=OPTIONS,
         error=PluginLoadError,
-        told=("making it failed: TypeError", "options"),
+        message_parts=("making it failed: TypeError", "options"),
     ),
     # --- the constructor or a method fails at the start
     Broken(
@@ -257,14 +283,18 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def __init__(self, context):\n        {}['seats']\n",
         error=PluginLoadError,
-        told=("scheduler acme.parts:Bad", "KeyError: 'seats', in acme.parts:Bad.__init__", "Fix"),
+        message_parts=(
+            "scheduler acme.parts:Bad",
+            "KeyError: 'seats', in acme.parts:Bad.__init__",
+            "Fix",
+        ),
     ),
     Broken(
         id="exits_in_its_constructor",
         kind="worker",
         source="class Bad(FakeWorker):\n    def __init__(self, context):\n        sys.exit(1)\n",
         error=PluginLoadError,
-        told=("worker acme.parts:Bad", "SystemExit: 1", "choose another plugin"),
+        message_parts=("worker acme.parts:Bad", "SystemExit: 1", "choose another plugin"),
     ),
     Broken(
         id="tries_to_change_the_config",
@@ -275,7 +305,7 @@ BROKEN = [
             "        context.config.max_num_seqs = 1\n"
         ),
         error=PluginLoadError,
-        told=("worker acme.parts:Bad", "making it failed", "ValidationError"),
+        message_parts=("worker acme.parts:Bad", "making it failed", "ValidationError"),
     ),
     Broken(
         id="tries_to_change_the_options",
@@ -286,7 +316,7 @@ BROKEN = [
             "        context.config.model.hf_config['x'] = 1\n"
         ),
         error=PluginLoadError,
-        told=("worker acme.parts:Bad", "TypeError: this mapping is frozen"),
+        message_parts=("worker acme.parts:Bad", "TypeError: this mapping is frozen"),
     ),
     Broken(
         id="raises_in_its_probe",
@@ -298,14 +328,18 @@ BROKEN = [
             "        raise OSError('driver')\n"
         ),
         error=PluginLoadError,
-        told=("probe of the platform 'bad' failed", "OSError: driver", "name the plugin to use"),
+        message_parts=(
+            "probe of the platform 'bad' failed",
+            "OSError: driver",
+            "name the plugin to use",
+        ),
     ),
     Broken(
         id="raises_when_asked_for_capabilities",
         kind="platform",
         source="class Bad(FakePlatform):\n    def capabilities(self):\n        return 1 / 0\n",
         error=PluginLoadError,
-        told=(
+        message_parts=(
             "platform 'fake' failed when it was called for its capabilities",
             "ZeroDivisionError",
         ),
@@ -320,7 +354,7 @@ BROKEN = [
             "        return ConfigPatch(changes={'cache.gpu_memory_utilization': (0.5, '')})\n"
         ),
         error=ContractError,
-        told=(
+        message_parts=(
             "platform 'fake' sets the default of cache.gpu_memory_utilization to",
             "it must be a tuple (value, reason)",
         ),
@@ -331,7 +365,7 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def update_from_output(self, *step):\n        1 / 0\n",
         error=EngineDeadError,
-        told=(
+        message_parts=(
             "ZeroDivisionError",
             "in acme.parts:Bad.update_from_output",
             "Create a new engine with another",
@@ -342,14 +376,18 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def schedule(self):\n        return self.none\n",
         error=EngineDeadError,
-        told=("AttributeError", "in acme.parts:Bad.schedule", "Create a new engine with another"),
+        message_parts=(
+            "AttributeError",
+            "in acme.parts:Bad.schedule",
+            "Create a new engine with another",
+        ),
     ),
     Broken(
         id="raises_in_a_step",
         kind="worker",
         source="class Bad(FakeWorker):\n    def execute_model(self, plan):\n        1 / 0\n",
         error=EngineDeadError,
-        told=("a step failed", "ZeroDivisionError"),
+        message_parts=("a step failed", "ZeroDivisionError"),
     ),
 ]
 
@@ -374,7 +412,7 @@ def test_a_broken_plugin_is_rejected_by_name_and_affects_nothing_else(plugin_sit
     with pytest.raises(case.error) as refusal:
         case.use(model)
     assert isinstance(refusal.value, case.error)
-    for words in case.told:
+    for words in case.message_parts:
         assert words in str(refusal.value), str(refusal.value)
     if case.error is PluginLoadError and "import" in case.id:
         assert not [name for name in sys.modules if name.partition(".")[0] == "acme"]
@@ -389,7 +427,7 @@ def test_a_broken_plugin_is_rejected_by_name_and_affects_nothing_else(plugin_sit
 )
 def test_a_policy_that_fails_while_it_runs_is_replaced(plugin_site, model, hook, caplog):
     source = f"class Bad(Policy):\n    def {hook}:\n        1 / 0\n"
-    Broken(id="policy", source=source, error=EngineDeadError, told=()).install(plugin_site)
+    Broken(id="policy", source=source, error=EngineDeadError, message_parts=()).install(plugin_site)
     assert answer(model, scheduler_cls="bad") == answer(model)
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
 

@@ -31,7 +31,7 @@ def test_equal_layers_share_a_group():
     assert one.layer_names == ("layer0", "layer1", "layer2") and one.spec == spec()
 
 
-def test_a_model_without_a_cache_still_counts_its_tokens():
+def test_a_model_without_a_cache_has_a_group_that_counts_tokens():
     (one,) = group()
     assert one.spec == NoCacheSpec(block_size=SIZE) and one.bytes_per_block == 0
 
@@ -46,9 +46,8 @@ def test_a_window_as_long_as_the_model_counts_as_full_attention(max_model_len):
 
 
 def test_interleaved_windows_get_groups_of_equal_size():
-    layers = [
-        spec(512 if i % 6 != 5 else 0) for i in range(26)
-    ]  # like Gemma 3: 22 windows and 4 full layers
+    # like Gemma 3: 22 windows and 4 full layers
+    layers = [spec(512 if i % 6 != 5 else 0) for i in range(26)]
     groups = group(*layers, max_model_len=32768)
     assert shape(groups) == [(512, 4)] * 5 + [(512, 2), (0, 4)]
     names = [name for one in groups for name in one.layer_names]
@@ -63,7 +62,7 @@ def test_interleaved_windows_get_groups_of_equal_size():
     assert needs[0] < needs[1] / 3
 
 
-def test_fewer_groups_are_used_where_that_wastes_little():
+def test_layers_share_groups_if_that_wastes_little_memory():
     layers = [spec(64)] * 10 + [spec()] * 11
     assert shape(group(*layers, max_model_len=32768)) == [(64, 10), (0, 11)]
 
@@ -82,7 +81,7 @@ def allocated(groups, length, step):
 
 
 def needed(layers, length, step):
-    """Compute the bytes of one sequence without waste, independently of the tested code.
+    """Return the bytes that one sequence needs, computed independently of the tested code.
 
     A state with snapshots is read from one page and written to another one.
     """
@@ -146,7 +145,7 @@ STATES = st.builds(state, st.integers(10_000, 4 * MIB), st.booleans())
     length=st.sampled_from([4096, 8192, 32768]),
     step=st.sampled_from([256, 2048]),
 )
-def test_random_mixes_of_layers_waste_little(kinds, length, step):
+def test_random_mixes_of_layers_waste_little_memory(kinds, length, step):
     layers = [one for one, count in kinds for _ in range(count)]
     groups = group(*layers, max_model_len=length, step=step)
     names = [name for one in groups for name in one.layer_names]

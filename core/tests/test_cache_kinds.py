@@ -24,24 +24,24 @@ def full(window=0):
         (NoCacheSpec(block_size=SIZE), CacheKind(SIZE)),
     ],
 )
-def test_each_spec_has_its_cache_kind(spec, kind):
+def test_each_cache_spec_has_the_expected_cache_kind(spec, kind):
     assert kind_of(spec) == kind
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
 @pytest.mark.parametrize("num_tokens", range(20))
-def test_a_window_needs_the_blocks_within_its_reach(window, num_tokens):
+def test_a_window_needs_the_blocks_of_its_positions(window, num_tokens):
     seen = [p for p in range(num_tokens + 1) if num_tokens - window < p]
     assert CacheKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
 
 
-def test_a_snapshot_is_the_state_before_the_next_token():
+def test_a_resumed_state_is_the_snapshot_before_the_next_token():
     kind = kind_of(StateSpec(block_size=SIZE, num_bytes=8, snapshots=True))
     assert [kind.first_needed(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 
 
 def naive(kind, cached, most):
-    """Return the longest prefix whose next token finds all needed blocks cached."""
+    """Return the longest prefix for which the next token needs only cached blocks."""
     return max(
         n for n in range(most + 1) if all(cached[p] for p in range(kind.first_needed(n * SIZE), n))
     )

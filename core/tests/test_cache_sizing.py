@@ -78,21 +78,21 @@ def fit(config, length, *, step=64, requested=False):
     )
 
 
-def test_a_length_that_fits_is_kept():
+def test_a_max_model_len_that_fits_is_not_changed():
     assert fit(config(5), 64, requested=True) == (64, "")
 
 
-def test_a_length_that_does_not_fit_is_lowered_with_a_reason():
+def test_a_default_max_model_len_that_does_not_fit_is_lowered():
     length, reason = fit(config(5), 65)
     assert length == 64 and "64 tokens" in reason
 
 
-def test_a_length_that_the_user_set_is_not_lowered():
+def test_a_max_model_len_set_by_the_user_is_not_lowered():
     with pytest.raises(CapacityError, match=r"max_model_len=65 needs 6 KV blocks.*lower.*to 64"):
         fit(config(5), 65, requested=True)
 
 
-def test_a_cache_that_holds_no_sequence_is_refused():
+def test_a_cache_too_small_for_one_sequence_is_rejected():
     with pytest.raises(CapacityError, match="lower max_model_len to 0"):
         fit(config(2, spec(), spec()), 16)
 

@@ -111,7 +111,7 @@ def render(source, messages=TALK, **variables):
 @pytest.mark.parametrize("template", [LLAMA_LIKE, QWEN_LIKE, MISTRAL_LIKE])
 @pytest.mark.parametrize("with_system", [True, False])
 @pytest.mark.parametrize("variables", [{}, {"tools": TOOLS}, {"enable_thinking": False}])
-def test_prompts_equal_those_of_transformers(template, with_system, variables):
+def test_rendered_prompts_equal_those_of_transformers(template, with_system, variables):
     messages = [SYSTEM, *TALK] if with_system else TALK
     core = Core(models.WordLevel({"<s>": 0, "</s>": 1}, unk_token="<s>"))
     oracle = PreTrainedTokenizerFast(tokenizer_object=core, **TOKENS)
@@ -127,7 +127,7 @@ def test_prompts_equal_those_of_transformers(template, with_system, variables):
         assert render(template, messages, **given) == expected
 
 
-def test_json_is_not_escaped_for_html():
+def test_json_in_a_prompt_is_not_escaped_for_html():
     assert json.loads(render("{{ messages | tojson }}")) == TALK
     assert "<" in render("{{ messages | tojson }}")
 
@@ -173,7 +173,7 @@ def test_a_template_that_fails_or_runs_too_long_raises_a_request_error(source, r
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ 'a' | nothing }}", "{% endfor %}", "x" * 300_000]
 )
-def test_an_invalid_template_is_rejected(source):
+def test_an_invalid_chat_template_is_rejected(source):
     with pytest.raises(RequestError, match="not valid") as refusal:
         render(source)
     assert refusal.value.parameter == "chat_template"

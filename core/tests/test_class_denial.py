@@ -97,7 +97,7 @@ def test_a_denied_class_is_rejected_by_every_name(site, name, rule):
 
 
 @pytest.mark.parametrize("name", ["FastPolicy", "Renamed", "Built"])
-def test_a_denied_class_is_refused_as_an_object(site, name):
+def test_a_denied_class_is_rejected_when_it_is_given_as_an_object(site, name):
     cls = getattr(importlib.import_module("rival"), name)
     with pytest.raises(PluginError, match="denied by the rule 'policy:fast@acme'"):
         load(site, cls, "policy:fast@acme")
@@ -140,7 +140,7 @@ def test_a_plugin_may_be_declared_by_a_module_that_re_exports_it(plugin_site):
     assert load(plugin_site, "acme.parts:Hidden", "policy:fast@acme")
 
 
-def test_a_distribution_without_plugins_is_denied_too(plugin_site):
+def test_a_distribution_without_plugins_can_be_denied(plugin_site):
     plugin_site.add("acme-lib", {}, parts=PARTS)
     info = plugin_site.path / "acme_lib-1.0.dist-info"
     (info / "top_level.txt").write_text("acme_lib\n")
@@ -148,7 +148,7 @@ def test_a_distribution_without_plugins_is_denied_too(plugin_site):
         load(plugin_site, "acme_lib.parts:Hidden", "*:*@acme-lib")
 
 
-def test_no_plugins_refuses_what_a_first_party_module_has_imported(plugin_site):
+def test_no_plugins_rejects_classes_that_a_first_party_module_has_imported(plugin_site):
     plugin_site.add("acme", {"policy": {"fast": ".parts:FastPolicy"}}, parts=PARTS)
     source = "from acme.parts import FastPolicy\nclass Own(FastPolicy.__base__): ...\n"
     plugin_site.add("dovetail-a", {"policy": {"own": ":Own"}}, init=source)
@@ -163,8 +163,8 @@ from dovetail.interfaces import Policy
 
 class Lies(type(Policy)):
     def __getattribute__(cls, name):
-        told = {"__module__": "numpy", "__qualname__": "Nice", "__mro__": (cls, object)}
-        return told.get(name) or super().__getattribute__(name)
+        attributes = {"__module__": "numpy", "__qualname__": "Nice", "__mro__": (cls, object)}
+        return attributes.get(name) or super().__getattribute__(name)
 
 class Lying(FastPolicy, metaclass=Lies):
     pass

@@ -1,4 +1,4 @@
-"""The command line: output, imports, errors and start time."""
+"""The command line: its output, imports, errors and start time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ SOURCE = Path(dovetail.__file__).parents[1]
 RUN = (
     "import sys; from dovetail.cli import main; code = main(sys.argv[1:]); {check}; sys.exit(code)"
 )
-BANNED = ("torch", "numpy", "transformers", "canary_mod")
+BANNED = ("torch", "numpy", "transformers", "unused_mod")
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory on sys.path with one plugin that must not be imported."""
-    install(tmp_path, "canary-dist", "[dovetail.policy]\ncanary = canary_mod:Canary\n")
-    (tmp_path / "canary_mod.py").write_text("raise AssertionError('imported')\n")
+    install(
+        tmp_path,
+        "unused-dist",
+        "[dovetail.policy]\nunused = unused_mod:Unused\n",
+    )
+    (tmp_path / "unused_mod.py").write_text("raise AssertionError('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
@@ -54,7 +58,7 @@ def test_no_plugin_and_no_large_library_is_imported(site: Path, arguments: list[
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
-def test_help_does_not_import_the_commands(site: Path) -> None:
+def test_the_help_option_imports_no_command(site: Path) -> None:
     modules = [path.partition(":")[0] for _, path, _ in COMMANDS]
     check = f"print('loaded', *[m for m in {modules!r} if m in sys.modules], sep=':')"
     done = run(site, "--help", check=check)
@@ -82,9 +86,13 @@ def test_plugins_list_prints_one_line_per_plugin(
     assert main(["plugins", "list", "policy"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["kind", "name", "distribution", "target"]
-    assert ["policy", "canary", "canary-dist", "3.1", "canary_mod:Canary"] in [
-        line.split() for line in lines
-    ]
+    assert [
+        "policy",
+        "unused",
+        "unused-dist",
+        "3.1",
+        "unused_mod:Unused",
+    ] in [line.split() for line in lines]
     assert any(line.split()[-1] == long for line in lines)
 
 
@@ -101,7 +109,7 @@ def test_plugins_list_shows_where_a_plugin_was_tested(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[-1] == "verified"
     output = {line.split()[1]: line.split()[5:] for line in lines}
-    assert output["chip"] == ["Acme", "One,", "2026-11-21"] and output["canary"] == []
+    assert output["chip"] == ["Acme", "One,", "2026-11-21"] and output["unused"] == []
     assert main(["plugins", "show", "policy:chip"]) == 0
     assert "verified      Acme One, 2026-11-21" in capsys.readouterr().out
 
@@ -110,9 +118,9 @@ def test_plugins_list_writes_json(site: Path, capsys: pytest.CaptureFixture[str]
     assert main(["plugins", "list", "--json"]) == 0
     assert {
         "kind": "policy",
-        "name": "canary",
-        "target": "canary_mod:Canary",
-        "distribution": "canary-dist",
+        "name": "unused",
+        "target": "unused_mod:Unused",
+        "distribution": "unused-dist",
         "version": "3.1",
         "verified": "",
     } in json.loads(capsys.readouterr().out)
@@ -230,6 +238,6 @@ def test_collect_env_reports_facts_and_no_secrets(
     assert str(Path.home()) not in output
 
 
-def test_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("dovetail ")

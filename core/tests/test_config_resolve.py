@@ -23,14 +23,14 @@ class FakePlatform(Platform):
     def __init__(
         self,
         dtypes: Sequence[str] = ALL_DTYPES,
-        wishes: Mapping[str, tuple[object, str]] | None = None,
+        changes: Mapping[str, tuple[object, str]] | None = None,
         problems: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._dtypes = dtypes
-        self._wishes = wishes or {}
+        self._changes = changes or {}
         self._problems = problems
-        self.asked: list[EngineConfig] = []
+        self.configs: list[EngineConfig] = []
 
     @classmethod
     def probe(cls) -> Probe:
@@ -43,10 +43,10 @@ class FakePlatform(Platform):
         return 2**30
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
-        return ConfigPatch(changes=self._wishes)
+        return ConfigPatch(changes=self._changes)
 
     def problems(self, config: EngineConfig) -> Sequence[str]:
-        self.asked.append(config)
+        self.configs.append(config)
         return self._problems
 
 
@@ -82,7 +82,7 @@ def refusal(config: RequestedConfig, platform: Platform | None = None) -> str:
     return str(caught.value)
 
 
-def test_every_open_field_is_resolved() -> None:
+def test_every_unset_field_is_resolved() -> None:
     config = config_of()
     resolved = resolve(config, FakePlatform())
     seen = {change.field: (change.before, change.after) for change in resolved.explain()}
@@ -108,7 +108,7 @@ def test_every_open_field_is_resolved() -> None:
     assert config.model.dtype == "auto"
 
 
-def test_several_workers_run_in_processes() -> None:
+def test_several_workers_run_in_separate_processes() -> None:
     resolved = resolve(config_of(parallel__tensor_parallel_size=2), FakePlatform())
     assert resolved.parallel.executor_backend == "multiproc"
     assert "tensor_parallel_size=2" in resolved.explain()[-1].reason
@@ -124,7 +124,7 @@ def test_plugins_selected_at_load_time_are_none_in_the_resolved_config() -> None
     assert compute.num_threads is None
 
 
-def test_given_values_are_kept() -> None:
+def test_values_given_by_the_user_are_not_changed() -> None:
     config = config_of(
         model__dtype="float16",
         model__max_model_len=32,
@@ -170,7 +170,7 @@ def test_resolving_the_same_config_gives_the_same_result() -> None:
         ({"dtype": "bfloat16"}, (), "bfloat16", "states bfloat16"),
     ],
 )
-def test_dtype_auto_is_resolved(
+def test_dtype_auto_is_resolved_to_a_supported_dtype(
     stated: dict, usable: Sequence[str], expected: str, words: str
 ) -> None:
     resolved = resolve(config_of(stated), FakePlatform(usable))
@@ -196,13 +196,13 @@ def test_max_model_len_defaults_to_that_of_the_checkpoint() -> None:
     assert "factor 1.5 of yarn" in reason_of(resolved, "model.max_model_len")
 
 
-def test_max_model_len_has_a_default_if_the_config_states_none() -> None:
+def test_max_model_len_has_a_default_if_config_json_states_no_length() -> None:
     silent = {"max_position_embeddings": None}
     resolved = resolve(config_of(silent), FakePlatform())
     assert resolved.model.max_model_len == 2048
     assert "states no length" in reason_of(resolved, "model.max_model_len")
-    wished = resolve(config_of(silent, model__max_model_len=10_000), FakePlatform())
-    assert wished.model.max_model_len == 10_000
+    explicit = resolve(config_of(silent, model__max_model_len=10_000), FakePlatform())
+    assert explicit.model.max_model_len == 10_000
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_advised_override_contains_every_length_and_is_accepted() -> None:
     assert resolved.model.max_model_len == 65
 
 
-def test_the_scaled_length_of_linear_rope_is_allowed() -> None:
+def test_max_model_len_can_be_the_scaled_length_of_linear_rope() -> None:
     linear = {"rope_scaling": {"type": "linear", "factor": 4.0}}
     resolved = resolve(config_of(linear, model__max_model_len=256), FakePlatform())
     assert resolved.model.max_model_len == 256
@@ -278,7 +278,7 @@ def test_the_error_for_an_unusable_length_names_the_key(hf_config: dict) -> None
 
 
 @pytest.mark.parametrize(
-    ("wishes", "seqs", "budget", "words"),
+    ("changes", "seqs", "budget", "words"),
     [
         ({"max_num_seqs": 3000}, 3000, 3000, "max_num_seqs=3000 requests needs a token"),
         ({"max_num_batched_tokens": 8}, 8, 8, "max_num_batched_tokens=8 tokens"),
@@ -288,9 +288,9 @@ def test_the_error_for_an_unusable_length_names_the_key(hf_config: dict) -> None
     ],
 )
 def test_step_limits_have_consistent_defaults(
-    wishes: dict, seqs: int, budget: int, words: str
+    changes: dict, seqs: int, budget: int, words: str
 ) -> None:
-    given = {f"scheduler__{name}": value for name, value in wishes.items()}
+    given = {f"scheduler__{name}": value for name, value in changes.items()}
     resolved = resolve(config_of({"max_position_embeddings": 5000}, **given), FakePlatform())
     assert resolved.scheduler.max_num_seqs == seqs
     assert resolved.scheduler.max_num_batched_tokens == budget
@@ -299,9 +299,9 @@ def test_step_limits_have_consistent_defaults(
 
 
 def test_a_token_budget_below_max_model_len_requires_chunked_prefill() -> None:
-    wishes = {"scheduler__max_num_batched_tokens": 63}
-    assert resolve(config_of(**wishes), FakePlatform()).model.max_model_len == 64
-    message = refusal(config_of(**wishes, scheduler__enable_chunked_prefill=False))
+    changes = {"scheduler__max_num_batched_tokens": 63}
+    assert resolve(config_of(**changes), FakePlatform()).model.max_model_len == 64
+    message = refusal(config_of(**changes, scheduler__enable_chunked_prefill=False))
     assert "max_num_batched_tokens=63" in message and "max_model_len=64" in message
     assert "enable_chunked_prefill=False" in message and "raise the former" in message
     exact = config_of(scheduler__max_num_batched_tokens=64, scheduler__enable_chunked_prefill=False)
@@ -310,7 +310,7 @@ def test_a_token_budget_below_max_model_len_requires_chunked_prefill() -> None:
 
 def test_defaults_of_the_platform_fill_open_fields_only() -> None:
     platform = FakePlatform(
-        wishes={
+        changes={
             "cache.block_size": (128, "pages suit it"),
             "model.dtype": ("half", "fast here"),
             "parallel.worker_cls": (SomeWorker, "its own"),
@@ -336,7 +336,7 @@ def test_defaults_of_the_platform_fill_open_fields_only() -> None:
 
 def test_platform_defaults_that_conflict_with_user_values_are_dropped() -> None:
     platform = FakePlatform(
-        wishes={
+        changes={
             "scheduler.max_num_batched_tokens": (512, "small caches"),
             "scheduler.max_num_seqs": (64, "few cores"),
             "cache.kv_cache_memory_bytes": (1000, "half of the memory"),
@@ -354,7 +354,7 @@ def test_platform_defaults_that_conflict_with_user_values_are_dropped() -> None:
 
 
 def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() -> None:
-    for wishes, words in (
+    for changes, words in (
         (
             {"cache.blocksize": (16, "")},
             r"default for 'cache\.blocksize'.*block_size",
@@ -375,7 +375,7 @@ def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() ->
         ({"cache.block_size": 16}, r"to 16; it must be a tuple \(value, reason\)"),
     ):
         with pytest.raises(ContractError, match=words):
-            resolve(config_of(), FakePlatform(wishes=wishes))
+            resolve(config_of(), FakePlatform(changes=changes))
 
 
 def test_problems_reported_by_the_platform_reject_the_resolved_config() -> None:
@@ -383,4 +383,4 @@ def test_problems_reported_by_the_platform_reject_the_resolved_config() -> None:
     message = refusal(config_of(), platform)
     assert "'fake' cannot run this" in message
     assert "use 128. No luck." in message
-    assert platform.asked[0].cache.block_size == 16
+    assert platform.configs[0].cache.block_size == 16

@@ -198,7 +198,7 @@ def test_all_parts_of_a_configuration_are_frozen() -> None:
             mapping.clear()
 
 
-def test_mappings_are_copied() -> None:
+def test_a_configuration_copies_its_mappings() -> None:
     options = {"a": {"b": [1]}}
     config = make(plugin_options=options)
     options["a"]["b"].append(2)
@@ -293,7 +293,7 @@ def test_invalid_json_is_rejected() -> None:
     assert str(caught.value).startswith("RequestedConfig='{'")
 
 
-def test_dtypes_may_come_from_torch() -> None:
+def test_torch_dtypes_are_accepted() -> None:
     torch = pytest.importorskip("torch")
     values = dict(make().model)
     assert RequestedModel(**{**values, "dtype": torch.float16}).dtype == "float16"

@@ -160,7 +160,7 @@ def test_a_rejected_request_is_not_recorded(record, path):
     assert [kind for kind, *_ in read(path)] == [RecordKind.HEADER, RecordKind.ADD]
 
 
-def test_the_header_restores_the_context(record, path):
+def test_the_log_header_restores_the_scheduler_context(record, path):
     class Own(Policy):
         """A policy."""
 
@@ -171,7 +171,9 @@ def test_the_header_restores_the_context(record, path):
     header = LogHeader.decode(read(path)[0][2])
     clock, context = ManualClock(), make_context()
     assert header.scheduler == "dovetail.scheduling.scheduler:Scheduler"
-    assert header.policy.endswith(":test_the_header_restores_the_context.<locals>.Own")
+    assert header.policy.endswith(
+        ":test_the_log_header_restores_the_scheduler_context.<locals>.Own"
+    )
     again = header.context(policy=Own, clock=clock)
     assert again == make_context(
         policy=Own, policy_options={"chunk": 3}, strict=True, clock=clock, limits=context.limits
@@ -191,7 +193,7 @@ def test_tokens_texts_and_salts_are_not_in_the_log(record, path):
         assert number.to_bytes(4, "little") not in everything
 
 
-def test_codes_preserve_equality_of_tokens(record, path):
+def test_equal_tokens_have_equal_codes_in_the_log(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler, token=5)
@@ -211,7 +213,7 @@ def test_codes_preserve_equality_of_tokens(record, path):
     assert list(output.token_ids) == [1] and list(output.num_sampled) == [1]
 
 
-def test_failed_runs_are_recorded_without_their_messages():
+def test_failed_runs_are_recorded_without_the_error_messages():
     columns = {"num_sampled": array("B", [1, 1]), "token_ids": array("i", [4, 5])}
     output = ModelRunnerOutput(step_id=3, errors={1: "the user's text"}, **columns)
     payload = encode_output(output, Plain())
@@ -219,7 +221,7 @@ def test_failed_runs_are_recorded_without_their_messages():
     assert decode_output(payload).errors == {1: ""}
 
 
-def test_plans_round_trip():
+def test_plans_in_the_log_round_trip():
     one = BlockColumns(rows=array("i", [3]), counts=array("i", [2]), block_ids=array("i", [7, 9]))
     none = BlockColumns(rows=array("i"), counts=array("i"), block_ids=array("i"))
 
@@ -262,7 +264,7 @@ def test_plans_round_trip():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "naïve ☃", "\ud800"])
-def test_any_request_id_is_recorded(name, record, path):
+def test_request_ids_of_any_characters_are_recorded(name, record, path):
     scheduler = record()
     scheduler.add_request(make_request(name))
     step(scheduler)
@@ -346,7 +348,7 @@ def test_a_config_that_cannot_be_replayed_is_rejected_and_leaves_no_file(given, 
     assert not path.exists()
 
 
-def test_a_full_disk_ends_only_the_log(record, path, caplog):
+def test_a_full_disk_ends_the_log_but_not_the_engine(record, path, caplog):
     class Full:
         def write(self, content):
             raise OSError(28, "No space left on device")

@@ -54,7 +54,7 @@ def test_members_advance_together_and_other_requests_do_not(decode_batch):
     assert taken.starts == array("i", [5, 9])
 
 
-def test_the_members_of_a_scheduled_step_do_not_change(decode_batch):
+def test_the_members_of_a_scheduled_step_do_not_change_afterwards(decode_batch):
     requests = [decoding(row) for row in range(4)]
     join(decode_batch, *requests[:3])
     _, taken = step(decode_batch)
@@ -65,7 +65,7 @@ def test_the_members_of_a_scheduled_step_do_not_change(decode_batch):
     assert step(decode_batch)[1].members == requests[2:]
 
 
-def test_members_are_in_admission_order(decode_batch):
+def test_members_of_the_decode_batch_are_in_admission_order(decode_batch):
     requests = [decoding(row) for row in range(5)]
     for request in requests:
         decode_batch.admit(request)
@@ -97,7 +97,7 @@ def test_a_request_that_leaves_the_batch_keeps_its_count_and_can_return(decode_b
     assert step(decode_batch)[1].starts == array("i", [7, 8])
 
 
-def test_members_are_due_when_their_last_block_is_full(decode_batch):
+def test_members_of_the_decode_batch_are_due_when_their_last_block_is_full(decode_batch):
     join(
         decode_batch, decoding(0, computed=5, max_tokens=30), decoding(1, computed=8, max_tokens=30)
     )
@@ -116,8 +116,9 @@ def test_members_leave_after_the_step_of_their_last_token(decode_batch, max_toke
     assert one.num_tokens_with_pending == one.max_total_tokens and decode_batch.outside == [one]
 
 
-def test_events_of_a_request_that_left_and_returned_count_once(decode_batch):
-    one = decoding(0, computed=6, max_tokens=4)  # due when its block is full, and at its last token
+def test_events_of_a_request_that_left_and_rejoined_the_batch_count_once(decode_batch):
+    # a member is due when its block is full and at its last token
+    one = decoding(0, computed=6, max_tokens=4)
     join(decode_batch, one)
     decode_batch.remove_member(one)
     decode_batch.add_members([one])
@@ -135,7 +136,7 @@ def test_stop_tokens_are_collected_from_all_members(decode_batch):
     assert step(decode_batch)[1].stop_ids == {2, 3}
 
 
-def test_positions_are_found_by_request(decode_batch):
+def test_the_position_of_a_member_is_found_by_request(decode_batch):
     requests = [decoding(row) for row in range(3)]
     join(decode_batch, *requests)
     taken = decode_batch.take_step()
@@ -147,7 +148,7 @@ def test_positions_are_found_by_request(decode_batch):
     assert taken.place(late) == -1
 
 
-def test_long_columns_are_counted_correctly(decode_batch):
+def test_positions_near_the_32_bit_limit_are_counted_correctly(decode_batch):
     requests = [decoding(row, computed=row + 1, max_tokens=40) for row in range(300)]
     requests[7].num_computed_tokens, requests[7].num_tokens_with_pending = 2**31 - 9, 2**31 - 8
     requests[7].max_total_tokens = 2**31 - 1

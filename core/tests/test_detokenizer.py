@@ -178,7 +178,7 @@ def test_token_pieces_are_used_if_each_token_adds_its_own_text():
 def test_tokens_have_the_same_text_in_steps_of_any_size(name, data, skip, sizes):
     tokenizer = TOKENIZERS[name]
     tokens = st.integers(0, tokenizer.vocab_size - 1)
-    if name.startswith("byte_fallback"):  # mostly partial characters
+    if name.startswith("byte_fallback"):  # most of these tokens are partial characters
         tokens = st.one_of(st.integers(3, 258), tokens)
     prompt = data.draw(st.lists(tokens, max_size=10))
     output = data.draw(st.lists(tokens, max_size=50))
@@ -201,7 +201,7 @@ def test_tokens_have_the_same_text_in_steps_of_any_size(name, data, skip, sizes)
     st.integers(0, 20),
     sizes_of_steps,
 )
-def test_text_is_complete_wherever_the_prompt_ends(name, before, after, cut, sizes):
+def test_the_output_text_is_complete_wherever_the_prompt_ends(name, before, after, cut, sizes):
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.encode(before + after, add_special_tokens=False)
     prompt, output = tokens[:cut], tokens[cut:]
@@ -217,7 +217,7 @@ def test_text_is_complete_wherever_the_prompt_ends(name, before, after, cut, siz
 
 
 @each_spelling
-def test_a_complete_character_is_output_at_once(name):
+def test_a_complete_character_is_returned_immediately(name):
     tokenizer = TOKENIZERS[name]
     prompt = tokenizer.encode("the")
     output = tokenizer.encode("the 👩‍👩‍👧 日本")[len(prompt) :]
@@ -242,7 +242,7 @@ def test_a_leading_space_is_kept_after_a_prompt_and_dropped_without(name):
 
 @pytest.mark.parametrize("skip", [True, False])
 @each_spelling
-def test_special_tokens_are_skipped_or_kept(name, skip):
+def test_special_tokens_are_skipped_unless_requested(name, skip):
     tokenizer = TOKENIZERS[name]
     prompt = tokenizer.encode("dog")
     output = [*tokenizer.encode("the"), tokenizer.eos_token_id, *tokenizer.encode("你")]
@@ -280,7 +280,7 @@ def test_valid_characters_next_to_invalid_bytes_stay_valid():
 
 
 @pytest.mark.parametrize("name", ["bytes", "byte_level, decode"])
-def test_invalid_bytes_are_not_held_back_forever(name):
+def test_invalid_bytes_are_returned_after_a_limited_number_of_tokens(name):
     tokenizer = TOKENIZERS[name]
     lone = next(t for t in range(tokenizer.vocab_size) if tokenizer.decode([t]) == REPLACEMENT)
     detokenizer = make_detokenizer(tokenizer, tokenizer.encode("x"))

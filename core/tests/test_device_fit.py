@@ -84,7 +84,7 @@ def box(plugin_site):
     return registry, choose_platform(registry, "auto")
 
 
-def test_a_plugin_for_another_device_is_skipped_and_not_set_aside(box):
+def test_a_plugin_for_another_device_is_skipped_without_a_failure_report(box):
     registry, platform = box
     explanation = explain(registry, "ops", Criteria(references=("auto",), platform=platform))
     assert [(one.name, one.state) for one in explanation.verdicts] == [
@@ -112,7 +112,7 @@ def test_an_explicit_plugin_for_another_device_is_an_error_with_alternatives(nam
     assert str(refusal.value) == picked.error
 
 
-def test_if_no_plugin_fits_every_reason_is_reported(plugin_site):
+def test_if_no_plugin_supports_the_device_every_reason_is_reported(plugin_site):
     manifest = MANIFEST.replace("dovetail_box", "dovetail_none")
     entries = {
         "platform": {"box": ".parts:Box"},

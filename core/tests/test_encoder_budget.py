@@ -57,7 +57,7 @@ def budget():
 
 def test_a_run_ends_before_content_that_exceeds_the_budget(budget):
     one = request("a", (2, 4, "x"), (7, 4, "y"))
-    assert budget.reach(one, 0, 12) == 7  # 4 + 4 > 6
+    assert budget.reach(one, 0, 12) == 7  # 4 + 4 embeddings exceed the budget of 6
     assert budget.reach(one, 0, 2) == 2
     assert budget.reach(one, 7, 12) == 12
     other = request("b", (0, 3, "z"), row=1)
@@ -67,7 +67,7 @@ def test_a_run_ends_before_content_that_exceeds_the_budget(budget):
     assert budget.reach(other, 0, 5) == 5
 
 
-def test_equal_content_is_encoded_once_and_costs_once(budget):
+def test_equal_content_is_encoded_and_counted_once(budget):
     one, other = request("a", (0, 4, "x")), request("b", (3, 4, "x"), row=1)
     budget.want(one, 0, 6)
     assert budget.reach(other, 0, 9) == 9
@@ -75,19 +75,19 @@ def test_equal_content_is_encoded_once_and_costs_once(budget):
     assert emit(budget) == ([(0, 0)], [])
 
 
-def test_content_that_was_read_is_freed_one_step_later(budget):
+def test_the_least_recently_used_encoder_output_is_freed_when_room_is_needed(budget):
     for row, name in enumerate("xyz"):
         one = request(name, (0, 4, name), row=row)
         assert budget.reach(one, 0, 6) == 6
         budget.want(one, 0, 6)
-        frees = [b"x"] if name == "z" else []  # 4 + 4 + 4 > 10: the least recently used is freed
+        frees = [b"x"] if name == "z" else []  # 12 embeddings exceed the size 10
         assert emit(budget) == ([(row, 0)], frees)
 
 
-def test_content_in_use_is_never_freed(budget):
+def test_encoder_outputs_in_use_are_never_freed(budget):
     held = [request(name, (0, 5, name), row=row) for row, name in enumerate("xy")]
     for one in held:
-        budget.want(one, 0, 2)  # two of five placeholders
+        budget.want(one, 0, 2)  # the run has two of five placeholders
         emit(budget)
     late = request("z", (1, 3, "z"), row=2)
     assert budget.reach(late, 0, 9) == 1

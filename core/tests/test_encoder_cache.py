@@ -26,7 +26,7 @@ def request(name, *contents):
     return Request(requested, max_model_len=256)
 
 
-def test_an_output_is_computed_once_and_shared():
+def test_an_encoder_output_is_computed_once_and_shared():
     cache = EncoderCacheManager(CAPACITY)
     one, two = request("one", (b"cat", 4)), request("two", (b"dog", 2), (b"cat", 4))
     assert not cache.has(one.encoder_inputs[0])
@@ -57,7 +57,7 @@ def test_the_least_recently_used_output_is_freed_first_and_reported_once():
     assert cache.num_evictions == 1
 
 
-def test_inputs_allocated_together_must_fit_together():
+def test_encoder_inputs_allocated_together_must_fit_together():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 6), (b"b", 4), (b"c", 1))
     assert cache.can_allocate(one.encoder_inputs[:2])
@@ -74,7 +74,7 @@ def test_inputs_allocated_together_must_fit_together():
     assert not cache.can_allocate([one.encoder_inputs[0], one.encoder_inputs[2]])
 
 
-def test_allocating_or_freeing_twice_changes_nothing():
+def test_allocating_or_freeing_an_encoder_input_twice_has_no_effect():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 3))
     assert cache.allocate(one, 0) and not cache.allocate(one, 0)
@@ -99,7 +99,7 @@ def test_a_reset_is_refused_while_outputs_are_in_use_and_reports_freed_outputs()
     assert cache.allocate(one, 0)
 
 
-def test_the_integrity_check_finds_missing_frees():
+def test_the_integrity_check_finds_encoder_outputs_that_were_not_freed():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 3))
     cache.allocate(one, 0)

@@ -163,14 +163,14 @@ def test_the_model_option_is_required() -> None:
         EngineArgs.from_kwargs()
 
 
-def test_options_are_frozen() -> None:
+def test_engine_options_are_frozen() -> None:
     args = EngineArgs("m")
     with pytest.raises(dataclasses.FrozenInstanceError):
         args.model = "n"
     assert dataclasses.replace(args, seed=3).seed == 3
 
 
-def test_defaults_leave_options_open(model: Path) -> None:
+def test_options_without_a_value_stay_unset(model: Path) -> None:
     config = create(model)
     assert config.model.model == config.model.served_model_name == str(model)
     assert config.model.model_dir == config.model.tokenizer_dir == model
@@ -181,7 +181,7 @@ def test_defaults_leave_options_open(model: Path) -> None:
     assert config.parallel.platform == "auto"
 
 
-def test_given_values_are_passed_to_the_config(model: Path) -> None:
+def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
     config = create(
         model,
         dtype="half",
@@ -256,7 +256,7 @@ def test_given_values_are_passed_to_the_config(model: Path) -> None:
         ("model", 5, "path of a local directory"),
     ],
 )
-def test_errors_name_option_value_and_remedy(
+def test_errors_of_options_name_option_value_and_remedy(
     model: Path, option: str, value: object, remedy: str
 ) -> None:
     message = refusal(**{"model": model, option: value})
@@ -301,7 +301,9 @@ def test_a_threshold_without_chunked_prefill_is_rejected(model: Path) -> None:
         ("quantization", "linear_method", "compute"),
     ],
 )
-def test_aliases_of_options_are_accepted(model: Path, other: str, name: str, group: str) -> None:
+def test_aliases_of_engine_options_are_accepted(
+    model: Path, other: str, name: str, group: str
+) -> None:
     for options in ({other: "a"}, {name: "a"}, {other: "a", name: "a"}):
         assert getattr(getattr(create(model, **options), group), name) == "a"
     assert getattr(getattr(create(model, **{other: SomePlugin}), group), name) is SomePlugin
@@ -317,7 +319,7 @@ def test_uni_and_mp_are_aliases_of_executors(model: Path) -> None:
     assert create(model, executor_backend="mp").parallel.executor_backend == "multiproc"
 
 
-def test_generation_config_options_are_applied(model: Path, tmp_path: Path) -> None:
+def test_options_of_the_generation_config_are_applied(model: Path, tmp_path: Path) -> None:
     def chosen(**options: object) -> object:
         return create(model, **options).model.generation_config
 
@@ -349,11 +351,13 @@ def test_an_invalid_generation_config_is_reported_at_creation(model: Path) -> No
     assert create(model, generation_config="none").model.generation_config == {}
 
 
-def test_the_tokenizer_can_be_another_directory(model: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_can_be_in_another_directory(model: Path, tmp_path: Path) -> None:
     assert create(model, tokenizer=str(tmp_path)).model.tokenizer_dir == tmp_path
 
 
-def test_auto_map_is_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_auto_map_in_hf_overrides_is_logged(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, logger="dovetail"):
         create(model, hf_overrides={"auto_map": {"AutoModel": "m.M"}})
     assert "auto_map" in caplog.text

@@ -89,7 +89,7 @@ def run(core):
     return tokens
 
 
-def test_an_idle_core_has_no_work(make):
+def test_an_idle_engine_core_has_no_work(make):
     core, executor = make()
     assert not core.has_work()
     core.add_request(request("a"))
@@ -175,7 +175,7 @@ def test_an_invalid_request_is_rejected_and_the_others_continue(make, alone, cha
     ("name", "value"),
     [("temperature", float("nan")), ("top_p", 7.0), ("top_k", -3), ("n", 0), ("min_tokens", 99)],
 )
-def test_forged_parameters_are_checked_again(make, name, value):
+def test_the_core_checks_parameters_that_bypassed_validation(make, name, value):
     core, _ = make()
     params = SamplingParams(max_tokens=4)
     object.__setattr__(params, name, value)
@@ -186,7 +186,7 @@ def test_forged_parameters_are_checked_again(make, name, value):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["execute", "sample"])
-def test_a_failed_step_ends_the_core_and_reports_its_requests(make, depth, where):
+def test_a_failed_step_ends_the_engine_core_and_reports_the_requests(make, depth, where):
     core, _ = make(depth, breaks=1, where=where)
     core.add_request(request("a", [SECRET] * 5))
     with pytest.raises(EngineDeadError, match="the chip melted") as death:
@@ -226,7 +226,7 @@ def test_shutdown_ends_scheduler_and_executor(make):
     assert executor.num_shutdowns == 2 and not core.has_work()
 
 
-def test_the_executor_is_shut_down_although_the_scheduler_fails_to(make, monkeypatch):
+def test_the_executor_is_shut_down_even_if_the_scheduler_fails_to_shut_down(make, monkeypatch):
     core, executor = make()
     monkeypatch.setattr(core.scheduler, "shutdown", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -32,7 +32,7 @@ class Kept:
         Kept.made.setdefault(type(self), []).append(self)
 
 
-class Heard(Kept, FakeHooks):
+class RecordingHooks(Kept, FakeHooks):
     pass
 
 
@@ -67,13 +67,13 @@ def make(request, tmp_path):
         one.shutdown()
 
 
-def notified(cls=Heard):
+def notified(cls=RecordingHooks):
     (one,) = Kept.made[cls]
     return [name for name, _ in one.heard], one
 
 
 def test_hooks_are_notified_of_all_engine_events(make):
-    with make(hooks=[Heard]) as llm:
+    with make(hooks=[RecordingHooks]) as llm:
         names, one = notified()
         assert names == ["on_engine_start"]
         assert one.heard[0][1] is llm.llm_engine.config  # the resolved configuration
@@ -122,13 +122,13 @@ def counts(stats):
     return stats.num_running, stats.num_waiting, stats.num_used_blocks
 
 
-def test_statistics_are_current_when_nothing_runs(make):
+def test_statistics_are_current_when_no_request_runs(make):
     with make(stat_loggers=[Logged]) as llm:
         engine, (one,) = llm.llm_engine, Kept.made[Logged]
         long = SamplingParams(max_tokens=30, ignore_eos=True)
 
-        def check(*wanted):
-            assert counts(engine.last_stats)[: len(wanted)] == wanted
+        def check(*counts_expected):
+            assert counts(engine.last_stats)[: len(counts_expected)] == counts_expected
             assert one.steps[-1].scheduler == engine.last_stats
 
         for name in "abc":
@@ -175,37 +175,37 @@ def test_a_step_in_several_messages_is_recorded_once(make):
 
 def test_tokens_do_not_depend_on_listeners(make):
     with make() as llm:
-        want = llm.generate("say", GREEDY)[0].outputs[0].token_ids
-    with make(stat_loggers=[Logged], hooks=[Heard]) as llm:
-        assert llm.generate("say", GREEDY)[0].outputs[0].token_ids == want
+        expected = llm.generate("say", GREEDY)[0].outputs[0].token_ids
+    with make(stat_loggers=[Logged], hooks=[RecordingHooks]) as llm:
+        assert llm.generate("say", GREEDY)[0].outputs[0].token_ids == expected
 
 
 def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
-    class Breaks(Heard):
+    class Breaks(RecordingHooks):
         def on_step(self, step):
             super().on_step(step)
             raise RuntimeError("tired")
 
-    class Jams(Logged):
+    class FailingLogger(Logged):
         def record(self, step):
             raise OSError("disk full")
 
-    with make(stat_loggers=[Jams, Logged], hooks=[Breaks, Heard]) as llm:
+    with make(stat_loggers=[FailingLogger, Logged], hooks=[Breaks, RecordingHooks]) as llm:
         with caplog.at_level(logging.WARNING):
             (output,) = llm.generate("say", GREEDY)
         assert len(output.outputs[0].token_ids) == 6
         warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 2
-        assert "Jams failed and was closed: OSError: disk full" in warnings[0]
+        assert "FailingLogger failed and was closed: OSError: disk full" in warnings[0]
         assert "'" in warnings[1] and "failed in on_step: RuntimeError: tired" in warnings[1]
-        (jam,), (well,) = Kept.made[Jams], Kept.made[Logged]
+        (jam,), (well,) = Kept.made[FailingLogger], Kept.made[Logged]
         assert jam.num_closed == 1 and len(well.steps) >= 6
         assert [name for name, _ in notified(Breaks)[1].heard].count("on_step") == 1
         assert notified()[0].count("on_step") == len(well.steps)
 
 
 def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
-    with make(hooks=[Heard]) as llm:
+    with make(hooks=[RecordingHooks]) as llm:
         with pytest.raises(RequestError):
             llm.generate([[5] * 500], GREEDY)
         message = [message for name, message in notified()[1].heard if name == "on_request_error"]
@@ -237,13 +237,13 @@ def test_a_start_that_a_hook_aborts_is_undone(make):
             raise RuntimeError("not today")
 
     with pytest.raises(PluginError, match=r"Refuses' failed in on_engine_start: .*not today"):
-        make(hooks=[Heard, Refuses], stat_loggers=[Logged])
+        make(hooks=[RecordingHooks, Refuses], stat_loggers=[Logged])
     assert notified()[0] == ["on_engine_start", "on_engine_stop"]
     assert Kept.made[Logged][0].num_closed == 1
     assert Kept.made[Worker][0].calls[-1] == "shutdown"
 
 
-def test_plugins_that_cannot_be_made_are_named(make):
+def test_the_error_for_a_listener_that_cannot_be_constructed_names_it(make):
     class Unmakeable(FakeStatLogger):
         def __init__(self, context):
             raise SystemExit("no")
@@ -254,16 +254,16 @@ def test_plugins_that_cannot_be_made_are_named(make):
     assert Kept.made[Worker][0].calls[-1] == "shutdown"
     for option in ("stat_loggers", "hooks"):
         with pytest.raises(ConfigError, match=rf"{option} \w+ .* twice"):
-            make(**{option: [Logged] * 2 if option == "stat_loggers" else [Heard] * 2})
+            make(**{option: [Logged] * 2 if option == "stat_loggers" else [RecordingHooks] * 2})
 
 
-def test_data_is_processed_by_the_io_processor(make):
+def test_prompts_and_outputs_are_processed_by_the_io_processor(make):
     with make(io_processor=FakeIOProcessor) as llm:
         texts = ["say", "something", "x" * 200]
         first, second, long = llm.process(texts, GREEDY, use_tqdm=False)
-        want = llm.generate(["say", "something"], GREEDY)
+        expected = llm.generate(["say", "something"], GREEDY)
         assert [first, second] == [
-            (text, one.outputs[0].text) for text, one in zip(texts, want, strict=False)
+            (text, one.outputs[0].text) for text, one in zip(texts, expected, strict=False)
         ]
         assert long == (texts[2], None)  # this prompt is rejected; the others are served
         with pytest.raises(RequestError, match="prompt 2"):

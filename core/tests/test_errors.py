@@ -78,6 +78,6 @@ def test_an_engine_dead_error_reports_the_running_requests():
         ("fcfs", [], ""),
     ],
 )
-def test_the_nearest_name_is_suggested(name, known, hint):
+def test_errors_suggest_the_nearest_known_name(name, known, hint):
     assert nearest(name, known) == hint
     assert nearest(name, iter(known)) == hint

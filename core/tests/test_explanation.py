@@ -113,7 +113,7 @@ ASK = AttentionRequirements(
 
 
 class World:
-    """Fake distributions in a directory."""
+    """A directory on sys.path with fake distributions."""
 
     def __init__(self, folder, count_as_member):
         self.folder, self.count_as_member = folder, count_as_member
@@ -341,7 +341,7 @@ def test_plugins_that_cannot_be_selected_are_not_imported(world):
     assert f"{world.parts}_acme" not in sys.modules
 
 
-def test_a_replaced_plugin_names_its_replacement(world):
+def test_the_explanation_of_a_replaced_plugin_names_the_replacement(world):
     world.install("dovetail-a", [("ops", "good", "GoodOps")])
     replaces = entry("ops", "mine", replaces=["ops:good@dovetail-a"])
     world.install("acme", [("ops", "mine", "GoodOps")], replaces)
@@ -352,7 +352,7 @@ def test_a_replaced_plugin_names_its_replacement(world):
     assert "allowed by plugins_allow" in reasons(explanation, "mine")
 
 
-def test_if_a_probe_fails_no_platform_is_selected(world):
+def test_no_platform_is_selected_if_a_probe_fails(world):
     world.install(
         "dovetail-a",
         [("platform", "good", "GoodPlatform"), ("platform", "odd", "GoodPlatform")],

@@ -58,7 +58,7 @@ def test_at_depth_2_the_next_result_of_the_request_is_dropped(drive, alone):
     assert driver.tokens["b"] == alone(prompts["b"], 8)
 
 
-def test_a_request_that_was_aborted_meanwhile_does_not_end_twice(drive):
+def test_a_failed_run_of_an_aborted_request_does_not_end_it_twice(drive):
     driver = drive()
     driver.add("a", 5)
     driver.plan()

@@ -48,7 +48,7 @@ def test_a_fault_occurs_once_at_the_requested_hit():
     fault("core.launch")
 
 
-def test_a_record_contains_each_point_once(tmp_path):
+def test_a_fault_record_contains_each_fault_point_once(tmp_path):
     with arm(f"*:record={tmp_path / 'seen'}"):
         for point in ("core.launch", "core.update", "core.launch"):
             fault(point)

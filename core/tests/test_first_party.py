@@ -41,7 +41,7 @@ def table(kind, name, **more):
     return "\n".join(["[[plugin]]", f'kind = "{kind}"', f'name = "{name}"', *lines, ""])
 
 
-def add_canary(site, name, entries, **more):
+def add_unimportable(site, name, entries, **more):
     """Install a distribution that must not be imported, with a probe and a rank for each plugin."""
     package = name.replace("-", "_")
     tables = [
@@ -87,7 +87,7 @@ def test_first_party_distributions_are_listed_with_their_packages(distribution, 
 @pytest.mark.parametrize("no_plugins", [False, True])
 def test_an_installed_third_party_package_is_not_imported(members, name, no_plugins):
     entries = {kind: {"box": ":X", "fair": ":X", "auto": ":X"} for kind in KINDS}
-    add_canary(members, name, entries)
+    add_unimportable(members, name, entries)
     registry = members.registry(policy=PluginPolicy(no_plugins=no_plugins))
     assert type(choose_platform(registry, "auto")).__module__ == "dovetail_a.parts"
     assert registry.load("policy", "fair").__module__ == "dovetail_a.parts"
@@ -103,7 +103,7 @@ def test_an_installed_third_party_package_is_not_imported(members, name, no_plug
         assert tried == ["dovetail-a", "dovetail-a"]
 
 
-def test_an_allowed_package_is_probed_and_a_named_one_is_loaded(members):
+def test_an_allowed_package_is_probed_and_a_package_that_the_user_names_is_loaded(members):
     members.add("acme", {"platform": {"mine": ".parts:Box"}}, parts=PARTS)
     allowed = members.registry(policy=PluginPolicy(allow=("platform:*@acme",)))
     assert type(choose_platform(allowed, "mine")).__module__ == "acme.parts"
@@ -111,7 +111,7 @@ def test_an_allowed_package_is_probed_and_a_named_one_is_loaded(members):
 
 
 def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
-    add_canary(members, "acme", {"policy": {"fair": ":Fair"}})
+    add_unimportable(members, "acme", {"policy": {"fair": ":Fair"}})
     registry = members.registry()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -127,7 +127,7 @@ def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
 
 def test_a_name_of_two_third_party_packages_is_an_error_when_it_is_chosen(members):
     for name in ("acme", "rival"):
-        add_canary(members, name, {"policy": {"quick": ":Quick"}})
+        add_unimportable(members, name, {"policy": {"quick": ":Quick"}})
     registry = members.registry()
     assert registry.resolve("policy", "fair").distribution == "dovetail-a"
     with pytest.raises(PluginError, match="Write quick@acme or quick@rival"):
@@ -136,19 +136,19 @@ def test_a_name_of_two_third_party_packages_is_an_error_when_it_is_chosen(member
 
 def test_a_first_party_platform_selects_third_party_plugins_only_if_allowed(members):
     """A third-party package can have a preferred name if the member is not installed."""
-    add_canary(members, "acme", {"policy": {"wished": ":Fair"}})
+    add_unimportable(members, "acme", {"policy": {"preferred": ":Fair"}})
 
     class Prefers(FakePlatform):
         def prefer(self, kind):
-            return ("wished", "wished@acme") if kind == "policy" else ()
+            return ("preferred", "preferred@acme") if kind == "policy" else ()
 
     Prefers.__module__ = "dovetail_a.platform"
     registry = members.registry()
     registry.bind_platform(Prefers())
     assert choose(registry, Prefers(), "policy", "auto").__module__ == "dovetail_a.parts"
-    allowed = members.registry(policy=PluginPolicy(allow=("policy:wished@acme",)))
+    allowed = members.registry(policy=PluginPolicy(allow=("policy:preferred@acme",)))
     allowed.bind_platform(Prefers())
-    assert [one.name for one in allowed.automatic("policy", ["wished"])] == ["wished", "fair"]
+    assert [one.name for one in allowed.automatic("policy", ["preferred"])] == ["preferred", "fair"]
 
 
 # --- distributions with one name ---- ------------------------------------------------------------
@@ -160,7 +160,7 @@ def discover_in(*sites):
 
 @pytest.fixture
 def two_sites(plugin_site, tmp_path):
-    """Return a folder with the member dovetail-a and one that precedes it on sys.path."""
+    """Return the folder of the member dovetail-a and a folder that precedes it on sys.path."""
     plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     before = type(plugin_site)(tmp_path / "before")
     before.path.mkdir()
@@ -185,8 +185,8 @@ def test_an_impostor_alone_is_a_third_party_package(plugin_site):
 
 
 @pytest.mark.parametrize(("version", "num_warnings"), [("1.0", 0), ("2.0", 1)])
-def test_a_distribution_found_twice_counts_once(two_sites, version, num_warnings):
-    """For example, an egg-info in the source folder of an editable installation."""
+def test_a_distribution_found_twice_is_listed_once(two_sites, version, num_warnings):
+    """An editable installation can be found twice: in site-packages and in its source folder."""
     before, site = two_sites
     entries = {"policy": {"fair": ".parts:Fair"}}
     before.add("dovetail-a", entries, version=version, parts=PARTS)

@@ -13,17 +13,17 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.hooks import HOOK_NAMES, HookPlugins, load_hooks
 from dovetail_devkit.fakes.hooks import FakeHooks
 
-TOLD = []
+CALLS = []
 
 
 class Plain:
-    """Has no base class; one hook omits its parameter."""
+    """A hooks class without a base class; one hook omits its parameter."""
 
     def __init__(self, context):
         self.context = context
 
     def on_engine_start(self):
-        TOLD.append("plain")
+        CALLS.append("plain")
 
 
 class First(Hooks):
@@ -32,7 +32,7 @@ class First(Hooks):
 
     @pluggy.HookimplMarker("dovetail")(tryfirst=True)
     def on_engine_start(self, config):
-        TOLD.append(f"first of {config}")
+        CALLS.append(f"first of {config}")
 
 
 class Last(Hooks):
@@ -40,7 +40,7 @@ class Last(Hooks):
         pass
 
     def on_engine_start(self, config):
-        TOLD.append("last")
+        CALLS.append("last")
 
     def on_engine_stop(self):
         raise RuntimeError("no end")
@@ -53,8 +53,8 @@ class Exits(Plain):
 
 @pytest.fixture(autouse=True)
 def message():
-    TOLD.clear()
-    return TOLD
+    CALLS.clear()
+    return CALLS
 
 
 def load(*references):
@@ -73,7 +73,7 @@ def test_the_hook_names_match_the_recorded_list():
 
 def test_hooks_are_called_in_the_given_order(message):
     load(Last, Plain, First).notify("on_engine_start", config="c")
-    assert message == ["first of c", "last", "plain"]  # tryfirst hooks, then the given order
+    assert message == ["first of c", "last", "plain"]  # hooks with tryfirst are called first
 
 
 def test_only_defined_hooks_are_subscribed():
@@ -83,7 +83,7 @@ def test_only_defined_hooks_are_subscribed():
     assert load().subscribers("on_step") == ()
 
 
-def test_inheriting_the_specification_subscribes_to_nothing():
+def test_a_subclass_of_hooks_subscribes_only_to_its_own_methods():
     class Typed(HookSpecs, Hooks):
         def __init__(self, context):
             pass
@@ -95,13 +95,13 @@ def test_inheriting_the_specification_subscribes_to_nothing():
     assert [name for name in HOOK_NAMES if hooks.subscribers(name)] == ["on_step"]
 
 
-def test_a_listener_that_raises_at_the_start_is_named():
+def test_the_error_for_a_listener_that_raises_at_the_start_names_it():
     with pytest.raises(PluginError, match="'Exits' failed in on_engine_start: SystemExit: 3") as e:
         load(Plain, Exits).notify("on_engine_start", config=None)
     assert isinstance(e.value.__cause__, SystemExit)
 
 
-def test_an_error_at_the_end_affects_no_other_listener(caplog):
+def test_an_error_during_shutdown_affects_no_other_listener(caplog):
     fake = FakeHooks(None)
     hooks = HookPlugins({"bad": Last(None), "fake": fake})
     with caplog.at_level(logging.WARNING):
@@ -155,7 +155,7 @@ def test_duplicate_hooks_are_rejected():
         load(Plain, Plain)
 
 
-def test_an_unknown_name_is_refused():
+def test_an_unknown_hooks_plugin_is_rejected():
     with pytest.raises(PluginNotFoundError, match="no hooks plugin 'nobody'"):
         load("nobody")
 

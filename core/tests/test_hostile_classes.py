@@ -75,7 +75,7 @@ class RaisingOptions(BaseModel):
 
 
 class Hostile:
-    """Contains the classes, so that pytest does not inspect them."""
+    """A container for the classes, so that pytest does not inspect them."""
 
     class ExitsMeta(Quiet, metaclass=Exits):
         pass
@@ -114,7 +114,7 @@ def test_a_validator_that_raises_names_the_plugin():
         registry.load("policy", WithRaisingOptions)
 
 
-def test_a_class_that_equals_everything_is_rejected_as_an_option():
+def test_a_class_that_compares_equal_to_every_object_is_rejected_as_an_option():
     with pytest.raises(ConfigError, match=r"scheduler_cls.*__eq__"):
         EngineArgs(model="demo", scheduler_cls=Hostile.EqualMeta).create_engine_config()
 
@@ -146,7 +146,7 @@ def test_a_class_whose_constructor_returns_another_type_is_rejected(made):
         construct("policy", cls)
 
 
-def test_references_are_shortened_in_messages():
+def test_long_plugin_references_are_shortened_in_messages():
     for reference in ("x" * 100_000, "a:" + "b." * 50_000 + "c"):
         with pytest.raises(PluginError) as caught:
             PluginRegistry().load("policy", reference)
@@ -185,7 +185,7 @@ def test_batch_invariant_must_be_a_set_of_dtypes(value):
     ],
     ids=str,
 )
-def test_capabilities_of_wrong_types_are_rejected(fields):
+def test_declared_capabilities_of_wrong_types_are_rejected(fields):
     fake = load_fake("attention")
     check_contract("attention", fake)
     cls = type("Odd", (fake,), {"capabilities": replace(fake.capabilities, **fields)})
@@ -194,7 +194,7 @@ def test_capabilities_of_wrong_types_are_rejected(fields):
 
 
 @pytest.mark.parametrize("value", [5, None, {}, property(lambda self: 1 / 0)])
-def test_capabilities_must_have_the_right_type(value):
+def test_a_platform_must_return_capabilities_of_the_right_type(value):
     cls = type("Odd", (load_fake("attention"),), {"capabilities": value})
     with pytest.raises(ContractError, match="AttentionCapabilities"):
         check_contract("attention", cls)
@@ -215,7 +215,7 @@ def test_capabilities_must_have_the_right_type(value):
     ],
     ids=str,
 )
-def test_a_probe_must_return_a_probe(probe):
+def test_a_platform_probe_must_return_a_probe_object(probe):
     with pytest.raises(ContractError, match="probe of the thing"):
         check_probe("thing", probe)
 

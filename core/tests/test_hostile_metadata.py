@@ -96,7 +96,7 @@ def test_entry_points_that_cannot_be_read_are_set_aside(site, damage):
         content(b"\xff\xfe\x00"),
         content(b"Name: odd\xffmine\nVersion: 1\n"),
         content(b"Name: odd\x1b[2Jmine\nVersion: 1\n"),
-        content("Name: dоvetail-cpu\nVersion: 1\n".encode()),  # Cyrillic
+        content("Name: dоvetail-cpu\nVersion: 1\n".encode()),  # a Cyrillic letter
         content(b"Name: odd-mine-\nVersion: 1\n"),
         content(b"Name: " + b"x" * 100_000 + b"\nVersion: 1\n"),
     ],

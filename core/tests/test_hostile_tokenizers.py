@@ -220,7 +220,7 @@ def test_a_text_that_the_library_cannot_encode_rejects_one_request(tmp_path):
 class Panicking:
     """Raises an error that is not an Exception, like the library does in a panic."""
 
-    class PanicException(BaseException):  # the class name in the library
+    class PanicException(BaseException):  # the library uses this class name
         pass
 
     def __getattr__(self, name):
@@ -304,7 +304,7 @@ class Sparse:
     special_token_ids = frozenset({5, 2**62 - 1})
 
 
-def test_ids_beyond_the_vocabulary_are_counted_not_listed():
+def test_the_error_for_ids_beyond_the_vocabulary_states_only_their_number():
     with pytest.raises(ModelError, match="belongs to another model"):
         check_tokenizer(Sparse(), 100)
     check_tokenizer(Sparse(), 2**62 - 1)

@@ -23,9 +23,9 @@ def processor(tokenizer=True, **changes):
     )
 
 
-def one(prompt, tokenizer=True, facts=None, **wishes):
+def one(prompt, tokenizer=True, facts=None, **options):
     (request,) = processor(tokenizer, **(facts or {})).process(
-        "r", prompt, SamplingParams(**wishes)
+        "r", prompt, SamplingParams(**options)
     )
     return request
 
@@ -73,13 +73,13 @@ def test_extra_fields_of_a_prompt_are_checked(name, value):
     assert refusal.value.parameter == name
 
 
-def test_only_a_text_prompt_has_a_text():
+def test_only_a_text_prompt_keeps_its_text():
     assert read_prompt("ab").text == read_prompt({"prompt": "ab"}).text == "ab"
     assert read_prompt([1]).text is read_prompt({"prompt_token_ids": [1]}).text is None
 
 
 @pytest.mark.parametrize(
-    ("prompt", "wishes", "parameter", "message"),
+    ("prompt", "options", "parameter", "message"),
     [
         ([], {}, "prompt", "empty"),
         (None, {}, "prompt", "NoneType"),
@@ -104,23 +104,23 @@ def test_only_a_text_prompt_has_a_text():
         ([1], {"bad_words": [" "]}, "bad_words", "cannot encode"),
     ],
 )
-def test_the_error_for_an_invalid_request_names_the_parameter(prompt, wishes, parameter, message):
+def test_the_error_for_an_invalid_request_names_the_parameter(prompt, options, parameter, message):
     with pytest.raises(RequestError, match=message) as refusal:
-        one(prompt, **wishes)
+        one(prompt, **options)
     assert refusal.value.parameter == parameter
 
 
 @pytest.mark.parametrize(
-    ("prompt", "wishes", "parameter"),
+    ("prompt", "options", "parameter"),
     [
         ("text", {}, "prompt"),
         ([1], {"stop": "x"}, "stop"),
         ([1], {"bad_words": ["x"]}, "bad_words"),
     ],
 )
-def test_a_text_prompt_needs_a_tokenizer(prompt, wishes, parameter):
+def test_a_text_prompt_needs_a_tokenizer(prompt, options, parameter):
     with pytest.raises(RequestError, match="skip_tokenizer_init") as refusal:
-        one(prompt, tokenizer=False, **wishes)
+        one(prompt, tokenizer=False, **options)
     assert refusal.value.parameter == parameter
 
 
@@ -170,7 +170,7 @@ def test_max_tokens_defaults_to_the_remaining_length():
     assert one([1, 2], max_tokens=500).max_tokens == 30
 
 
-def test_stop_tokens_include_eos():
+def test_the_stop_tokens_of_a_request_include_eos():
     assert one([1], stop_token_ids=[3]).stop_token_ids == {3, 257}
     assert one([1], stop_token_ids=[3], ignore_eos=True).stop_token_ids == {3}
 
@@ -261,14 +261,14 @@ SIZES = {"vocab_size": 259, "max_model_len": 32, "worker_provides": FULL_SAMPLIN
         ("cache_salt", None, "cache_salt"),
     ],
 )
-def test_the_engine_checks_prompts_again(field, value, parameter):
+def test_the_engine_checks_prompts_that_bypassed_the_front_end(field, value, parameter):
     validate_core_request(GOOD, **SIZES)
     with pytest.raises(RequestError) as refusal:
         validate_core_request(replace(GOOD, **{field: value}), **SIZES)
     assert refusal.value.parameter == parameter
 
 
-def test_the_engine_checks_the_parameters_again():
+def test_the_engine_checks_parameters_that_bypassed_the_front_end():
     params = SamplingParams()
     object.__setattr__(params, "top_p", float("nan"))
     with pytest.raises(RequestError, match="top_p"):

@@ -111,7 +111,7 @@ def test_a_name_of_two_distributions_is_ambiguous(zoo):
     assert all("acme-zoo, other-zoo" in reason for _, reason in found.set_aside)
 
 
-def test_a_core_command_takes_precedence_and_the_doctor_reports_it(zoo, capsys):
+def test_a_core_command_takes_precedence_and_doctor_reports_the_conflict(zoo, capsys):
     zoo.add("thief", {"command": {"plugins.list": ":run", "x.y": "no_function"}}, init=BOMB)
     assert main(["plugins", "list", "policy"]) == 0
     assert "thief" not in sys.modules

@@ -1,4 +1,4 @@
-"""Columns that are incremented as one long integer."""
+"""Columns of integers that are incremented as one long integer."""
 
 from array import array
 from random import Random
@@ -23,7 +23,7 @@ def test_the_first_values_are_incremented_by_one(typecode, num):
 
 @pytest.mark.parametrize("limit", [1, 2, 32_000, 2**31 - 1, 2**31])
 @pytest.mark.parametrize("num", [0, 1, 1023, 1024, 2050])
-def test_all_below_agrees_with_min_and_max(num, limit):
+def test_all_below_gives_the_same_result_as_min_and_max(num, limit):
     source = Random(num)
     fine = array("i", [source.choice([0, limit - 1, limit // 2]) for _ in range(num)])
     assert all_below(fine, limit)

@@ -49,7 +49,7 @@ def computed(cache, tokens, name="r"):
     return made
 
 
-def gone(cache, tokens):
+def run_and_free(cache, tokens):
     """Compute a request with `tokens` and free it; return its blocks."""
     made = computed(cache, tokens)
     blocks = [list(table) for table in made.blocks]
@@ -91,7 +91,7 @@ def test_blocks_outside_of_a_window_are_freed_and_keep_their_position():
     assert cache.lookup(request(range(9))).num_tokens == 8  # the freed blocks are still cached
 
 
-def test_draft_tokens_do_not_move_a_window():
+def test_draft_tokens_do_not_free_blocks_of_a_window():
     cache = manager(full(2))
     one = admitted(cache, range(8))
     assert cache.grow(one, 16) is not None
@@ -123,9 +123,9 @@ def test_a_model_with_one_state_has_one_block_and_no_prefix_hits():
     assert cache.num_free_blocks == 40
 
 
-def test_a_state_without_snapshots_prevents_prefix_hits_of_other_groups():
+def test_a_state_without_snapshots_prevents_all_prefix_hits():
     cache = manager(full(), STATE)
-    gone(cache, range(12))
+    run_and_free(cache, range(12))
     hit = cache.lookup(request(range(12)))
     assert hit.num_tokens == 0
     assert admitted(cache, range(12)).num_committed_blocks == 0
@@ -140,15 +140,14 @@ def test_snapshots_are_found_at_block_boundaries_only():
     cache.check_integrity([one])
     hit = cache.lookup(request([*range(10), 99, 98]))
     assert hit.num_tokens == 8
-    assert (
-        hit.blocks[0][0] == 0 and hit.blocks[0][1]
-    )  # the hit has only the last state of the prefix
+    # the hit has only the last state of the prefix
+    assert hit.blocks[0][0] == 0 and hit.blocks[0][1]
 
 
 def test_a_window_is_resumed_from_its_last_blocks_only():
     cache = manager(full(6))
-    (blocks,) = gone(cache, range(20))
-    gone(cache, range(100, 100 + 4 * 36))  # evicts all blocks except for the first ones
+    (blocks,) = run_and_free(cache, range(20))
+    run_and_free(cache, range(100, 100 + 4 * 36))  # evicts all but the first blocks from the cache
     assert cache.lookup(request(range(20))).num_tokens == 16
     hit = cache.lookup(request(range(20)))
     assert hit.blocks[0][:2] == [0, 0] and list(hit.blocks[0][2:]) == blocks[2:4]
@@ -161,7 +160,7 @@ def test_the_common_prefix_is_the_longest_that_all_groups_can_resume():
     cache.free(one, last_step=-1)
     pool = cache._pool
     key = pool._hashes[tables[1][3]]
-    del pool._index[key]  # the last block of the window is not cached any more
+    del pool._index[key]  # evicts the last block of the window
     pool._hashes[tables[1][3]] = None
     hit = cache.lookup(request(range(17)))
     assert hit.num_tokens == 12
@@ -229,7 +228,7 @@ def test_blocks_of_leaving_requests_count_as_free(num_tokens, fits):
 def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(8))
-    two = admitted(cache, [*range(8), 8, 9], "s")  # two shared blocks and a block of its own
+    two = admitted(cache, [*range(8), 8, 9], "s")  # this request shares two blocks and owns one
     requested = request(range(50, 80), "t")
     hit = cache.lookup(requested)
     assert cache.fits(requested, hit, 8, leaving=[two])
@@ -250,7 +249,7 @@ def test_freed_blocks_of_a_prefix_hit_do_not_count_as_free():
     assert cache.admit(requested, cache.lookup(requested), 16)
 
 
-def test_pinned_blocks_outlive_their_request():
+def test_pinned_blocks_are_kept_after_their_request():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(8))
     blocks = list(one.blocks[0])

@@ -58,9 +58,9 @@ class CacheMachine(RuleBasedStateMachine):
         config = KVCacheConfig(num_blocks=NUM_BLOCKS + 1, groups=groups)
         self.cache = KVCacheManager(config, enable_prefix_caching=True, max_step_tokens=MAX_STEP)
         self.alive = []
-        self.slots = {}  # content by (block, offset)
-        self.names = {}  # cached block by the content at its end
-        self.num_named = {}  # number of blocks offered for caching, by request
+        self.slots = {}  # maps (block, offset) to the content
+        self.names = {}  # maps the content at the end of a block to the cached block
+        self.num_named = {}  # maps a request id to the number of offered blocks
         self.retiring = []  # pairs of (last step, freed blocks)
         self.step = 0
         self.cache.executed(0)
@@ -268,7 +268,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_manager_agrees_with_the_model(shape):
+def test_the_kv_cache_manager_agrees_with_the_model(shape):
     machine = type("Machine", (CacheMachine,), {"specs": SHAPES[shape]})
     case = machine.TestCase
     case.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

@@ -52,7 +52,7 @@ def test_a_request_gets_the_blocks_of_its_tokens():
     cache.check_integrity([])
 
 
-def test_an_allocation_that_does_not_fit_allocates_no_block():
+def test_a_failed_allocation_allocates_no_block():
     cache, one = manager(2), request(range(9))
     assert not cache.admit(one, NOTHING, 9)
     assert one.blocks == [] and cache.num_free_blocks == 2
@@ -159,7 +159,7 @@ def test_hits_and_queries_are_counted_once_and_not_again_after_a_preemption():
     assert (cache.prefix_queries, cache.prefix_hits) == (18, 8)
 
 
-def test_reset_is_refused_while_blocks_are_in_use():
+def test_a_prefix_cache_reset_is_refused_while_blocks_are_in_use():
     cache, one = manager(), request(range(5))
     served(cache, range(8))
     cache.admit(one, NOTHING, 5)
@@ -190,13 +190,15 @@ def test_the_blocks_of_many_long_requests_are_freed_over_several_steps(drive, mo
     names = [f"r{number}" for number in range(10)]
     assert len(driver.running()) == 10 and scheduler.abort_requests(names) == names
     scheduler.check_integrity()
-    driver.add("innocent", 240, max_tokens=1)  # needs the freed blocks
-    left = [scheduler.depth().num_transfers]
-    while left[-1]:
+    driver.add("other", 240, max_tokens=1)  # this request needs the freed blocks
+    num_transfers = [scheduler.depth().num_transfers]
+    while num_transfers[-1]:
         assert not scheduler.reset_prefix_cache()
         driver.step()
-        left.append(scheduler.depth().num_transfers)
-    assert left[0] >= 8 and all(before - after <= 2 for before, after in pairwise(left))
+        num_transfers.append(scheduler.depth().num_transfers)
+    assert num_transfers[0] >= 8 and all(
+        before - after <= 2 for before, after in pairwise(num_transfers)
+    )
     driver.run()
-    assert driver.reasons == {"innocent": "length"} and driver.stats.num_preemptions == 0
+    assert driver.reasons == {"other": "length"} and driver.stats.num_preemptions == 0
     assert scheduler.reset_prefix_cache()

@@ -44,7 +44,7 @@ def test_a_hash_covers_its_tokens_and_all_previous_tokens():
     assert not set(first) & set(plain)
 
 
-def test_hashes_are_computed_once_and_appended():
+def test_block_hashes_are_computed_once_and_appended():
     requested = hashes(range(8))
     made = Request(
         EngineCoreRequest(
@@ -64,7 +64,7 @@ def test_hashes_are_computed_once_and_appended():
 SALTS = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("abc", ""), ("a\0", "")]
 
 
-def test_salt_and_adapter_change_the_hash():
+def test_salt_and_adapter_change_the_block_hash():
     roots = [root_hash(SIZE, salts) for salts in SALTS] + [root_hash(SIZE + 1, SALTS[0])]
     assert len(set(roots)) == len(roots)
     found = [hashes(cache_salt=salt, lora_id=lora) for salt, lora in SALTS]
@@ -72,7 +72,7 @@ def test_salt_and_adapter_change_the_hash():
         assert not set(one) & set(other)
 
 
-def test_tenant_and_deadline_do_not_change_the_hash():
+def test_tenant_and_deadline_do_not_change_the_block_hash():
     assert hashes(tenant="a", deadline_ns=5) == hashes()
 
 
@@ -80,7 +80,7 @@ def test_a_lone_surrogate_is_a_valid_salt():
     assert root_hash(SIZE, ("\ud800", "")) != root_hash(SIZE, ("\ud801", ""))
 
 
-def test_the_block_size_changes_the_hash():
+def test_the_block_size_changes_the_block_hash():
     assert not set(hashes(size=4)) & set(hashes(size=2))
 
 
@@ -106,13 +106,13 @@ def test_content_after_a_block_does_not_change_its_hash():
     assert content_key((image(2, 4),), 4, 8) != b""
 
 
-def test_adjacent_names_are_encoded_unambiguously():
+def test_adjacent_content_names_are_hashed_unambiguously():
     one = content_key((image(0, 1, b"ab"), image(1, 1, b"c")), 0, 4)
     other = content_key((image(0, 1, b"a"), image(1, 1, b"bc")), 0, 4)
     assert one != other
 
 
-def test_the_parts_of_a_hash_are_encoded_unambiguously():
+def test_the_inputs_of_a_block_hash_are_encoded_unambiguously():
     tokens = array("i", range(SIZE))
     assert block_hash(b"p" * 32, tokens) != block_hash(b"p" * 32, tokens, b"x")
 

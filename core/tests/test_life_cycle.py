@@ -30,7 +30,7 @@ def may_follow(before, after):
         return True
     if after.finished:  # only a sampled token ends a request normally
         return before in {S.RUNNING, S.PREEMPTED}
-    if after is S.RUNNING:  # after a gate or load, a request waits first
+    if after is S.RUNNING:  # a request waits again after a gate or a load
         return before in {S.WAITING, S.PREEMPTED}
     if after is S.PREEMPTED:
         return before is S.RUNNING

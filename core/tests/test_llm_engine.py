@@ -22,14 +22,14 @@ PIECE = "Two roads diverged — in a wood, and I "
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
-class Speaker(WorkerBase):
+class FixedTextWorker(WorkerBase):
     """Generates the bytes of `PIECE` for every request."""
 
     made: ClassVar[list] = []
 
     def __init__(self, context):
         self.config, self.rows, self.ended = context.config, {}, 0
-        Speaker.made.append(self)
+        FixedTextWorker.made.append(self)
 
     def init_device(self):
         pass
@@ -64,11 +64,11 @@ class Speaker(WorkerBase):
             self.rows[request.row] = len(request.token_ids) - request.num_prompt_tokens
 
     def sample_tokens(self, grammar=None):
-        plan, said = self.plan, PIECE.encode()
+        plan, text = self.plan, PIECE.encode()
         tokens = array("i")
         for row, samples in zip(plan.rows, plan.samples, strict=True):
             if samples:
-                tokens.append(said[self.rows[row] % len(said)])
+                tokens.append(text[self.rows[row] % len(text)])
                 self.rows[row] += 1
         return ModelRunnerOutput(step_id=plan.step_id, num_sampled=plan.samples, token_ids=tokens)
 
@@ -82,7 +82,11 @@ class Speaker(WorkerBase):
 @pytest.fixture
 def model(tmp_path):
     def write(**config):
-        stated = {"architectures": ["Speaker"], "vocab_size": 259, "max_position_embeddings": 64}
+        stated = {
+            "architectures": ["FixedTextModel"],
+            "vocab_size": 259,
+            "max_position_embeddings": 64,
+        }
         (tmp_path / "config.json").write_text(json.dumps(stated | config))
         return tmp_path
 
@@ -91,10 +95,10 @@ def model(tmp_path):
 
 @pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
 def options(request):
-    Speaker.made.clear()
+    FixedTextWorker.made.clear()
     return {
         "platform": FakePlatform,
-        "worker_cls": Speaker,
+        "worker_cls": FixedTextWorker,
         "scheduler_cls": Scheduler,
         "tokenizer_mode": ByteTokenizer,
         "async_scheduling": request.param,
@@ -138,7 +142,7 @@ def test_a_text_prompt_gives_text(engine):
     assert [out.outputs[0].text for out in run(one)] == [PIECE[:12]]
 
 
-def test_deltas_join_to_the_text_without_partial_characters(engine):
+def test_delta_outputs_join_to_the_text_without_partial_characters(engine):
     one = engine()
     long = SamplingParams(max_tokens=len(PIECE.encode()), temperature=0)
     one.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)
@@ -193,7 +197,7 @@ def test_an_aborted_request_returns_its_partial_output(engine):
     assert not one.has_unfinished_requests()
 
 
-def test_several_completions_are_one_output(engine):
+def test_several_completions_are_returned_in_one_output(engine):
     one = engine()
     one.add_request("a", "say", SamplingParams(n=3, max_tokens=4))
     last = run(one)[-1]
@@ -218,7 +222,7 @@ def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
     with pytest.raises(RequestError) as refusal:
         one.add_request("bad", prompt, params)
     assert refusal.value.parameter == parameter
-    one.add_request("bad", "say", GREEDY)  # the id is not in use
+    one.add_request("bad", "say", GREEDY)  # the rejected id is not in use
     done = {out.request_id: out.outputs[0].text for out in run(one) if out.finished}
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
 
@@ -231,7 +235,7 @@ def test_an_unknown_output_kind_is_rejected(engine):
     assert not one.has_unfinished_requests()
 
 
-def test_an_id_in_use_is_rejected_and_the_first_request_continues(engine):
+def test_a_request_id_in_use_is_rejected_and_the_first_request_continues(engine):
     one = engine()
     one.add_request("a", "say", GREEDY)
     with pytest.raises(RequestError, match="'a' is in use"):
@@ -240,12 +244,12 @@ def test_an_id_in_use_is_rejected_and_the_first_request_continues(engine):
 
 
 def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engine):
-    def picky(self, request):
+    def reject(self, request):
         if request.request_id.endswith("#1"):
             raise RequestError("not this one")
         Scheduler.add_request(self, request)
 
-    one = engine(scheduler_cls=type("Picky", (Scheduler,), {"add_request": picky}))
+    one = engine(scheduler_cls=type("RejectingScheduler", (Scheduler,), {"add_request": reject}))
     with pytest.raises(RequestError, match="not this one"):
         one.add_request("a", "say", SamplingParams(n=2))
     assert not one.has_unfinished_requests() and not one.client.core.has_work()
@@ -254,7 +258,7 @@ def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engin
 def test_the_error_for_a_model_without_generation_lists_its_tasks(engine):
     one = engine({"tasks": ["embed"]})
     assert one.supported_tasks == ("embed",)
-    with pytest.raises(UserError, match="Speaker cannot generate; it supports: embed"):
+    with pytest.raises(UserError, match="FixedTextModel cannot generate; it supports: embed"):
         one.add_request("a", "say")
 
 
@@ -267,7 +271,7 @@ def test_without_a_tokenizer_prompts_and_outputs_are_token_ids(engine):
         one.add_request("b", "say")
 
 
-def test_statistics_and_worker_results_are_available(engine):
+def test_an_engine_returns_statistics_and_worker_results(engine):
     one = engine()
     assert one.last_stats is None
     one.add_request("a", "say it again and again", GREEDY)
@@ -283,7 +287,7 @@ def test_statistics_and_worker_results_are_available(engine):
 
 def test_the_cache_size_is_the_memory_that_requests_can_use(engine):
     engine(max_num_seqs=2, max_model_len=10)
-    assert Speaker.made[-1].num_blocks == 2 * 3 + 1
+    assert FixedTextWorker.made[-1].num_blocks == 2 * 3 + 1
 
 
 def test_a_small_cache_lowers_the_length_and_reports_it(engine, caplog):
@@ -298,20 +302,20 @@ def test_a_small_cache_lowers_the_length_and_reports_it(engine, caplog):
 def test_a_length_set_by_the_user_must_fit(engine):
     with pytest.raises(CapacityError, match="max_model_len=17 needs 6 KV blocks"):
         engine(num_gpu_blocks_override=4, max_model_len=17)
-    assert Speaker.made[-1].ended == 1
+    assert FixedTextWorker.made[-1].ended == 1
 
 
 def test_a_failed_start_shuts_the_workers_down(engine):
     with pytest.raises(CapacityError, match="no room for the cache"):
         engine({"melts": True})
-    assert Speaker.made[-1].ended == 1
+    assert FixedTextWorker.made[-1].ended == 1
 
 
 def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
     one = engine()
     one.add_request("a", "say", GREEDY)
     one.step()
-    monkeypatch.setattr(Speaker.made[-1], "rows", None)
+    monkeypatch.setattr(FixedTextWorker.made[-1], "rows", None)
     with pytest.raises(EngineDeadError, match="step "):
         run(one)
     with pytest.raises(EngineDeadError, match="create a new one"):
@@ -327,8 +331,8 @@ def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
 def llm(model, options):
     with LLM(model(), **options) as made:
         yield made
-    made.shutdown()  # the second shutdown
-    assert Speaker.made[-1].ended == 1
+    made.shutdown()  # a second shutdown has no effect
+    assert FixedTextWorker.made[-1].ended == 1
 
 
 def test_outputs_are_in_the_order_of_the_prompts(llm):
@@ -338,7 +342,7 @@ def test_outputs_are_in_the_order_of_the_prompts(llm):
     assert llm.generate([], GREEDY) == []
 
 
-def test_one_rejected_prompt_rejects_the_call_and_leaves_no_state(llm):
+def test_one_rejected_prompt_rejects_the_generate_call_and_leaves_no_state(llm):
     with pytest.raises(RequestError, match="prompt 1: the prompt is empty"):
         llm.generate(["a", [], "b"], GREEDY)
     assert not llm.llm_engine.has_unfinished_requests()

@@ -71,7 +71,7 @@ def answer(driver, side, **outcome):
     """Report an outcome of the worker side with an empty step."""
     side.outcome = KVOutcome(**outcome)
     plan = driver.scheduler.schedule()
-    output = replace(driver.worker.execute(plan), kv_transfer=b"told")
+    output = replace(driver.worker.execute(plan), kv_transfer=b"ended")
     driver.scheduler.update_from_output(plan, output)
     driver.scheduler.check_integrity()
 
@@ -98,9 +98,8 @@ def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_time
     driver.step()
     assert driver.scheduler.depth().num_transfers == 0
     assert driver.scheduler.view.num_free_blocks == free
-    answer(
-        driver, side, done=(transfer.transfer_id,)
-    )  # a report after the blocks were freed is ignored
+    # a report after the blocks were freed is ignored
+    answer(driver, side, done=(transfer.transfer_id,))
     assert driver.scheduler.view.num_free_blocks == free
 
 
@@ -126,14 +125,14 @@ def test_blocks_of_an_aborted_loading_request_are_freed_eventually(driver, side,
     assert driver.scheduler.abort_requests(["gone"]) == ["gone"]
     (transfer,) = side.transfers
     side.claims = False
-    innocent = driver.add("innocent", 90, max_tokens=30)
+    other = driver.add("other", 90, max_tokens=30)
     for _ in range(15):
-        assert "innocent" in driver.step()
+        assert "other" in driver.step()
         spoil(driver, transfer)
     assert driver.scheduler.view.num_free_blocks <= free - len(transfer.block_ids)
     driver.clock.advance(2 * TIMEOUT_NS)
     driver.run()
-    assert driver.tokens["innocent"] == alone(innocent, 30)
+    assert driver.tokens["other"] == alone(other, 30)
     assert driver.scheduler.depth().num_transfers == 0
     assert driver.scheduler.view.num_free_blocks == free
     assert driver.scheduler.reset_prefix_cache()
@@ -214,7 +213,7 @@ class StoresLong(Scheduler):
         super().__init__(replace(context, kv_connector=side))
 
 
-def test_outputs_and_resets_do_not_wait_for_long_stores(tmp_path, monkeypatch):
+def test_outputs_and_cache_resets_do_not_wait_for_long_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail.engine.core.MAX_DRAIN_NS", 100_000_000)
     with LLM(
         write_fake_config(tmp_path),
@@ -229,7 +228,7 @@ def test_outputs_and_resets_do_not_wait_for_long_stores(tmp_path, monkeypatch):
         llm.generate([[*range(1, 30)]], params)
         steps = llm.llm_engine.client.progress.num_steps - progress.num_steps
         assert steps <= 3 + 4
-        assert llm.llm_engine.last_stats.num_used_blocks > 0  # blocks of running stores
+        assert llm.llm_engine.last_stats.num_used_blocks > 0  # running stores use blocks
         before = llm.llm_engine.last_stats.step_id
         assert llm.reset_prefix_cache() is False
         llm.generate([[1]], params)

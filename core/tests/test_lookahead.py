@@ -1,4 +1,4 @@
-"""Drafts in the scheduler: counts, lookahead blocks and results."""
+"""Draft tokens in the scheduler: their counts, lookahead blocks and results."""
 
 from array import array
 from dataclasses import replace
@@ -101,7 +101,7 @@ def test_the_next_run_is_planned_before_the_drafts_are_verified():
     request = table.request("a")
     assert (request.num_tokens, request.num_in_flight) == (6, 8)
     assert request.num_computed_tokens == 13
-    outputs = table.settle(second, [[52, 53]], [0])  # its draft was accepted
+    outputs = table.settle(second, [[52, 53]], [0])  # the draft of this run was accepted
     assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (3, 1)
     assert runs(table.plan()) == [(11, 4, 1, 3)]
     table.settle(third, [[54]], [3])
@@ -188,7 +188,7 @@ def test_lookahead_blocks_end_at_the_length_limit_of_the_request():
     table.add("b", 4, max_tokens=2)
     table.settle(table.plan(), [[50], [60]], [0, 0])
     assert table.request("a").capacity >= 4 + 3
-    assert table.request("b").capacity == 6  # no blocks beyond the length limit
+    assert table.request("b").capacity == 6  # no block is beyond the length limit
     table.settle(table.plan(), [[51], [61]], [0, 0])
     assert table.request("a").capacity >= 5 + 3
 
@@ -210,7 +210,7 @@ def test_only_verified_tokens_are_committed():
     table = Table()
     table.add("a", 4)
     table.settle(table.plan(), [[50]], [3])
-    table.plan()  # verifies positions 5 to 7
+    table.plan()  # this plan verifies positions 5 to 7
     request = table.request("a")
     assert request.num_computed_tokens == 8 and request.num_committed_blocks == 2
 
@@ -232,7 +232,7 @@ class RowExecutor:
 
 
 def generate(num_lookahead_tokens, depth):
-    """Run six requests; return their tokens, and the number of steps and of empty plans."""
+    """Run six requests; return the tokens, the number of steps and the number of empty plans."""
     limits = replace(LIMITS, num_lookahead_tokens=num_lookahead_tokens)
     kv_cache = make_kv_cache(num_blocks=80, block_size=2)
     context = SchedulerContext(limits=limits, kv_cache=kv_cache, clock=ManualClock())

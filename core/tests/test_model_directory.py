@@ -49,7 +49,7 @@ def test_generation_config_may_be_absent(tmp_path: Path) -> None:
     assert ModelDirectory.open(make(tmp_path / "tiny")).generation_config == {}
 
 
-def test_overrides_replace_whole_keys(tmp_path: Path) -> None:
+def test_hf_overrides_replace_complete_keys(tmp_path: Path) -> None:
     path = make(tmp_path / "tiny")
     directory = ModelDirectory.open(path, hf_overrides={"rope": {"factor": 2}, "vocab_size": 7})
     assert directory.config["rope"] == {"factor": 2}
@@ -97,7 +97,7 @@ def test_a_file_path_is_rejected_with_its_directory_suggested(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
-def test_impossible_paths_are_rejected(path: str) -> None:
+def test_invalid_model_paths_are_rejected(path: str) -> None:
     assert "does not exist" in refusal(path)
 
 
@@ -108,7 +108,7 @@ def test_a_directory_without_config_json_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "", "\xff", "[" * 100_000])
-def test_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
+def test_the_error_for_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
     path = make(tmp_path / "tiny")
     (path / "config.json").write_bytes(text.encode("latin-1"))
     message = refusal(path)
@@ -121,7 +121,7 @@ def test_config_json_must_be_an_object(tmp_path: Path) -> None:
     assert "must contain a JSON object, got list" in message
 
 
-def test_bad_generation_config_names_the_file(tmp_path: Path) -> None:
+def test_the_error_for_a_bad_generation_config_names_the_file(tmp_path: Path) -> None:
     message = refusal(make(tmp_path / "tiny", generation="{"))
     assert "generation_config.json is not valid JSON" in message
 

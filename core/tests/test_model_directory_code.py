@@ -10,7 +10,7 @@ from dovetail.config import EngineArgs, ModelDirectory
 from dovetail.errors import ModelError
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
-CANARY = "from pathlib import Path\nPath({place!r}).touch()\nclass M: ...\n"
+CREATES_FILE = "from pathlib import Path\nPath({place!r}).touch()\nclass M: ...\n"
 NAMES = [
     "evil:M",
     " evil:M",
@@ -35,7 +35,7 @@ NAMES = [
 def evil(tmp_path, monkeypatch):
     """A working directory on the import path; importing its module creates a file."""
     mark = tmp_path / "imported"
-    (tmp_path / "evil.py").write_text(CANARY.format(place=str(mark)))
+    (tmp_path / "evil.py").write_text(CREATES_FILE.format(place=str(mark)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -111,7 +111,7 @@ def test_files_and_overrides_are_checked_before_anything_starts(folder, value):
         ("min_p", True),
     ],
 )
-def test_a_wrong_sampling_default_names_file_and_field(folder, field, value):
+def test_the_error_for_a_wrong_sampling_default_names_file_and_field(folder, field, value):
     (folder / "generation_config.json").write_text(json.dumps({field: value}))
     with pytest.raises(ModelError, match=rf"generation_config\.json: {field} is "):
         EngineArgs(model=folder).create_engine_config()

@@ -70,13 +70,13 @@ def test_the_error_for_a_path_that_is_not_a_regular_file_names_the_path(tmp_path
     assert message.count(str(tmp_path / name)) == 1 and kind in message
 
 
-def test_a_loop_of_links_is_refused(tmp_path):
+def test_a_loop_of_symbolic_links_is_rejected(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert "symbolic links" in refusal(read_model_file, tmp_path / "a")
 
 
-def test_links_to_regular_files_are_read(tmp_path):
+def test_symbolic_links_to_regular_files_are_followed(tmp_path):
     """Caches of model hubs are folders of links to blobs."""
     (tmp_path / "blob").write_bytes(OBJECT)
     (tmp_path / "config.json").symlink_to("blob")
@@ -172,7 +172,7 @@ def test_the_file_descriptor_is_always_closed(tmp_path):
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_too_many_templates_are_refused(tmp_path):
+def test_a_model_with_too_many_chat_templates_is_rejected(tmp_path):
     folder = tmp_path / "additional_chat_templates"
     folder.mkdir()
     for number in range(65):

@@ -63,7 +63,7 @@ def test_the_nearest_name_of_all_accepted_kinds_is_suggested(site, requested, me
     assert "deadline-fair" in message and "my_scheduler" in message
 
 
-def test_the_error_names_the_option(site, tmp_path):
+def test_the_error_for_an_unknown_name_names_the_option(site, tmp_path):
     options = {**SMALL_ENGINE, "skip_tokenizer_init": True}
     message = r"scheduler_cls \(scheduling_policy\)='deadline_fair': .*Did you mean 'deadline-fair'"
     for name in ("scheduler_cls", "scheduling_policy"):

@@ -34,16 +34,16 @@ def test_the_result_of_rank_0_is_returned_with_the_transfers_of_all_ranks():
     assert list(whole.token_ids) == [7] and whole.step_id == 3
     message = []
 
-    class Told(FakeSchedulerSide):
+    class RecordingSide(FakeSchedulerSide):
         def update(self, answer, rank=0):
             message.append((rank, answer))
             return KVOutcome()
 
-    RankedSide(Told(2), 2).update(whole.kv_transfer)
+    RankedSide(RecordingSide(2), 2).update(whole.kv_transfer)
     assert message == [(0, b"a"), (1, b"b")]
 
 
-def test_nothing_is_gathered_without_transfers():
+def test_results_are_not_gathered_without_transfers():
     first = output()
     assert aggregate_outputs([first, output(tokens=())]) is first
 
@@ -69,7 +69,7 @@ def test_a_rank_finishes_a_transfer_only_once():
 
 
 @pytest.mark.parametrize("gathered", [[b"1"], [b"1", b"", b""]], ids=["one rank", "three"])
-def test_results_must_come_from_all_ranks(gathered):
+def test_results_of_all_ranks_are_required(gathered):
     result = aggregate_outputs([output(one) for one in gathered]).kv_transfer
     with pytest.raises(ContractError, match="of 2 ranks"):
         RankedSide(Side(2), 2).update(result)

@@ -19,7 +19,7 @@ FACTS = InputFacts(vocab_size=259, max_model_len=500, eos_token_ids=frozenset({E
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-class Desk:
+class ProcessorDriver:
     """An output processor with methods that add requests and step results."""
 
     def __init__(self, tokenizer=True):
@@ -28,9 +28,9 @@ class Desk:
         self.inputs = InputProcessor(FACTS, tokenizer=tokenizer, clock=self.clock)
         self.outputs = OutputProcessor(tokenizer, clock=self.clock)
 
-    def add(self, request_id, kind=CUMULATIVE, prompt="say", **wishes):
-        wishes.setdefault("max_tokens", 100)
-        requests = self.inputs.process(request_id, prompt, SamplingParams(**wishes))
+    def add(self, request_id, kind=CUMULATIVE, prompt="say", **options):
+        options.setdefault("max_tokens", 100)
+        requests = self.inputs.process(request_id, prompt, SamplingParams(**options))
         text = prompt if isinstance(prompt, str) else None
         self.outputs.add_request(request_id, requests, prompt=text, kind=kind)
 
@@ -65,7 +65,7 @@ def columns(*positions):
 
 
 def test_cumulative_outputs_contain_all_tokens_so_far():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r")
     (first,) = processor.step({"r": b"He"}).request_outputs
     (second,) = processor.step({"r": b"llo"}).request_outputs
@@ -81,7 +81,7 @@ def test_cumulative_outputs_contain_all_tokens_so_far():
 
 
 def test_delta_outputs_contain_only_new_tokens():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", DELTA)
     steps = [({"r": b"a\xc3"}, ()), ({"r": b"\xa9"}, ()), ({"r": b"b"}, [("r", LENGTH)])]
     outputs = [processor.step(*step).request_outputs[0].outputs[0] for step in steps]
@@ -90,11 +90,11 @@ def test_delta_outputs_contain_only_new_tokens():
     assert [o.finish_reason for o in outputs] == [None, None, "length"]
 
 
-@pytest.mark.parametrize("wishes", [{}, {"stop": "never"}, {"logprobs": 0}])
-def test_final_only_returns_one_output(wishes):
-    processor = Desk()
-    processor.add("r", FINAL_ONLY, **wishes)
-    plain = wishes.get("logprobs") is None
+@pytest.mark.parametrize("options", [{}, {"stop": "never"}, {"logprobs": 0}])
+def test_the_kind_final_only_returns_one_output(options):
+    processor = ProcessorDriver()
+    processor.add("r", FINAL_ONLY, **options)
+    plain = options.get("logprobs") is None
     for piece in (b"H", b"e", b"llo \xc3"):
         logprobs = {} if plain else {"r": columns(*[(t, -1.0, 1, []) for t in piece])}
         assert processor.step({"r": piece}, logprobs=logprobs).request_outputs == []
@@ -108,7 +108,7 @@ def test_final_only_returns_one_output(wishes):
 def test_all_output_kinds_agree_on_the_complete_output():
     texts = {}
     for kind in RequestOutputKind:
-        processor = Desk()
+        processor = ProcessorDriver()
         processor.add("r", kind, stop=["END"], prompt=[1, 2])
         found = []
         for byte in "né E ENE EN END more".encode():
@@ -121,7 +121,7 @@ def test_all_output_kinds_agree_on_the_complete_output():
 
 
 def test_a_stop_string_finishes_the_request_and_aborts_it_in_the_core():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", stop=["lo w"])
     assert processor.step({"r": b"Hel"}).to_abort == []
     processed = processor.step({"r": b"lo world"})
@@ -137,7 +137,7 @@ def test_a_stop_string_finishes_the_request_and_aborts_it_in_the_core():
 
 
 def test_a_stop_string_in_the_last_step_needs_no_abort():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", stop=["b"], include_stop_str_in_output=True)
     processed = processor.step({"r": [*b"abc", EOS]}, [("r", STOP)])
     assert processed.to_abort == []
@@ -147,7 +147,7 @@ def test_a_stop_string_in_the_last_step_needs_no_abort():
 
 
 def test_a_possible_stop_string_prefix_is_held_back_until_the_end():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", DELTA, stop=["<end>"])
     (first,) = processor.step({"r": b"a<e"}).request_outputs
     (last,) = processor.step({"r": b"n"}, [("r", LENGTH)]).request_outputs
@@ -155,7 +155,7 @@ def test_a_possible_stop_string_prefix_is_held_back_until_the_end():
 
 
 def test_stop_strings_are_ignored_before_min_tokens():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", stop=["ab"], min_tokens=4)
     (output,) = processor.step({"r": b"ababab"}).request_outputs
     assert (output.outputs[0].text, output.outputs[0].token_ids) == ("ab", list(b"abab"))
@@ -163,11 +163,11 @@ def test_stop_strings_are_ignored_before_min_tokens():
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
 def test_the_text_of_a_stop_token_is_shown_only_when_requested(kind):
-    processor = Desk()
-    wishes = {"stop_token_ids": [ord("!")], "skip_special_tokens": False}
-    processor.add("r", kind, **wishes)
-    processor.add("s", kind, include_stop_str_in_output=True, **wishes)
-    processor.add("e", kind, **wishes)
+    processor = ProcessorDriver()
+    options = {"stop_token_ids": [ord("!")], "skip_special_tokens": False}
+    processor.add("r", kind, **options)
+    processor.add("s", kind, include_stop_str_in_output=True, **options)
+    processor.add("e", kind, **options)
     ends = [("r", STOP, 33), ("s", STOP, 33), ("e", LENGTH)]
     outputs = processor.step({"r": b"a!", "s": b"a!", "e": [97, EOS]}, ends).request_outputs
     assert [o.outputs[0].text for o in outputs] == ["a", "a!", "a<eos>"]
@@ -175,8 +175,8 @@ def test_the_text_of_a_stop_token_is_shown_only_when_requested(kind):
     assert outputs[0].outputs[0].token_ids == list(b"a!")
 
 
-def test_logprobs_have_one_mapping_per_token():
-    processor = Desk()
+def test_logprobs_contain_one_mapping_per_token():
+    processor = ProcessorDriver()
     processor.add("r", logprobs=2)
     best = [(98, -0.5), (97, -1.0)]
     given = columns((97, -1.0, 2, best), (120, -3.0, 9, best))
@@ -189,7 +189,7 @@ def test_logprobs_have_one_mapping_per_token():
 
 
 def test_logprobs_match_the_returned_tokens_of_each_output_kind():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", DELTA, logprobs=0, stop=["bc"])
     (first,) = processor.step(
         {"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}
@@ -203,7 +203,7 @@ def test_logprobs_match_the_returned_tokens_of_each_output_kind():
 
 
 def test_prompt_logprobs_begin_with_none_and_can_arrive_in_chunks():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", DELTA, prompt="abc", prompt_logprobs=0)
     first = {"r": columns((97, -1.0, 1, []), (98, -2.0, 1, []))}
     assert processor.step(prompt_logprobs=first).request_outputs == []
@@ -216,7 +216,7 @@ def test_prompt_logprobs_begin_with_none_and_can_arrive_in_chunks():
 
 
 def test_fields_that_were_not_requested_are_none():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r")
     (output,) = processor.step({"r": b"x"}, [("r", LENGTH)]).request_outputs
     assert output.prompt_logprobs is None
@@ -225,7 +225,7 @@ def test_fields_that_were_not_requested_are_none():
 
 
 def test_completions_of_one_prompt_are_one_output():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", n=3)
     (output,) = processor.step({"r#2": b"c", "r#0": b"a"}).request_outputs
     assert [(o.index, o.text) for o in output.outputs] == [(0, "a"), (1, ""), (2, "c")]
@@ -239,7 +239,7 @@ def test_completions_of_one_prompt_are_one_output():
 
 
 def test_delta_outputs_contain_only_completions_with_new_tokens():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", DELTA, n=2)
     (output,) = processor.step({"r#1": b"b"}).request_outputs
     assert [o.index for o in output.outputs] == [1]
@@ -252,16 +252,16 @@ def test_delta_outputs_contain_only_completions_with_new_tokens():
     assert [o.index for o in output.outputs] == [0]
 
 
-def test_final_only_waits_for_the_last_completion():
-    processor = Desk()
+def test_the_kind_final_only_waits_for_the_last_completion():
+    processor = ProcessorDriver()
     processor.add("r", FINAL_ONLY, n=2)
     assert processor.step({"r#0": b"a", "r#1": b"b"}, [("r#0", LENGTH)]).request_outputs == []
     (output,) = processor.step({"r#1": b"b"}, [("r#1", LENGTH)]).request_outputs
     assert [o.text for o in output.outputs] == ["a", "bb"]
 
 
-def test_abort_ends_all_completions():
-    processor = Desk()
+def test_an_abort_ends_all_completions_of_a_request():
+    processor = ProcessorDriver()
     processor.add("r", n=2)
     processor.add("s")
     processor.step({"r#0": b"a", "r#1": b"b", "s": b"s"}, [("r#0", LENGTH)])
@@ -275,7 +275,7 @@ def test_abort_ends_all_completions():
 
 
 def test_a_failed_request_returns_the_error_message():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", FINAL_ONLY)
     failure = Finished(request_id="r", reason=FinishReason.ERROR, message="the row broke")
     (output,) = processor.outputs.process(EngineCoreOutputs(finished=(failure,))).request_outputs
@@ -283,8 +283,8 @@ def test_a_failed_request_returns_the_error_message():
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
-def test_metrics_and_cached_tokens_are_reported(kind):
-    processor = Desk()
+def test_outputs_contain_metrics_and_cached_tokens(kind):
+    processor = ProcessorDriver()
     processor.add("r", kind)
     processor.step(num_cached_tokens={"r": 3, "other": 9})
     processor.step({"r": b"a"})
@@ -295,8 +295,8 @@ def test_metrics_and_cached_tokens_are_reported(kind):
     assert output.num_cached_tokens == 3
 
 
-def test_a_duplicate_id_is_rejected_until_the_request_ends():
-    processor = Desk()
+def test_a_duplicate_request_id_is_rejected_until_the_request_ends():
+    processor = ProcessorDriver()
     processor.add("r", n=2)
     for name in ("r", "r#0"):
         with pytest.raises(RequestError, match="in use"):
@@ -306,8 +306,11 @@ def test_a_duplicate_id_is_rejected_until_the_request_ends():
 
 
 def test_without_tokenizer_or_detokenize_there_is_no_text():
-    for processor, wishes in ((Desk(tokenizer=False), {}), (Desk(), {"detokenize": False})):
-        processor.add("r", prompt=[1], logprobs=0, **wishes)
+    for processor, options in (
+        (ProcessorDriver(tokenizer=False), {}),
+        (ProcessorDriver(), {"detokenize": False}),
+    ):
+        processor.add("r", prompt=[1], logprobs=0, **options)
         given = {"r": columns((97, -1.0, 1, []))}
         (output,) = processor.step({"r": b"a"}, [("r", LENGTH)], logprobs=given).request_outputs
         assert (output.prompt, output.outputs[0].text) == (None, "")
@@ -315,8 +318,8 @@ def test_without_tokenizer_or_detokenize_there_is_no_text():
         assert output.outputs[0].logprobs == [{97: Logprob(-1.0, 1, None)}]
 
 
-def test_returned_outputs_do_not_change():
-    processor = Desk()
+def test_returned_outputs_are_not_changed_by_later_steps():
+    processor = ProcessorDriver()
     processor.add("r", logprobs=0)
     (first,) = processor.step(
         {"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}
@@ -337,7 +340,7 @@ def test_the_text_of_a_long_output_is_decoded_incrementally():
             Counting.num_decoded += 1
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.outputs = OutputProcessor(Counting(), clock=processor.clock)
     processor.add("r", FINAL_ONLY, max_tokens=400)
     most = 0
@@ -350,8 +353,8 @@ def test_the_text_of_a_long_output_is_decoded_incrementally():
     assert 0 < most < 100
 
 
-def test_the_outputs_of_a_request_share_its_prompt():
-    processor = Desk()
+def test_all_outputs_of_a_request_share_the_prompt_token_ids():
+    processor = ProcessorDriver()
     processor.add("r", DELTA)
     processor.add("s", DELTA)
     first, other = processor.step({"r": b"a", "s": b"a"}).request_outputs
@@ -362,7 +365,7 @@ def test_the_outputs_of_a_request_share_its_prompt():
 
 
 def test_logprobs_contain_the_text_that_a_token_adds():
-    processor = Desk()
+    processor = ProcessorDriver()
     processor.add("r", logprobs=1)
     given = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))
     (output,) = processor.step({"r": b"\xc3 "}, logprobs={"r": given}).request_outputs

@@ -74,7 +74,7 @@ def test_a_check_that_raises_rejects_its_request_only(make):
     assert len(fine.outputs[0].token_ids) == 2
 
 
-def test_without_logits_processors_nothing_is_checked(make):
+def test_parameters_are_not_checked_without_logits_processors(make):
     llm = make(worker_cls=FakeWorker)
     (fine,) = llm.generate("a", ask(**{ARGUMENT: "whatever"}))
     assert fine.error is None and llm.llm_engine.client.core._rules.params_checks == ()

@@ -47,7 +47,7 @@ def test_a_paused_core_has_no_work_after_its_plans_are_settled(core, step):
     assert [ended.request_id for ended in finished] == ["b"]
 
 
-def test_with_pause_new_running_requests_finish(core):
+def test_running_requests_finish_during_a_pause_of_new_requests(core):
     core.add_request(make_request("old", max_tokens=4))
     core.step()
     core.pause(PauseScope.NEW)
@@ -116,7 +116,7 @@ def test_generate_raises_while_the_engine_is_paused(llm):
     assert len(llm.generate([[1, 2]], PARAMS)) == 1
 
 
-def test_an_unknown_scope_is_refused(llm):
+def test_an_unknown_pause_scope_is_rejected(llm):
     with pytest.raises(UserError, match="'some' is not a valid pause scope"):
         llm.llm_engine.pause("some")
     assert llm.llm_engine.paused is None

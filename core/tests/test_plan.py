@@ -57,7 +57,7 @@ def test_columns_have_the_types_of_the_contract():
     assert array("i").itemsize == 4
 
 
-def test_run_many_is_equivalent_to_run():
+def test_run_many_gives_the_same_plan_as_run():
     one, many = StepBuilder(), StepBuilder()
     for row in range(5):
         one.run(row, row * 2, 1, samples=row % 2 == 0)
@@ -92,7 +92,7 @@ def test_a_builder_numbers_its_plans_and_starts_each_one_empty():
     assert list(first.rows) == [3], "the first plan must not change"
 
 
-def test_an_empty_plan_can_contain_leaves():
+def test_a_plan_without_runs_can_contain_leaves():
     builder = StepBuilder()
     builder.leave(2)
     plan = builder.build()
@@ -116,7 +116,7 @@ def test_an_invalid_plan_is_rejected(runs, message):
         builder.build()
 
 
-def test_columns_of_unequal_length_are_refused():
+def test_plan_columns_of_unequal_length_are_rejected():
     builder = StepBuilder()
     builder.run_many([0, 1], [0, 0], [1], [1, 1])
     with pytest.raises(ValueError, match="equal lengths"):
@@ -141,7 +141,7 @@ def test_a_joining_request_has_a_copy_of_its_tokens():
     assert join.bad_words_token_ids == ((8, 9),)
 
 
-def test_a_digest_contains_shapes_but_no_tokens():
+def test_the_digest_of_a_plan_contains_shapes_but_no_tokens():
     builder = StepBuilder()
     builder.join(dataclasses.replace(joining(), token_ids=array("i", [424242])))
     builder.run(3, 8, 3, samples=True)
@@ -151,7 +151,7 @@ def test_a_digest_contains_shapes_but_no_tokens():
     assert "424242" not in text
 
 
-def test_a_digest_of_many_runs_is_short():
+def test_the_digest_of_a_plan_with_many_runs_is_short():
     builder = StepBuilder()
     builder.run_many(range(1000), [0] * 1000, [1] * 1000, [1] * 1000)
     assert len(builder.build().describe().splitlines()) == 17
@@ -187,7 +187,7 @@ def test_drafts_that_cannot_be_verified_are_rejected(count, samples, drafts):
         builder.build()
 
 
-def test_content_and_transfers_are_sent_with_one_plan():
+def test_encoder_content_and_transfers_are_sent_with_one_plan():
     builder = StepBuilder()
     builder.encode(2, 1)
     builder.free_encoded(b"x")
@@ -213,7 +213,7 @@ def test_log_probabilities_can_be_sliced_at_both_ends():
     assert not columns.first(0).token_ids
 
 
-def test_decodes_are_first_and_sample_one_token_each():
+def test_decodes_are_first_in_a_plan_and_sample_one_token_each():
     builder, other = StepBuilder(), StepBuilder()
     builder.run_decodes(array("i", [4, 2]), array("i", [17, 3]))
     builder.run(1, 0, 5, samples=False)
@@ -223,7 +223,7 @@ def test_decodes_are_first_and_sample_one_token_each():
     assert builder.build().empty  # the builder is empty for the next plan
 
 
-def test_runs_after_decodes_are_checked():
+def test_runs_added_after_decodes_are_validated():
     for rows, starts, counts in (([1, 1], [0, 0], [1, 1]), ([1], [-1], [1]), ([1], [0], [0])):
         builder = StepBuilder()
         builder.run_decodes(array("i", [4]), array("i", [17]))

@@ -131,7 +131,7 @@ class Odd(Sound):
 """
 
 
-def test_an_automatic_platform_without_names_is_set_aside(plugin_site, caplog):
+def test_an_automatic_platform_with_an_invalid_info_is_set_aside(plugin_site, caplog):
     targets = {"odd": ":Odd", "sound": ":Sound"}
     plugin_site.add("dovetail-a", {"platform": targets}, init=ODD)
     registry = plugin_site.registry()

@@ -76,7 +76,7 @@ def test_an_automatic_candidate_that_fails_is_set_aside_and_logged_once(plugin_s
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
 
 
-def test_strict_mode_raises_an_error(plugin_site):
+def test_strict_mode_raises_the_error_of_a_failed_candidate(plugin_site):
     install(plugin_site, "dovetail-a", "dovetail-b")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     registry = plugin_site.registry(policy=PluginPolicy(strict=True))
@@ -193,10 +193,10 @@ def test_plugins_loaded_before_the_platform_are_checked_against_it(plugin_site):
 
 
 def test_a_class_without_a_manifest_declares_its_own_needs():
-    class Winged(Policy):
+    class NeedsWings(Policy):
         needs = frozenset({"wings"})
 
     registry = PluginRegistry(distributions=[])
     registry.bind_platform(FakePlatform())
     with pytest.raises(PluginError, match="needs wings"):
-        registry.load("policy", Winged)
+        registry.load("policy", NeedsWings)

@@ -34,7 +34,7 @@ def test_a_failed_import_leaves_no_module_of_its_package(plugin_site):
     assert {"shared_library", "acme_extra"} <= sys.modules.keys()
 
 
-def test_modules_imported_before_stay_imported(plugin_site):
+def test_a_failed_import_keeps_modules_imported_before(plugin_site):
     plugin_site.add("acme", ENTRIES, parts="from acme import first\n1 / 0\n", first="", good=POLICY)
     registry = plugin_site.registry()
     good = registry.load("policy", "good")
@@ -84,7 +84,7 @@ def test_output_of_a_failed_import_is_part_of_its_error(plugin_site, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_other_threads_continue_printing(capsys):
+def test_other_threads_can_print_during_an_import(capsys):
     def shout():
         print("from another thread")
 

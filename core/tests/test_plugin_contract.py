@@ -87,7 +87,7 @@ def test_a_missing_contract_version_is_reported() -> None:
     ("version", "message"),
     [("0.2", "newer"), ("1.0", "newer"), ("0.0", "older"), (0.1, "write a str")],
 )
-def test_other_versions_are_refused(version: object, message: str) -> None:
+def test_plugins_of_other_contract_versions_are_rejected(version: object, message: str) -> None:
     made = type("Made", (Loader,), {"CONTRACT_VERSION": version})
     (problem,) = problems("weight_loader", made)
     assert message in problem
@@ -101,7 +101,7 @@ def test_a_class_of_another_kind_is_refused() -> None:
     assert found[0] == "it declares CONTRACT = 'policy', but is used as a scheduler"
 
 
-def test_all_problems_are_reported_at_once() -> None:
+def test_all_contract_problems_are_reported_at_once() -> None:
     class Bad(SchedulerInterface):
         CONTRACT_VERSION = "7.0"
 

@@ -105,7 +105,7 @@ def entry(kind, name, **more):
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_options_reach_the_plugin(plugin_site, start, kind):
+def test_plugin_options_are_passed_to_the_plugin(plugin_site, start, kind):
     entries = {kind: {"mine": f".parts:My{kind.capitalize()}"}}
     manifest = entry(kind, "mine", options='"acme.parts:Options"')
     plugin_site.add("acme", entries, manifest=manifest, parts=PARTS)
@@ -175,12 +175,12 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
 
     class Wishing(FakePlatform):
         def defaults(self, config):
-            wishes = {
+            changes = {
                 "cache.gpu_memory_utilization": (0.5, "memory is shared"),
                 "model.max_model_len": (32, "it is small"),
                 "scheduler.max_num_seqs": (2, "the user said 4"),
             }
-            return ConfigPatch(changes=wishes)
+            return ConfigPatch(changes=changes)
 
     message = {c.field: c for c in start(platform=Wishing).llm_engine.config.explain()}
     change = message["cache.gpu_memory_utilization"]
@@ -193,7 +193,7 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_no_step_calls_the_registry(start, monkeypatch, ahead):
+def test_steps_do_not_call_the_plugin_registry(start, monkeypatch, ahead):
     calls = []
 
     def counting(name, method):

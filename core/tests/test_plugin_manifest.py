@@ -13,7 +13,7 @@ from dovetail.plugins.contracts.api_range import parse_range, parse_version
 from dovetail.plugins.contracts.checks import contract_version
 from dovetail.plugins.metadata.manifest import PluginEntry
 
-CANARY = "raise AssertionError('a plugin was imported')"
+FAILS_ON_IMPORT = "raise AssertionError('a plugin was imported')"
 FULL = """
 [[plugin]]
 kind = "policy"
@@ -33,7 +33,7 @@ verified = "Acme One, 2026-11-21"
 def broken_by(plugin_site, manifest, entries=None):
     """Install a distribution with a manifest and return why its plugin cannot be described."""
     plugin_site.add(
-        "acme", entries or {"policy": {"fair": ":Fair"}}, manifest=manifest, init=CANARY
+        "acme", entries or {"policy": {"fair": ":Fair"}}, manifest=manifest, init=FAILS_ON_IMPORT
     )
     registry = plugin_site.registry()
     with pytest.raises(PluginLoadError) as refusal:
@@ -51,7 +51,7 @@ def broken_by(plugin_site, manifest, entries=None):
 
 
 def test_all_manifest_keys_are_read(plugin_site):
-    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=FAILS_ON_IMPORT)
     about = plugin_site.registry().describe("policy", "fair")
     assert about.in_manifest and not about.first_party
     assert (about.target, about.distribution, about.version) == ("acme:Fair", "acme", "1.0")
@@ -75,7 +75,7 @@ def test_all_manifest_keys_are_read(plugin_site):
 @pytest.mark.parametrize("manifest", [None, "", '[[plugin]]\nkind = "policy"\nname = "other"\n'])
 def test_missing_manifest_keys_have_defaults(plugin_site, manifest):
     entries = {"policy": {"fair": ":Fair", "other": ":Other"}}
-    plugin_site.add("acme", entries, manifest=manifest, init=CANARY)
+    plugin_site.add("acme", entries, manifest=manifest, init=FAILS_ON_IMPORT)
     about = plugin_site.registry().describe("policy", "fair")
     assert not about.in_manifest
     assert about.entry == PluginEntry(kind="policy", name="fair")
@@ -83,7 +83,7 @@ def test_missing_manifest_keys_have_defaults(plugin_site, manifest):
 
 
 def test_a_class_that_was_named_directly_has_no_manifest(plugin_site):
-    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=FAILS_ON_IMPORT)
     about = plugin_site.registry().describe("policy", "elsewhere.mod:Mine")
     assert (about.distribution, about.in_manifest, about.entry.rank) == ("", False, 0)
     assert plugin_site.registry().describe("policy", "acme:Fair").entry.rank == 7
@@ -100,7 +100,9 @@ def test_unknown_kinds_of_another_core_version_are_ignored(plugin_site):
 
 
 def test_an_editable_installation_is_found_without_importing_it(plugin_site, tmp_path, monkeypatch):
-    plugin_site.add("acme", {"policy": {"fair": ".deep.inside:Fair"}}, manifest=FULL, init=CANARY)
+    plugin_site.add(
+        "acme", {"policy": {"fair": ".deep.inside:Fair"}}, manifest=FULL, init=FAILS_ON_IMPORT
+    )
     source = tmp_path / "checkout" / "src"
     source.mkdir(parents=True)
     (plugin_site.path / "acme").rename(source / "acme")
@@ -114,7 +116,7 @@ def test_an_editable_installation_is_found_without_importing_it(plugin_site, tmp
 
 
 def test_a_manifest_belongs_to_its_distribution(plugin_site):
-    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=FAILS_ON_IMPORT)
     plugin_site.add("borrower", {"policy": {"lent": "acme:Fair"}, "ops": {"o": "dovetail.x:Y"}})
     for name, files in (("acme", "acme/__init__.py,,\nacme/dovetail.toml,,\n"), ("borrower", "")):
         (plugin_site.path / f"{name}-1.0.dist-info" / "RECORD").write_text(files)
@@ -230,7 +232,7 @@ def test_200_distributions_are_listed_in_time_and_none_is_imported(plugin_site):
     for index in range(200):
         manifest = f'[[plugin]]\nkind = "policy"\nname = "p{index}"\nrank = {index}\n'
         entries = {"policy": {f"p{index}": f".deep:P{index}"}}
-        plugin_site.add(f"canary-{index}", entries, manifest=manifest, init=CANARY)
+        plugin_site.add(f"plugin-{index}", entries, manifest=manifest, init=FAILS_ON_IMPORT)
     took = []
     for _ in range(3):
         start = time.perf_counter()

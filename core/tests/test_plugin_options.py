@@ -133,7 +133,7 @@ def test_options_of_a_plugin_without_options_are_rejected(acme):
     assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in message
 
 
-def test_a_name_of_two_kinds_must_be_qualified_if_both_have_options(plugin_site):
+def test_options_for_a_name_of_two_kinds_must_be_qualified_if_both_have_options(plugin_site):
     entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
     manifest = MANIFEST.replace('"whole"', '"fair"')
     both = manifest + 'options = "acme.model:FairOptions"\n'
@@ -148,7 +148,7 @@ def test_a_name_of_two_kinds_must_be_qualified_if_both_have_options(plugin_site)
     assert registry.options_of("scheduler", whole)["weight"] == 1.0
 
 
-def test_options_go_to_the_only_kind_of_that_name_that_has_options(plugin_site):
+def test_options_for_a_name_of_two_kinds_go_to_the_kind_that_has_options(plugin_site):
     entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
     manifest = MANIFEST.replace('"whole"', '"fair"')
     plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=MODEL)
@@ -228,7 +228,7 @@ def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_
         ("ByteTokenizer", {}, "there is no plugin 'ByteTokenizer'"),
     ],
 )
-def test_an_engine_refuses_options_that_nothing_uses(tmp_path, key, chosen, message):
+def test_an_engine_rejects_options_of_plugins_that_it_does_not_use(tmp_path, key, chosen, message):
     options = {**SMALL_ENGINE, **FAKE_PARTS, **chosen, "plugin_options": {key: {"path": "x"}}}
     with pytest.raises(ConfigError, match=f"plugin_options: .*{message}"):
         LLM(write_fake_config(tmp_path), **options)

@@ -115,7 +115,7 @@ def test_engine_options_define_the_plugin_policy(tmp_path):
         PluginPolicy.of(config.plugins).strict = False
 
 
-def test_rules_are_command_line_flags():
+def test_plugin_rules_can_be_given_as_command_line_flags():
     from cyclopts import App
 
     from dovetail.cli.engine_options import EngineOptions, engine_args
@@ -167,7 +167,7 @@ def test_no_plugins_allows_first_party_plugins_only(plugin_site):
         plugin_site.registry(policy=trusting).load("policy", f"{path}:Fair")
 
 
-def test_denial_takes_precedence_over_allowance(plugin_site):
+def test_plugins_deny_takes_precedence_over_plugins_allow(plugin_site):
     install(plugin_site, "acme")
     registry = plugin_site.registry(policy=PluginPolicy(allow=("*:*@*",), deny=("policy:*@acme",)))
     assert order(registry, "acme") == []

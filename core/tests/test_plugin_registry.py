@@ -94,7 +94,7 @@ def message(call: Callable[[], object], kind: type[DovetailError]) -> str:
     return str(caught.value)
 
 
-# -- references
+# -- references to plugins
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def message(call: Callable[[], object], kind: type[DovetailError]) -> str:
         ("y.py:C", FileReference(path=Path.cwd() / "y.py", attribute="C")),
     ],
 )
-def test_references_are_parsed(text: str, expected: object) -> None:
+def test_plugin_references_are_parsed(text: str, expected: object) -> None:
     assert parse_reference(text) == expected
 
 
@@ -250,7 +250,7 @@ def test_a_name_declared_twice_in_one_distribution_is_selected_by_class(
 # -- loading
 
 
-def test_every_form_loads_the_same_class_once(
+def test_every_form_of_a_reference_loads_the_same_class_once(
     site: Path, install: Install, registry: PluginRegistry
 ) -> None:
     install("mine", "[dovetail.policy]\nmine = mine_mod:Mine\n", mine_mod=POLICY)
@@ -312,7 +312,7 @@ def test_missing_modules_and_missing_attributes_have_different_errors(
 
 
 @pytest.mark.parametrize(
-    ("source", "cause", "told_too"),
+    ("source", "cause", "detail"),
     [
         ("1 / 0", ZeroDivisionError, "ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", SystemExit, "SystemExit: 3"),
@@ -323,14 +323,14 @@ def test_missing_modules_and_missing_attributes_have_different_errors(
     ],
 )
 def test_any_exception_of_an_import_becomes_a_load_error(
-    install: Install, registry: PluginRegistry, source: str, cause: type, told_too: str
+    install: Install, registry: PluginRegistry, source: str, cause: type, detail: str
 ) -> None:
     install("bad", "[dovetail.policy]\nbad = broken_mod:Bad\n", broken_mod=source)
     with pytest.raises(PluginLoadError) as caught:
         registry.load("policy", "bad")
     assert type(caught.value.__cause__) is cause
     assert "plugin 'bad' of bad 1.2" in str(caught.value)
-    assert told_too in str(caught.value)
+    assert detail in str(caught.value)
     assert registry.resolutions == ()
 
 

@@ -86,9 +86,9 @@ OLD = """
 class Oldest:
     '''Made for policy 0.0, in which rank was called key and took no view.'''
     def __init__(self):
-        self.asked = 0
+        self.num_calls = 0
     def key(self, request):
-        self.asked += 1
+        self.num_calls += 1
         return -request.sequence
 """
 
@@ -121,7 +121,7 @@ def test_a_plugin_of_an_earlier_contract_is_adapted(plugin_site):
         sequence = 4
 
     policy = adapted()
-    assert policy.rank(Request(), None) == -4 and policy.old.asked == 1
+    assert policy.rank(Request(), None) == -4 and policy.old.num_calls == 1
     assert "Oldest is made for policy 0.0 and was adapted." in registry.resolutions[0].notes
 
 

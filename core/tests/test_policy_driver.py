@@ -92,7 +92,7 @@ def acting(*actions):
 # --- grants --------------------------------------------------------------------------
 
 
-def test_actions_are_granted_in_order_and_form_the_plan(steer):
+def test_granted_actions_form_the_plan_in_order(steer):
     driver = steer(running="abc", waiting="de")
     runs, answers = driver.plan_by(action(("c", Run), ("e", Run), ("a", Run)))
     assert list(runs.items()) == [("c", (4, 1)), ("e", (0, 4)), ("a", (4, 1))]
@@ -153,7 +153,7 @@ def test_a_reservation_allocates_at_most_the_blocks_that_can_be_needed(steer):
     assert free.num_free_blocks == 10 - 3
     driver.settle()
     driver.plan_by(action(("a", lambda one: Run(one, reserve=10**9))))
-    assert free.num_free_blocks == 10 - 4  # for 4 prompt tokens and 9 output tokens
+    assert free.num_free_blocks == 10 - 4  # 4 blocks hold 4 prompt tokens and 9 output tokens
     driver.run()
 
 
@@ -168,14 +168,12 @@ def test_evicting_a_granted_request_rolls_its_grant_back(steer):
     assert driver.waiting() == ["a", "c", "d"]
     assert driver.worker.names == {0: "a", 1: "b"}  # the plan is not executed yet
     driver.settle()
-    assert (
-        driver.scheduler.view.num_free_blocks == free + 1 - 1 - 1
-    )  # a's blocks are freed; b and e have a new block each
+    # a's blocks are freed; b and e have a new block each
+    assert driver.scheduler.view.num_free_blocks == free + 1 - 1 - 1
     assert driver.stats.num_preemptions == 2
     driver.run()
-    assert (
-        driver.stats.num_recomputed_tokens == 0
-    )  # c had computed no token; a's cached block was a hit
+    # c had computed no token; a's cached block was a hit
+    assert driver.stats.num_recomputed_tokens == 0
     assert driver.reasons.keys() == set("abcde")
 
 
@@ -235,7 +233,7 @@ def test_a_preemption_takes_the_fewest_requests_in_the_order_of_victim(steer):
     assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
 
 
-def test_an_insufficient_preemption_evicts_no_request(steer):
+def test_a_preemption_that_frees_too_few_blocks_evicts_no_request(steer):
     driver = steer(running="az", num_blocks=6, prompt=8)
     driver.add("m", 20, priority=ord("m"))
     runs, answers = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
@@ -243,7 +241,7 @@ def test_an_insufficient_preemption_evicts_no_request(steer):
     assert runs.keys() == {"a", "z"} and driver.running() == ["a", "z"]
 
 
-def test_only_worse_ranks_are_preempted(steer):
+def test_only_requests_with_worse_ranks_are_preempted(steer):
     driver = steer(running="ab", waiting="z", max_num_seqs=2)
     _, answers = driver.plan_by(action(("z", PreemptAndAdmit)))
     assert answers[0].denied is Denied.SEATS and driver.running() == ["a", "b"]

@@ -12,17 +12,18 @@ class Failing(Policy):
     """Fails in the third call of the hook `fails_in`."""
 
     fails_in = ""
-    left = 3
+    calls_left = 3
 
     def _count(self, hook):
         if hook == self.fails_in:
-            self.left -= 1
-            if not self.left:
+            self.calls_left -= 1
+            if not self.calls_left:
                 raise RuntimeError(f"no more {hook}")
 
     def rank(self, request, view):
         self._count("rank")
-        return -request.sequence  # newest first, so that a switch to FCFS changes the order
+        # The newest request is first, so a switch to FCFS changes the order.
+        return -request.sequence
 
     def victim(self, running, view):
         self._count("victim")
@@ -114,7 +115,7 @@ def test_a_policy_that_does_not_fail_is_not_replaced(drive, alone):
     assert (driver.stats.policy_failures, driver.stats.policy) == (0, "Failing")
 
 
-def test_the_rest_of_the_step_is_planned_by_fcfs(drive):
+def test_fcfs_plans_the_rest_of_a_step_after_the_policy_fails(drive):
     class Half(Policy):
         """Grants one running request, admits the last, pauses another, and raises."""
 

@@ -56,9 +56,9 @@ def test_an_unrelated_prompt_is_admitted_before_requests_that_wait_for_a_prefix(
     driver = drive(**BIG, max_num_batched_tokens=4096, long_prefill_token_threshold=100)
     for name in "abc":
         driver.add(name, SHARED)
-    driver.add("innocent", 50)
-    assert driver.step() == {"a": (0, 100), "innocent": (0, 50)}
-    assert driver.step() == {"innocent": (50, 1), "a": (100, 100)}
+    driver.add("other", 50)
+    assert driver.step() == {"a": (0, 100), "other": (0, 50)}
+    assert driver.step() == {"other": (50, 1), "a": (100, 100)}
     assert driver.waiting() == ["b", "c"]
 
 
@@ -149,11 +149,11 @@ def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
         monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
     driver = drive(**BIG, policy=Eager, max_num_batched_tokens=4096)
     driver.add("long", SHARED, max_tokens=1)
-    innocent = driver.add("innocent", 33, max_tokens=2)
-    assert [list(driver.step()) for _ in range(3)] == [["innocent"], ["innocent"], ["long"]]
+    other = driver.add("other", 33, max_tokens=2)
+    assert [list(driver.step()) for _ in range(3)] == [["other"], ["other"], ["long"]]
     driver.run()
     assert driver.tokens["long"] == alone(SHARED, 1)
-    assert driver.tokens["innocent"] == alone(innocent, 2)
+    assert driver.tokens["other"] == alone(other, 2)
 
 
 def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkeypatch):
@@ -170,9 +170,8 @@ def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkey
         driver.step()
         num_steps += 1
         known = sum(len(one.block_hashes) for one in [*requests.values()])
-        assert (
-            known - num_hashed <= 2 * 40 + 4 + 16
-        )  # 16: hashes of the blocks that the step computes
+        # A step also hashes up to 16 blocks that it computes.
+        assert known - num_hashed <= 2 * 40 + 4 + 16
         num_hashed = known
         passed = len(driver.scheduler._host.waiting._late)
         assert passed <= 9
@@ -186,10 +185,10 @@ class AsksOfAll(Policy):
     static_rank = False
 
     def __init__(self):
-        self.heard = {}
+        self.num_cached = {}
 
     def rank(self, request, view):
-        self.heard[request.request_id] = view.num_cached_tokens(request)
+        self.num_cached[request.request_id] = view.num_cached_tokens(request)
         return request.sequence
 
 
@@ -212,7 +211,7 @@ def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkey
     assert sum(len(one.block_hashes) for one in requests) < 20 * 64
     for _ in range(4):
         driver.step()
-    notified = driver.scheduler.policy.heard
+    notified = driver.scheduler.policy.num_cached
     assert notified["like"] == notified["copy"] == 800
     assert notified["r3"] == 0
 
@@ -269,7 +268,7 @@ def tree_prompt(rng):
 
 
 def note_blocks(computed, name, prompt, places):
-    """Record the request whose run completes each shared block."""
+    """Record for each shared block the request that computes its last token."""
     for end in places:
         if (end + 1) % 4 == 0 and end + 1 < len(prompt):
             computed.setdefault(tuple(prompt[: end + 1]), set()).add(name)

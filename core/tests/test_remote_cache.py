@@ -192,7 +192,7 @@ def test_a_failed_load_keeps_valid_blocks_and_is_not_retried():
     assert remote.lookup(one).num_tokens == 4 and not remote.lookup(one).missing
     assert remote.lookup(request(range(13), "other")).num_tokens == 12
     remote.release(one, finished=True)
-    again = request(range(13))  # a new request with the same id
+    again = request(range(13))  # another request with the same id
     assert remote.lookup(again).num_tokens == 12
 
 
@@ -212,7 +212,7 @@ def test_the_blocks_of_a_request_that_ends_while_loading_are_kept_until_the_load
     cache.check_integrity([])
 
 
-def test_shutdown_frees_all_blocks():
+def test_shutdown_frees_all_blocks_of_transfers():
     cache, side, remote = stored_elsewhere()
     one, _, _ = load(cache, remote)
     remote.release(one, finished=True)

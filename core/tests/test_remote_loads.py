@@ -92,7 +92,7 @@ def test_the_blocks_of_a_failed_load_are_computed(referee, loads):
     assert referee.num_cached["a"] == 4  # only the block before the lost block is valid
 
 
-def test_results_computed_from_a_failed_load_are_dropped(referee):
+def test_step_results_computed_from_a_failed_load_are_dropped(referee):
     """At depth 2, two plans have used the load before its failure is known."""
     fill(referee)
     lose(referee, 0)
@@ -112,9 +112,8 @@ def test_an_abort_keeps_the_blocks_of_a_running_load(referee):
     referee.schedule()
     free = referee.scheduler.view.num_free_blocks
     referee.abort(["a"])
-    assert (
-        referee.scheduler.view.num_free_blocks == free + 1
-    )  # the three blocks of the load are not free yet
+    # the three blocks of the load are not free yet
+    assert referee.scheduler.view.num_free_blocks == free + 1
     assert referee.scheduler.depth().num_transfers == 1
     referee.settle()
     assert referee.scheduler.depth().num_transfers == 0

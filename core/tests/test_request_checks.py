@@ -66,7 +66,7 @@ def test_a_parameter_without_worker_support_is_rejected(field, value):
     assert refusal.value.parameter == field
 
 
-def test_parameters_without_effect_need_no_capability():
+def test_parameters_without_effect_do_not_need_a_capability():
     check(sampling_params=SamplingParams(temperature=0.5, seed=3, stop_token_ids=[1], n=2))
     check(sampling_params=SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.1))
     check(sampling_params=SamplingParams(top_k=-1, bad_words=[], logit_bias={}, min_tokens=0))
@@ -111,7 +111,7 @@ def test_content_outside_of_the_prompt_is_rejected(inputs):
     ("field", "value"),
     [("tenant", 3), ("lora_id", None), ("deadline_ns", -1), ("deadline_ns", "soon")],
 )
-def test_values_of_wrong_types_are_rejected(field, value):
+def test_request_values_of_wrong_types_are_rejected(field, value):
     with pytest.raises(RequestError) as refusal:
         check("lora", **{field: value})
     assert refusal.value.parameter == field

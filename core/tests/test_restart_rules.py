@@ -46,7 +46,7 @@ def test_invalid_restart_rules_are_rejected_by_name(wrong):
         SupervisionRules(**wrong)
 
 
-def test_old_crashes_do_not_count():
+def test_crashes_before_the_window_do_not_count():
     clock = ManualClock()
     restarts = Restarts(SupervisionRules(max_restarts=1, window_s=60, first_delay_s=1), clock)
     assert restarts.next_delay_s() == 1
@@ -103,46 +103,46 @@ def test_a_request_that_crashed_engines_alone_is_rejected(tracker, again, parame
 
 
 def test_a_request_is_blamed_if_it_ran_alone_or_the_engine_works_without_it(tracker, clock):
-    poison, innocent = ("p", request("p", (6, 6))), ("i", request("i"))
-    assert tracker.blames_request([poison], was_killed=False)
-    assert tracker.blames_request([poison, ("q", request("q", (6, 6)))], was_killed=False)
-    assert not tracker.blames_request([poison], was_killed=True)
+    crashing, other = ("p", request("p", (6, 6))), ("i", request("i"))
+    assert tracker.blames_request([crashing], was_killed=False)
+    assert tracker.blames_request([crashing, ("q", request("q", (6, 6)))], was_killed=False)
+    assert not tracker.blames_request([crashing], was_killed=True)
     assert not tracker.blames_request([], was_killed=False)
-    assert not tracker.blames_request([poison, innocent], was_killed=False)
-    tracker.record_end(*innocent, is_normal=True)
-    assert tracker.blames_request([poison, innocent], was_killed=False)
-    assert not tracker.blames_request([poison, innocent], was_killed=True)
+    assert not tracker.blames_request([crashing, other], was_killed=False)
+    tracker.record_end(*other, is_normal=True)
+    assert tracker.blames_request([crashing, other], was_killed=False)
+    assert not tracker.blames_request([crashing, other], was_killed=True)
     assert not tracker.blames_request([], was_killed=False)
     clock.advance(601_000_000_000)
-    assert not tracker.blames_request([poison, innocent], was_killed=False)
+    assert not tracker.blames_request([crashing, other], was_killed=False)
 
 
 def test_a_prompt_with_changing_parameters_is_rejected_after_one_more_crash(tracker):
     for number in range(3):
-        poison = request(f"p{number}", temperature=0.1 + number / 10)
-        tracker.admit(poison.request_id, poison)
-        die(tracker, poison)
+        crashing = request(f"p{number}", temperature=0.1 + number / 10)
+        tracker.admit(crashing.request_id, crashing)
+        die(tracker, crashing)
     with pytest.raises(RequestError, match=r"its prompt was unfinished .* 3 times"):
         tracker.admit("p", request("p", temperature=0.9))
 
 
 def test_a_request_that_ran_with_a_crashing_one_is_not_rejected(tracker):
-    poison, innocent = request("p", (6, 6)), request("i")
+    crashing, other = request("p", (6, 6)), request("i")
     for restarts_left in (4, 3, 2):
-        tracker.admit("p", poison)
-        tracker.admit("i", innocent)
-        die(tracker, poison, innocent, restarts_left=restarts_left)
-    tracker.admit("p", poison)  # only two restarts are left: one suspect runs at a time
+        tracker.admit("p", crashing)
+        tracker.admit("i", other)
+        die(tracker, crashing, other, restarts_left=restarts_left)
+    tracker.admit("p", crashing)  # two restarts are left, so one suspect runs at a time
     with pytest.raises(UnavailableError, match="retry later"):
-        tracker.admit("i", innocent)
+        tracker.admit("i", other)
     tracker.admit("new", request("new", (5,)))
-    die(tracker, poison, request("new", (5,)), restarts_left=1)
+    die(tracker, crashing, request("new", (5,)), restarts_left=1)
     with pytest.raises(RequestError, match="4 times"):
-        tracker.admit("p", poison)
-    tracker.admit("i", innocent)
-    tracker.record_end("i", innocent, is_normal=True)
+        tracker.admit("p", crashing)
+    tracker.admit("i", other)
+    tracker.record_end("i", other, is_normal=True)
     tracker.admit("new", request("new", (5,)))
-    tracker.admit("i2", innocent)
+    tracker.admit("i2", other)
 
 
 def test_after_the_abort_of_a_suspect_the_next_suspect_runs(tracker):
@@ -177,14 +177,14 @@ def test_several_requests_with_one_prompt_are_no_evidence_until_few_restarts_are
         tracker.admit("x", request("x"))
 
 
-def test_a_request_that_finishes_is_cleared(tracker):
+def test_a_suspected_request_that_finishes_is_no_longer_suspected(tracker):
     die(tracker, request("a"))
     tracker.record_end("a", request("a"), is_normal=True)
     die(tracker, request("a"))
     tracker.admit("a", request("a"))
 
 
-def test_a_rejection_ends_with_the_window(tracker, clock):
+def test_a_crashing_request_is_rejected_until_the_window_ends(tracker, clock):
     for _ in range(2):
         die(tracker, request("a"))
     clock.advance(601_000_000_000)

@@ -19,7 +19,7 @@ IMPORTS = [(module, *pair) for module, names in RETIRED_IMPORTS.items() for pair
 def test_importing_an_old_name_names_the_new_one(module, old, new):
     """`from module import name` in a plugin fails; the new name in the message exists."""
     with pytest.raises(ImportError) as refusal:
-        exec(f"from {module} import {old}")  # like the import statement of a plugin
+        exec(f"from {module} import {old}")  # a plugin would use this import statement
     assert f"Use {module}.{new}." in str(refusal.value)
     assert getattr(import_module(module), new) is not None
 

@@ -11,7 +11,7 @@ def test_the_lowest_free_row_is_allocated_first_with_generation_one():
     assert rows.num_free == 0
 
 
-def test_allocation_fails_without_a_free_row():
+def test_an_allocation_without_a_free_row_fails():
     rows = RowAllocator(1)
     rows.acquire()
     with pytest.raises(LookupError, match="all 1 rows"):
@@ -59,7 +59,7 @@ def test_only_an_allocated_row_can_be_freed(times):
 
 
 @pytest.mark.parametrize("num_rows", [0, -1])
-def test_at_least_one_row_is_required(num_rows):
+def test_a_row_allocator_needs_at_least_one_row(num_rows):
     with pytest.raises(ValueError, match="num_rows"):
         RowAllocator(num_rows)
 

@@ -127,7 +127,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
 
 
 def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
-    """Each change of the batch would merge its list of stop tokens again."""
+    """As a member, it would slow every change of the batch, which merges all stop tokens."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)
     driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))

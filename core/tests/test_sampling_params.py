@@ -7,14 +7,14 @@ from dovetail.errors import RequestError, UserError
 from dovetail.sampling_params import SamplingParams, StructuredOutputParams
 
 
-def test_the_defaults_are_valid_and_random():
+def test_the_default_parameters_are_valid_and_sample_randomly():
     params = SamplingParams()
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1, 0, 16)
     assert not params.greedy
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (1e-6, True), (1e-5, False)])
-def test_a_temperature_near_zero_is_greedy(temperature, greedy):
+def test_a_temperature_near_zero_means_greedy_sampling(temperature, greedy):
     assert SamplingParams(temperature=temperature).greedy is greedy
 
 
@@ -25,7 +25,7 @@ def test_stop_strings_become_a_tuple(given, kept):
     assert SamplingParams(stop=given).stop_strings == kept
 
 
-def test_lists_become_tuples_that_a_caller_cannot_change():
+def test_lists_in_parameters_become_tuples_that_a_caller_cannot_change():
     ids = [1, 2]
     params = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, bad_words=["x"])
     ids.append(3)
@@ -160,14 +160,14 @@ def test_values_equal_to_their_bounds_are_accepted(name, value):
     SamplingParams(**{name: value}).validate()
 
 
-def test_the_error_states_value_and_bounds():
+def test_the_error_for_a_value_out_of_bounds_states_value_and_bounds():
     with pytest.raises(RequestError, match=r"top_p=1\.5 must be above 0 and at most 1\."):
         SamplingParams(top_p=1.5)
     with pytest.raises(RequestError, match=r"max_tokens=0 must be None or an integer from 1 to"):
         SamplingParams(max_tokens=0)
 
 
-def test_the_error_shortens_a_long_value():
+def test_long_values_are_shortened_in_errors():
     with pytest.raises(RequestError) as caught:
         SamplingParams(stop=["word"] * 1000)
     assert len(str(caught.value)) < 200
@@ -182,7 +182,7 @@ def test_contradictory_parameters_are_rejected():
     SamplingParams(min_tokens=5, max_tokens=None)
 
 
-def test_parameters_are_frozen_and_checked_again_by_replace():
+def test_sampling_parameters_are_frozen_and_checked_by_replace():
     params = SamplingParams(stop="x", top_k=5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.top_k = 6

@@ -23,7 +23,7 @@ def test_requests_join_and_leave_a_running_batch(drive):
     driver.add("a", 3, max_tokens=3)
     assert driver.step() == {"a": (0, 3)}
     driver.add("b", 4, max_tokens=3)
-    assert driver.step() == {"a": (3, 1), "b": (0, 4)}  # a decode and a prefill in one plan
+    assert driver.step() == {"a": (3, 1), "b": (0, 4)}  # one plan has a decode and a prefill
     assert driver.step() == {"a": (4, 1), "b": (4, 1)}
     assert driver.step() == {"b": (5, 1)}
 
@@ -85,7 +85,7 @@ def test_no_request_is_admitted_before_a_denied_first_request(drive):
     assert list(driver.reasons) == ["a", "head", "small"]
 
 
-def test_a_long_prompt_allocates_the_blocks_of_its_chunk_only(drive):
+def test_a_long_prompt_allocates_only_the_blocks_of_its_current_chunk(drive):
     driver = drive(num_blocks=10, max_num_batched_tokens=8)
     driver.add("a", 30)
     driver.step()
@@ -113,7 +113,7 @@ def test_a_request_that_can_never_run_is_rejected(drive, num_tokens, limits, wor
     assert driver.scheduler.depth().num_waiting == 0
 
 
-def test_an_id_in_use_is_rejected_until_its_request_ends(drive):
+def test_a_request_id_in_use_is_rejected_until_the_request_ends(drive):
     driver = drive()
     driver.add("a", 3, max_tokens=2)
     with pytest.raises(RequestError, match="'a' is in use"):
@@ -168,7 +168,7 @@ def test_a_prefix_is_found_while_its_owner_runs(drive):
     driver.run()
 
 
-def test_generated_tokens_are_prefix_hits_too(drive, alone):
+def test_generated_tokens_can_be_prefix_hits(drive, alone):
     driver = drive()
     prompt = driver.add("a", 6, max_tokens=7)
     driver.run()  # the last token is not computed, so three blocks are full
@@ -276,7 +276,7 @@ def test_a_plan_beyond_a_stop_token_is_dropped(drive, alone):
     driver.plan()
     driver.plan()
     driver.settle()
-    driver.plan()  # computes the token after the stop token
+    driver.plan()  # this plan computes the token after the stop token
     driver.settle()
     assert driver.reasons == {"a": "stop"}
     assert driver.plan() == {}  # a plan in flight uses the row

@@ -107,7 +107,7 @@ def test_drafts_reduce_the_number_of_steps(tmp_path, depth):
         ({"pipeline_depth": 1, "async_scheduling": False}, 1, False),
     ],
 )
-def test_either_option_sets_the_pipeline_depth(tmp_path, given, depth, ahead):
+def test_two_options_can_set_the_pipeline_depth(tmp_path, given, depth, ahead):
     started = start(tmp_path, **given)
     started.core.shutdown()
     scheduler = started.config.scheduler
@@ -166,10 +166,10 @@ class SlowGate(AdmissionGate):
         self.ended = False
 
     def holds(self, request):
-        wanted = request.sampling_params.extra_args.get("adapter")
-        if wanted:
-            self.held[request.request_id] = [wanted, 0]
-        return bool(wanted)
+        adapter = request.sampling_params.extra_args.get("adapter")
+        if adapter:
+            self.held[request.request_id] = [adapter, 0]
+        return bool(adapter)
 
     def take_ready(self):
         ready = []
@@ -181,7 +181,7 @@ class SlowGate(AdmissionGate):
         return ready
 
     def take_failed(self):
-        failed = [name for name, (wanted, _) in self.held.items() if wanted == "bad"]
+        failed = [name for name, (adapter, _) in self.held.items() if adapter == "bad"]
         for name in failed:
             del self.held[name]
         return [(name, "there is no such adapter") for name in failed]
@@ -212,6 +212,6 @@ def test_a_plugin_gate_holds_requests_and_affects_no_other(tmp_path, ahead):
     assert ended[1][1:] == ended[2][1:] == ("length", tokens)
 
 
-def test_gates_need_a_scheduler_that_supports_them(tmp_path):
+def test_admission_gates_need_a_scheduler_that_supports_them(tmp_path):
     with pytest.raises(ConfigError, match="does not declare 'gates'"):
         start(tmp_path, admission_gates=[SlowGate], scheduler_cls=FAKES["scheduler"])

@@ -24,25 +24,25 @@ class ByPriorityNow(ByPriority):
     static_rank = False
 
 
-class Listening(Policy):
+class RecordingPolicy(Policy):
     """A policy that records its notifications in a list, shared by all instances of a test."""
 
     notified: ClassVar[list] = []
 
     def on_arrival(self, request, view):
-        self.heard.append(("arrival", request.request_id))
+        self.notifications.append(("arrival", request.request_id))
 
     def on_granted(self, request, num_tokens, view):
-        self.heard.append(("granted", request.request_id, num_tokens))
+        self.notifications.append(("granted", request.request_id, num_tokens))
 
     def on_output(self, request, num_tokens, view):
-        self.heard.append(("output", request.request_id, num_tokens))
+        self.notifications.append(("output", request.request_id, num_tokens))
 
     def on_evict(self, request, num_tokens_lost, view):
-        self.heard.append(("evict", request.request_id, num_tokens_lost))
+        self.notifications.append(("evict", request.request_id, num_tokens_lost))
 
     def on_finish(self, request, view):
-        self.heard.append(("finish", request.request_id))
+        self.notifications.append(("finish", request.request_id))
 
 
 def crowded(drive, **limits):
@@ -61,7 +61,7 @@ def test_the_last_admitted_is_preempted_and_no_request_is_admitted(drive, alone)
     driver, prompts = crowded(drive)
     assert driver.step() == {"a": (12, 1)}
     assert driver.running() == ["a"]
-    assert driver.waiting() == ["b", "c"]  # at the head of the queue again
+    assert driver.waiting() == ["b", "c"]  # b is first in the queue again
     assert driver.stats.num_preemptions == 1
     assert driver.stats.num_recomputed_tokens == 0  # no token is recomputed yet
     driver.run()
@@ -79,9 +79,9 @@ def test_a_preempted_request_keeps_its_tokens_and_finds_its_cached_blocks(drive)
     while "b" not in seen:
         seen = driver.step()
     first, count = seen["b"]
-    assert first + count == 13 and first >= 4  # the prompt and the generated tokens
+    assert first + count == 13 and first >= 4  # the run covers the prompt and the generated tokens
     assert len(driver.tokens["b"]) == 6
-    assert driver.cached["b"] == 0  # reported once, at the first admission
+    assert driver.cached["b"] == 0  # cached tokens are reported at the first admission only
 
 
 def test_a_request_that_needs_a_block_can_be_the_victim(drive):
@@ -197,7 +197,8 @@ def test_a_request_that_cannot_fit_preempts_no_request(drive):
     for name in "abc":
         driver.add(name, 2, max_tokens=6, priority=9)
     driver.step()
-    driver.add("large", 40, max_tokens=2, priority=5)  # needs 11 of 12 blocks, and "top" uses some
+    # needs 11 of 12 blocks; "top" uses some blocks
+    driver.add("large", 40, max_tokens=2, priority=5)
     driver.step()
     assert (driver.scheduler.policy.num_asked, driver.stats.num_preemptions) == (0, 0)
     driver.run()
@@ -214,10 +215,10 @@ def test_requests_of_equal_priority_are_not_preempted(drive, policy):
 
 
 def test_a_policy_without_victims_preempts_no_running_request(drive):
-    class Polite(ByPriority):
+    class WithoutVictims(ByPriority):
         preempts = False
 
-    driver = drive(max_num_seqs=1, policy=Polite)
+    driver = drive(max_num_seqs=1, policy=WithoutVictims)
     driver.add("low", 3, max_tokens=3, priority=9)
     driver.step()
     driver.add("vip", 3, max_tokens=3, priority=0)
@@ -238,10 +239,10 @@ def test_preempted_requests_are_admitted_again_although_others_were_admitted_fir
 
 
 def test_a_step_that_preempts_admits_no_request_even_with_free_blocks(drive):
-    class Polite(ByPriority):
+    class WithoutVictims(ByPriority):
         preempts = False
 
-    driver = drive(num_blocks=6, max_num_seqs=2, policy=Polite)
+    driver = drive(num_blocks=6, max_num_seqs=2, policy=WithoutVictims)
     for name in "ab":
         driver.add(name, 8, max_tokens=9, priority=5)
     driver.step()
@@ -255,7 +256,7 @@ def test_a_step_that_preempts_admits_no_request_even_with_free_blocks(drive):
 
 
 def test_a_request_admitted_and_preempted_in_one_step_is_not_in_the_plan(drive):
-    class Restless(Policy):
+    class WaitingFirst(Policy):
         """A policy that serves waiting requests before running requests."""
 
         static_rank, preempts = False, True
@@ -263,7 +264,7 @@ def test_a_request_admitted_and_preempted_in_one_step_is_not_in_the_plan(drive):
         def rank(self, request, view):
             return any(one is request for one in view.running)
 
-    driver = drive(max_num_seqs=1, policy=Restless)
+    driver = drive(max_num_seqs=1, policy=WaitingFirst)
     driver.add("a", 5)
     driver.step()
     driver.add("b", 5)
@@ -309,12 +310,12 @@ def test_no_request_waits_for_one_of_lower_priority(drive, policy, depth):
 
 @pytest.fixture
 def notified():
-    Listening.heard = []
-    return Listening.heard
+    RecordingPolicy.notifications = []
+    return RecordingPolicy.notifications
 
 
 def test_a_policy_is_notified_of_all_events_of_a_request(drive, notified):
-    driver = drive(policy=Listening, max_num_batched_tokens=8)
+    driver = drive(policy=RecordingPolicy, max_num_batched_tokens=8)
     driver.add("a", 10, max_tokens=2)
     driver.run()
     assert notified == [
@@ -329,7 +330,7 @@ def test_a_policy_is_notified_of_all_events_of_a_request(drive, notified):
 
 
 def test_a_policy_is_notified_of_evictions_and_aborts(drive, notified):
-    driver, _ = crowded(drive, policy=Listening)
+    driver, _ = crowded(drive, policy=RecordingPolicy)
     driver.step()
     driver.scheduler.abort_requests(["c"])
     assert ("evict", "b", 12) in notified
@@ -338,7 +339,7 @@ def test_a_policy_is_notified_of_evictions_and_aborts(drive, notified):
 
 def test_the_policy_of_the_context_overrides_that_of_a_subclass(drive, notified):
     class Named(Scheduler):
-        policy_cls = Listening
+        policy_cls = RecordingPolicy
 
     drive(cls=Named).add("a", 3)
     assert notified == [("arrival", "a")]

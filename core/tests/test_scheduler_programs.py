@@ -60,7 +60,7 @@ def program(driver, rng, depth):
 @pytest.mark.parametrize("policy", [None, Priority, Longest])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_request_gets_its_tokens_once(drive, alone, policy, depth, seed):
+def test_every_request_of_a_random_program_gets_its_tokens_once(drive, alone, policy, depth, seed):
     rng = random.Random(seed)
     limits = {
         "num_blocks": rng.choice([9, 14, 40]),

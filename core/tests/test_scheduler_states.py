@@ -121,7 +121,7 @@ def pause(referee, scope):
         referee.schedule()
     begun = before in {S.RUNNING, S.PREEMPTED, S.WAITING_FOR_REMOTE_KVS}
     if scope is PauseScope.ALL:
-        # Running loads finish anyway.
+        # Running loads finish during a pause.
         assert status(referee) in {before, S.WAITING}
         assert referee.scheduler.depth().num_active == 0
     elif not begun:
@@ -205,7 +205,7 @@ def test_a_request_that_waits_for_remote_kvs_has_no_row_and_delays_no_other_requ
     referee.drain()
 
 
-def test_pause_new_lets_started_requests_finish():
+def test_started_requests_finish_during_a_pause_of_new_requests():
     referee = make_referee(num_blocks=8)
     referee.add(request("a", 11, max_tokens=8))
     referee.add(request("r", 11, max_tokens=8, first=15))

@@ -49,7 +49,7 @@ def test_cumulative_statistics_are_summed_over_steps(drive):
         driver.add(name, 8, max_tokens=9)
     driver.run()
     assert driver.stats.num_preemptions == 1
-    assert driver.stats.num_recomputed_tokens == 4  # 4 of 12 tokens; two blocks were still cached
+    assert driver.stats.num_recomputed_tokens == 4  # 8 of 12 tokens were still cached
     assert driver.stats.num_evictions > 0
     driver.add("e", 4)
     driver.add("f", 4)
@@ -80,7 +80,7 @@ def test_scheduler_time_is_measured_with_the_injected_clock(drive):
     for name in "ab":
         driver.add(name, 4, max_tokens=3)
     driver.plan()
-    clock.advance(1000)  # time of the model
+    clock.advance(1000)  # the model takes this time
     driver.plan()
     driver.settle()
     assert (driver.stats.schedule_ns, driver.stats.update_ns) == (14, 22)

@@ -181,7 +181,7 @@ def test_a_failed_probe_prevents_the_selection_of_another_platform(make):
 # --- other kinds -----------------------------------------------------------------------------
 
 
-def test_the_users_choice_overrides_the_platforms_preference(make):
+def test_the_option_of_the_user_overrides_the_preference_of_the_platform(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
     platform = box(ops=("beta", "alpha"))
     assert choose(registry, platform, "ops", "alpha").__name__ == "Alpha"
@@ -207,7 +207,7 @@ def test_a_third_party_plugin_is_selected_automatically_only_if_preferred(make):
     assert choose(registry, box(ops=("alpha@acme",)), "ops", "auto").__name__ == "Alpha"
 
 
-def test_an_explicit_choice_never_falls_back(make):
+def test_an_unknown_explicit_plugin_is_not_replaced_by_a_preferred_one(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha"))
     with pytest.raises(PluginNotFoundError, match=r"'alfa'.*Did you mean 'alpha'"):
         choose(registry, box(ops=("alpha",)), "ops", "alfa")
@@ -233,7 +233,7 @@ def test_scheduler_cls_accepts_a_policy(make, reference, scheduler, policy):
     assert (ordered_by and ordered_by.__name__) == policy
 
 
-def test_class_objects_are_used_directly(make):
+def test_plugins_given_as_class_objects_are_used_directly(make):
     registry = make()
     import parts
 
@@ -271,9 +271,9 @@ def backends(make):
 def test_the_first_suitable_backend_is_selected(make):
     registry, order = backends(make), ("unbuilt", "plain", "windowed")
     assert choose_attention(registry, box(attention=order), "auto", requirements()).name == "plain"
-    wished = requirements(features=WINDOW)
-    assert choose_attention(registry, box(attention=order), "auto", wished).name == "windowed"
-    assert choose_attention(registry, box(), "auto", wished).name == "windowed"
+    needed = requirements(features=WINDOW)
+    assert choose_attention(registry, box(attention=order), "auto", needed).name == "windowed"
+    assert choose_attention(registry, box(), "auto", needed).name == "windowed"
 
 
 def test_an_explicit_unsuitable_backend_is_rejected(make):

@@ -13,15 +13,15 @@ from dovetail.plugins.construction import construct
 from dovetail.processes.startup_phases import StartUp, describe_phases, enter_phase
 
 
-def test_phases_are_recorded_and_reported_in_order():
-    clock, told = ManualClock(), []
-    with StartUp(clock, deadline_s=60, notify=told.append) as start:
+def test_startup_phases_are_recorded_and_reported_in_order():
+    clock, notified = ManualClock(), []
+    with StartUp(clock, deadline_s=60, notify=notified.append) as start:
         start.enter("first")
         clock.advance(1_500_000_000)
         enter_phase("second")
         clock.advance(250_000_000)
     enter_phase("nobody starts any more")
-    assert told == ["first", "second"] == [one.name for one in start.records]
+    assert notified == ["first", "second"] == [one.name for one in start.records]
     assert [one.took_s for one in start.records] == [1.5, 0.25]
     assert all(one.before_bytes > 1 << 20 for one in start.records)
     assert describe_phases(start.records).startswith("Started in 1.75 s: first 1.50 s +")
@@ -59,7 +59,7 @@ def test_a_failure_during_cleanup_does_not_hide_the_first_error(caplog):
     assert "no such thing" in caplog.text
 
 
-def test_an_interrupt_is_raised_after_cleanup():
+def test_an_interrupt_during_startup_is_raised_after_cleanup():
     undone = []
     with pytest.raises(KeyboardInterrupt), StartUp(ManualClock(), deadline_s=60) as start:
         start.undo(lambda: undone.append(1))
@@ -74,18 +74,18 @@ def test_a_successful_start_is_not_undone():
     assert undone == []
 
 
-def test_a_long_phase_is_logged(caplog):
+def test_a_long_startup_phase_is_logged(caplog):
     with StartUp(MonotonicClock(), deadline_s=60, report_s=0.05) as start:
         start.enter("load_model")
         time.sleep(0.2)
-    told = [one.getMessage() for one in caplog.records]
-    assert 2 <= len(told) <= 4
+    notified = [one.getMessage() for one in caplog.records]
+    assert 2 <= len(notified) <= 4
     assert all(
-        "the phase load_model has taken" in one and "test_startup_phases" in one for one in told
+        "the phase load_model has taken" in one and "test_startup_phases" in one for one in notified
     )
 
 
-def test_a_hanging_phase_is_interrupted():
+def test_a_hanging_startup_phase_is_interrupted():
     begun = time.monotonic()
     with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
         start.enter("plugins")
@@ -94,7 +94,7 @@ def test_a_hanging_phase_is_interrupted():
     assert time.monotonic() - begun < 5
     message = str(raised.value)
     assert "within 0.2 s" in message and "load_model" in message
-    assert "test_a_hanging_phase_is_interrupted" in message, "where it was"
+    assert "test_a_hanging_startup_phase_is_interrupted" in message, "where it was"
     assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
 
 
@@ -123,7 +123,7 @@ def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
     assert "hangs_at_import.py:2" in message, "where it was"
 
 
-def test_outside_of_the_main_thread_a_late_phase_is_reported(caplog):
+def test_a_late_startup_phase_in_another_thread_is_reported(caplog):
     found = []
 
     def run():

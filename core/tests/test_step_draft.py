@@ -68,19 +68,19 @@ def test_a_join_contains_all_blocks_and_growth_only_the_new_blocks(draft):
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_revoked_grant_is_undone_completely(draft, joined):
-    gone, stays = request(0), request(1)
+    revoked, stays = request(0), request(1)
     if joined:
-        draft.join(gone)
-    draft.grow(gone, [[2]])
-    draft.grant(gone, 6)
+        draft.join(revoked)
+    draft.grow(revoked, [[2]])
+    draft.grant(revoked, 6)
     draft.grow(stays, [[2]])
     draft.grant(stays, 1)
-    assert draft.revoke(gone) is joined
+    assert draft.revoke(revoked) is joined
     assert draft.tokens_left == 15
     plan, _ = draft.emit(StepBuilder())
     assert plan.rows.tolist() == [1] and plan.joins == ()
     assert plan.blocks[0].rows.tolist() == [1]
-    assert gone.num_computed_tokens == 0
+    assert revoked.num_computed_tokens == 0
 
 
 def test_revoking_a_request_without_a_grant_has_no_effect(draft):

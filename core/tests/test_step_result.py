@@ -63,8 +63,13 @@ def test_tokens_go_to_their_requests_in_plan_order():
 @pytest.mark.parametrize(
     ("token", "params", "status", "stop_reason"),
     [
-        (9, {}, RequestStatus.FINISHED_STOPPED, None),  # the EOS token
-        (9, {"stop_token_ids": [9]}, RequestStatus.FINISHED_STOPPED, 9),  # a stop token of the user
+        (9, {}, RequestStatus.FINISHED_STOPPED, None),  # 9 is the EOS token
+        (
+            9,
+            {"stop_token_ids": [9]},
+            RequestStatus.FINISHED_STOPPED,
+            9,
+        ),  # 9 is a stop token of the user
         (8, {"stop_token_ids": [9]}, None, None),
     ],
 )
@@ -94,7 +99,7 @@ def test_the_length_limit_ends_a_request_and_a_stop_token_takes_precedence():
     ]
 
 
-def test_tokens_after_the_end_are_dropped():
+def test_tokens_after_the_end_of_a_request_are_dropped():
     one, two = request(0, stop=(9,)), request(1, max_tokens=2)
     result = give([one, two], [[5, 9, 6], [1, 2, 3]])
     assert list(result.counts) == [2, 2]
@@ -117,7 +122,7 @@ def test_cached_tokens_are_reported_once_with_the_first_token():
     assert give([one], [[5]]).num_cached_tokens == {}
 
 
-def test_logprobs_are_grouped_by_request():
+def test_logprobs_of_a_step_are_grouped_by_request():
     one, two = request(0), request(1, logprobs=1)
     mine = columns(1)
     result = give([one, two], [[5], [6]], logprobs={1: mine})

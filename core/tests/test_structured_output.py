@@ -141,7 +141,7 @@ def test_steps_without_masks_are_sampled_at_once(engine):
             assert calls[place + 1] == ("sample", call[1])
 
 
-def test_masks_list_the_constrained_runs(engine):
+def test_grammar_masks_list_the_constrained_runs(engine):
     add(engine, "plain", num_tokens=8)
     add(engine, "a", " ".join([ANY] * 8))
     tokens, ends = run(engine)

@@ -119,8 +119,8 @@ def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer
             gaps.append(time.perf_counter() - before)
             time.sleep(0.01)
 
-    innocent = threading.Thread(target=chat)
-    innocent.start()
+    other = threading.Thread(target=chat)
+    other.start()
     gc.collect()
     before = rss_kib()
     try:
@@ -134,7 +134,7 @@ def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer
                 assert len(text) <= 1 << 20 and "class" not in text
     finally:
         stop.set()
-        innocent.join()
+        other.join()
     assert rss_kib() - before < 40 << 10
     assert len(refused) >= len(attacks) - 4, set(attacks) - set(refused)
     assert len(gaps) > 10
@@ -167,7 +167,7 @@ def test_simultaneous_attacks_do_not_delay_a_valid_chat(pool):
 
 @pytest.mark.clock
 def test_a_warm_child_adds_less_than_a_millisecond(renderer):
-    talk = [{"role": "user", "content": "hi " * 100}] * 20
+    messages = [{"role": "user", "content": "hi " * 100}] * 20
     environment = ChatTemplateEnvironment(now=datetime.now)
     template = environment.compile_template(PLAIN)
 
@@ -179,8 +179,8 @@ def test_a_warm_child_adds_less_than_a_millisecond(renderer):
             times.append(time.perf_counter() - before)
         return sorted(times)[50]
 
-    apart = median(lambda: renderer.render(PLAIN, talk, {}))
-    here = median(lambda: render_chat_template(template, talk, {}))
+    apart = median(lambda: renderer.render(PLAIN, messages, {}))
+    here = median(lambda: render_chat_template(template, messages, {}))
     assert apart - here < 1e-3
 
 
@@ -218,13 +218,13 @@ def test_a_recursive_list_is_rejected(renderer):
 
 
 def test_any_mappings_sequences_and_unusual_strings_are_accepted(renderer):
-    talk = UserList([UserDict(role="user", content=("a\ud800", "é😀\0", 2**70, 1.5, None, True))])
-    text = renderer.render("{{ messages[0].content | tojson }}|{{ messages[0].role }}", talk, {})
+    chat = UserList([UserDict(role="user", content=("a\ud800", "é😀\0", 2**70, 1.5, None, True))])
+    text = renderer.render("{{ messages[0].content | tojson }}|{{ messages[0].role }}", chat, {})
     assert text == '["a\ud800", "é😀\\u0000", 1180591620717411303424, 1.5, null, true]|user'
 
 
 @pytest.mark.parametrize("template", [3, b"x", ["x"], "x" * (1 << 19)])
-def test_an_invalid_template_is_rejected(renderer, template):
+def test_an_invalid_chat_template_is_rejected(renderer, template):
     with pytest.raises(RequestError) as refusal:
         renderer.render(template, TALK, {})
     assert refusal.value.parameter == "chat_template" and len(str(refusal.value)) < 300
@@ -253,7 +253,8 @@ def test_the_child_inherits_nothing_from_the_parent(pool, monkeypatch):
         assert (folder / "cwd").readlink() == Path("/")
         links = [os.readlink(path) for path in (folder / "fd").iterdir()]
         kinds = sorted(link.split(":")[0].split(" ")[0] for link in links)
-        own = ["/memfd", "anon_inode", "socket", "socket"]  # heartbeats and the parent's socket
+        # the memory of heartbeats and the socket to the parent
+        own = ["/memfd", "anon_inode", "socket", "socket"]
         assert kinds == sorted(["/dev/null"] * 3 + own), kinds
         limits = (folder / "limits").read_text()
         assert str(TIGHT.memory_bytes) in limits.split("Max address space")[1].split("\n")[0]
@@ -263,7 +264,7 @@ def test_the_child_inherits_nothing_from_the_parent(pool, monkeypatch):
         os.close(writing)
 
 
-def test_a_killed_child_is_replaced(pool):
+def test_a_killed_template_child_is_replaced(pool):
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
     (child,) = pool._children

@@ -40,7 +40,7 @@ SIZES = {
         ),
     ],
 )
-def test_the_error_names_the_size_and_valid_alternatives(changes, num_workers, words):
+def test_the_error_for_an_indivisible_size_names_the_valid_sizes(changes, num_workers, words):
     for config in (SIZES | changes, {"text_config": SIZES | changes}):
         with pytest.raises(ConfigError) as caught:
             check_tensor_parallel(num_workers, config)
@@ -49,7 +49,7 @@ def test_the_error_names_the_size_and_valid_alternatives(changes, num_workers, w
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_divisible_sizes_are_accepted(num_workers):
+def test_model_sizes_divisible_by_the_number_of_workers_are_accepted(num_workers):
     check_tensor_parallel(num_workers, SIZES)
-    check_tensor_parallel(4, SIZES | {"num_attention_heads": 8})  # heads of keys are replicated
+    check_tensor_parallel(4, SIZES | {"num_attention_heads": 8})  # key heads can be replicated
     check_tensor_parallel(7, {"num_attention_heads": [8, 9], "n_head": 5})

@@ -46,7 +46,7 @@ def with_bos(directory):
     core.save(str(directory / "tokenizer.json"))
 
 
-def test_ids_and_texts_equal_those_of_transformers(directory):
+def test_token_ids_and_texts_equal_those_of_transformers(directory):
     with_bos(directory)
     tokenizer = HuggingFaceTokenizer.from_directory(directory)
     oracle = PreTrainedTokenizerFast.from_pretrained(directory)
@@ -83,7 +83,7 @@ def test_add_bos_token_and_add_eos_token_override_the_file(directory, own_bos, b
     assert tokenizer.encode("cat") == [*before, *bare, *([1] if eos else [])]
 
 
-def test_eos_is_searched_in_several_files(directory):
+def test_the_eos_token_is_read_from_several_files(directory):
     (directory / "tokenizer_config.json").unlink()
     assert HuggingFaceTokenizer.from_directory(directory).eos_token_id is None
     write(directory, "config.json", eos_token_id=5)
@@ -105,7 +105,7 @@ def test_tokens_defined_only_in_the_config_are_added(directory):
     assert token in tokenizer.special_token_ids
 
 
-def test_padding_and_truncation_of_the_file_are_disabled(directory):
+def test_padding_and_truncation_of_tokenizer_json_are_disabled(directory):
     core = Core.from_file(str(directory / "tokenizer.json"))
     core.enable_truncation(2)
     core.enable_padding(length=64)
@@ -127,7 +127,7 @@ def test_padding_and_truncation_of_the_file_are_disabled(directory):
         ("chat_template.jinja", "\udcff{"),
     ],
 )
-def test_an_invalid_file_is_named_with_the_remedy(directory, name, content):
+def test_the_error_for_an_invalid_tokenizer_file_names_file_and_remedy(directory, name, content):
     (directory / name).unlink(missing_ok=True)
     if content is not None:
         (directory / name).write_bytes(content.encode(errors="surrogateescape"))

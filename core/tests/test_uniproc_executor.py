@@ -135,7 +135,7 @@ def test_steps_run_in_order_with_one_sample_each(make):
     executor.shutdown()
 
 
-def test_at_depth_2_the_caller_does_not_wait(make, asynchronous):
+def test_at_depth_2_execute_model_does_not_block_the_caller(make, asynchronous):
     executor, worker = make()
     builder = StepBuilder()
     if asynchronous:
@@ -151,12 +151,14 @@ def test_at_depth_2_the_caller_does_not_wait(make, asynchronous):
 def test_operations_can_be_called_by_name_or_callable(make):
     executor, worker = make()
     assert executor.collective_rpc("add", args=(1,), kwargs={"right": 2}) == [3]
-    assert executor.collective_rpc(lambda who, x: (who is worker, x), args=(5,)) == [(True, 5)]
+    assert executor.collective_rpc(lambda target, x: (target is worker, x), args=(5,)) == [
+        (True, 5)
+    ]
     executor.shutdown()
 
 
 @pytest.mark.parametrize("name", ["fly", "context"])
-def test_an_unknown_operation_is_named(make, name):
+def test_the_error_for_an_unknown_operation_names_the_operation(make, name):
     executor, _ = make()
     with pytest.raises(ContractError, match=f"Worker has no operation '{name}'"):
         executor.collective_rpc(name)
@@ -169,7 +171,7 @@ def test_a_timeout_applies_if_a_worker_thread_runs_the_call(make, asynchronous):
         executor.shutdown()
         return
     with pytest.raises(TimeoutError):
-        executor.collective_rpc(lambda who: threading.Event().wait(0.2), timeout=0.01)
+        executor.collective_rpc(lambda target: threading.Event().wait(0.2), timeout=0.01)
     executor.shutdown()
 
 
@@ -208,7 +210,7 @@ def test_plans_after_a_failure_are_not_executed(make, asynchronous):
     executor.shutdown()
 
 
-def test_dovetail_errors_keep_their_type(make):
+def test_dovetail_errors_of_the_worker_keep_their_type(make):
     executor, worker = make()
     worker.fails["sample_tokens"] = CapacityError("no room")
     with pytest.raises(CapacityError, match="no room"):
@@ -216,7 +218,7 @@ def test_dovetail_errors_keep_their_type(make):
     executor.shutdown()
 
 
-def test_a_failed_operation_outside_of_a_step_does_not_end_the_executor(make):
+def test_a_failed_operation_between_steps_does_not_end_the_executor(make):
     executor, _ = make()
     with pytest.raises(TypeError):
         executor.collective_rpc("add")
@@ -224,7 +226,7 @@ def test_a_failed_operation_outside_of_a_step_does_not_end_the_executor(make):
     executor.shutdown()
 
 
-def test_shutdown_twice_ends_the_worker_once(make):
+def test_two_shutdowns_end_the_worker_once(make):
     executor, worker = make()
     executor.shutdown()
     executor.shutdown()
@@ -233,7 +235,7 @@ def test_shutdown_twice_ends_the_worker_once(make):
         executor.check_health()
 
 
-def test_a_ready_handle_has_its_result():
+def test_a_ready_handle_returns_its_result():
     handle = Ready(5)
     assert handle.done() and handle.result() == handle.result(timeout=0) == 5
 
@@ -264,9 +266,7 @@ class LateWorker(Worker):
         return self.late
 
 
-def test_a_worker_with_handles_runs_in_the_callers_thread_and_blocks_at_depth_1_only(
-    make, asynchronous
-):
+def test_a_worker_that_returns_handles_runs_in_the_thread_of_the_caller(make, asynchronous):
     executor, worker = make(LateWorker)
     handle = step(executor, StepBuilder())
     assert worker.thread is threading.current_thread()
@@ -299,7 +299,7 @@ def test_a_failure_in_a_handle_ends_the_executor(make, error):
     executor.shutdown()
 
 
-def test_a_handle_can_be_ready_at_once(make):
+def test_a_handle_can_be_ready_when_it_is_returned(make):
     executor, _ = make(type("AtOnce", (Worker,), {"provides": LateWorker.provides}))
     assert step(executor, StepBuilder()).result(5).step_id == 0
     executor.shutdown()

@@ -59,7 +59,7 @@ def test_a_requeued_request_keeps_its_arrival_order(queue):
     assert drain(queue) == [0, 1, 2]
 
 
-def test_a_removed_request_is_never_served(queue):
+def test_a_removed_request_is_not_returned_by_the_queue(queue):
     requests = [request(sequence) for sequence in range(4)]
     for one in requests:
         queue.push(one)
@@ -148,7 +148,7 @@ def test_dynamic_ranks_are_computed_in_each_step():
     queue.begin_step()
     assert queue.peek().sequence == 0
     ranks[0] = 3
-    assert queue.peek().sequence == 0  # the order does not change within a step
+    assert queue.peek().sequence == 0  # ranks do not change within a step
     assert drain(queue) == [1, 0]
 
 

@@ -61,7 +61,8 @@ def start(request, model):
 
 def test_methods_of_an_extension_are_operations_of_the_executor(start):
     executor = start(Inherits)
-    assert executor.collective_rpc("count", args=(10,)) == [12]  # init_device, load_model
+    # the calls are init_device and load_model
+    assert executor.collective_rpc("count", args=(10,)) == [12]
     assert executor.collective_rpc("count_twice") == [4]
     assert executor.collective_rpc("add", kwargs={"left": 1, "right": 2}) == [3]
     assert executor.collective_rpc(lambda worker: worker.counted) == [2]

@@ -63,8 +63,8 @@ from wiring_trial import WiringFault, try_faults
 
 change = {"path": "core/src/dovetail/rows.py", "right": "if num_rows < 1:", "wrong": "if False:"}
 tests = [
-    "test_at_least_one_row_is_required",
-    "test_allocation_fails_without_a_free_row",
+    "test_a_row_allocator_needs_at_least_one_row",
+    "test_an_allocation_without_a_free_row_fails",
     "test_that_is_not_there",
 ]
 faults = [
@@ -84,7 +84,7 @@ def test_a_fault_is_tried_in_a_copy_of_the_repository() -> None:
     )
     assert done.stdout.splitlines() == [
         "test_that_is_not_there broken",
-        "test_at_least_one_row_is_required failed",
-        "test_allocation_fails_without_a_free_row passed",
+        "test_a_row_allocator_needs_at_least_one_row failed",
+        "test_an_allocation_without_a_free_row_fails passed",
     ], done.stderr
     assert source.read_bytes() == before

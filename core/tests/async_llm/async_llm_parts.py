@@ -17,9 +17,9 @@ class Paced(FakeWorker):
     """A worker controlled by the model's config.json."""
 
     def execute_model(self, plan):
-        told = self._config.model.hf_config
-        time.sleep(told.get("step_s", 0))
-        if plan.step_id == told.get("fails_at"):
+        worker_config = self._config.model.hf_config
+        time.sleep(worker_config.get("step_s", 0))
+        if plan.step_id == worker_config.get("fails_at"):
             raise RuntimeError("the chip melted")
         super().execute_model(plan)
 
@@ -34,7 +34,7 @@ class Paced(FakeWorker):
         return replace(super().get_model_info(), supported_tasks=tasks)
 
 
-class Picky(Scheduler):
+class RejectingScheduler(Scheduler):
     """A scheduler that rejects requests for 13 tokens."""
 
     def add_request(self, request):
@@ -65,23 +65,23 @@ class Counting(StatLogger):
         pass
 
 
-class Listening(Hooks):
+class RecordingHooks(Hooks):
     """Hooks that record failed requests and the shutdown of the engine."""
 
-    heard: ClassVar[list] = []
+    recorded: ClassVar[list] = []
 
     def __init__(self, context):
         pass
 
     def on_request_error(self, request_id):
-        Listening.heard.append(request_id)
+        RecordingHooks.recorded.append(request_id)
 
     def on_engine_stop(self):
-        Listening.heard.append("stop")
+        RecordingHooks.recorded.append("stop")
 
 
-class Unlucky(Counting):
-    """Hooks with a constructor that raises."""
+class FailingStatLogger(Counting):
+    """A stat logger with a constructor that raises."""
 
     def __init__(self, context):
         raise OSError("no such luck")

@@ -18,18 +18,20 @@ CONFIG = {"architectures": ["Paced"], "vocab_size": 259, "max_position_embedding
 
 
 class Bench:
-    """One event loop and the engines that use it."""
+    """An event loop and the engines that run in it."""
 
     def __init__(self, folder, parts):
         self.folder, self.parts = folder, parts
         self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(lambda loop, told: self.complaints.append(told["message"]))
+        self.loop.set_exception_handler(
+            lambda loop, context: self.complaints.append(context["message"])
+        )
         self.complaints = []
         self.made = []
 
-    def options(self, *, told=None, **changes):
-        """Return engine options; `told` is added to the model's config.json for the worker."""
-        (self.folder / "config.json").write_text(json.dumps(CONFIG | (told or {})))
+    def options(self, *, worker_config=None, **changes):
+        """Return engine options; `worker_config` is added to the model's config.json."""
+        (self.folder / "config.json").write_text(json.dumps(CONFIG | (worker_config or {})))
         return {
             "model": self.folder,
             "platform": FakePlatform,
@@ -40,7 +42,7 @@ class Bench:
         } | changes
 
     def start(self, *, max_waiting=100_000, rules=None, **options):
-        """Start an engine: `start(told={"step_s": 0.1}, async_scheduling=True)`."""
+        """Start an engine: `start(worker_config={"step_s": 0.1}, async_scheduling=True)`."""
         args = EngineArgs(**self.options(**options))
         self.made.append(AsyncLLM.from_engine_args(args, max_waiting=max_waiting, rules=rules))
         return self.made[-1]

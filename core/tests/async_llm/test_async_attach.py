@@ -33,14 +33,14 @@ def attached(bench, llm):
     other.shutdown()
 
 
-def test_two_front_ends_are_served_side_by_side_with_the_same_ids(bench, llm, attached):
+def test_two_front_ends_can_use_the_same_request_ids(bench, llm, attached):
     async def both():
-        wanted = [token_ids(await read(llm, prompt)) for prompt in ("abc", "defg")]
+        expected = [token_ids(await read(llm, prompt)) for prompt in ("abc", "defg")]
         found = await asyncio.gather(
             *(read(llm, "abc", request_id=f"r{n}") for n in range(6)),
             *(read(attached, "defg", request_id=f"r{n}") for n in range(6)),
         )
-        assert [token_ids(one) for one in found] == [wanted[0]] * 6 + [wanted[1]] * 6
+        assert [token_ids(one) for one in found] == [expected[0]] * 6 + [expected[1]] * 6
         assert {one.request_id for one in found} == {f"r{n}" for n in range(6)}
         await attached.check_health()
 
@@ -49,7 +49,7 @@ def test_two_front_ends_are_served_side_by_side_with_the_same_ids(bench, llm, at
     assert attached.tokenizer is not None and attached.max_model_len == llm.max_model_len
 
 
-def test_max_waiting_applies_to_each_front_end(bench, llm):
+def test_max_waiting_is_counted_for_each_front_end(bench, llm):
     other = AsyncLLM.attach(llm.address, max_waiting=0)
     room = llm.config.scheduler.max_num_seqs
 
@@ -74,7 +74,7 @@ def test_a_front_end_that_shuts_down_ends_only_its_own_requests(bench, llm):
     other = AsyncLLM.attach(llm.address)
 
     async def both():
-        wanted = token_ids(await read(llm, "abc", LONG))
+        expected = token_ids(await read(llm, "abc", LONG))
         mine = llm.generate("abc", LONG)
         theirs = other.generate("abc", LONG)
         await anext(mine), await anext(theirs)
@@ -85,14 +85,14 @@ def test_a_front_end_that_shuts_down_ends_only_its_own_requests(bench, llm):
         last = None
         async for output in mine:
             last = output
-        assert token_ids(last) == wanted
+        assert token_ids(last) == expected
         await llm.check_health()
 
     bench.run(both())
 
 
 def test_an_attached_front_end_is_notified_when_the_engine_exits(bench):
-    owner = bench.start(told={"step_s": 0.01})
+    owner = bench.start(worker_config={"step_s": 0.01})
     other = AsyncLLM.attach(owner.address)
 
     async def serve():

@@ -24,7 +24,7 @@ async def collect(stream):
 
 
 async def wait_in_every_way(llm, *calls):
-    """Return the result of each kind of waiting call. calls: further coroutines to wait for."""
+    """Start every kind of waiting call; return the results. calls: additional coroutines."""
     late = llm.generate("late", LONG)
     await anext(late)
     waits = [collect(llm.generate("a", LONG, output_kind=kind)) for kind in RequestOutputKind]
@@ -42,12 +42,12 @@ async def end(llm, kill, *calls):
     return await waiting, time.monotonic() - start_s
 
 
-def check_end(bench, llm, got, took_s, said):
+def check_end(bench, llm, got, took_s, message):
     assert took_s < 2
     assert {type(error) for error in got} == {EngineDeadError} and len(got) >= 4
-    assert all(said in str(error) for error in got)
+    assert all(message in str(error) for error in got)
     for call in (llm.check_health, llm.resume, lambda: collect(llm.generate("a"))):
-        with pytest.raises(EngineDeadError, match=said):
+        with pytest.raises(EngineDeadError, match=message):
             bench.run(call())
     assert not bench.run(llm.is_ready())
     llm.shutdown()
@@ -56,23 +56,23 @@ def check_end(bench, llm, got, took_s, said):
 @pytest.fixture
 def nothing_left(bench, monkeypatch, tmp_path_factory):
     """Check that no descriptors, shared memory or folders of engines are left."""
-    folder = tmp_path_factory.mktemp("t")  # a short path: it contains sockets
+    folder = tmp_path_factory.mktemp("t")  # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
-    def residue():
+    def open_resources():
         gc.collect()
         return len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), os.listdir(folder)
 
     bench.run(asyncio.to_thread(int))  # creates the loop's threads and descriptors
-    before = residue()
+    before = open_resources()
     yield
-    assert residue() == before
+    assert open_resources() == before
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
 def test_all_callers_are_notified_of_a_killed_engine(bench, nothing_left, number):
-    one = bench.start(told={"step_s": 0.01})
+    one = bench.start(worker_config={"step_s": 0.01})
     pid = one.client.process_id
     call = one.collective_rpc("doze", 30)
     got, took_s = bench.run(end(one, lambda: os.kill(pid, signal.SIGKILL), call))
@@ -80,17 +80,17 @@ def test_all_callers_are_notified_of_a_killed_engine(bench, nothing_left, number
 
 
 def test_all_callers_are_notified_of_a_shutdown(bench, nothing_left):
-    one = bench.start(told={"step_s": 0.01})
+    one = bench.start(worker_config={"step_s": 0.01})
     got, took_s = bench.run(end(one, one.shutdown))
     check_end(bench, one, got, took_s, "was shut down")
 
 
 def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing_left):
-    one = bench.start(told={"fails_at": 5})
+    one = bench.start(worker_config={"fails_at": 5})
 
     async def ask():
-        asks = [collect(one.generate(word, LONG)) for word in ("secret", "words")]
-        return await asyncio.gather(*asks, return_exceptions=True)
+        pending = [collect(one.generate(word, LONG)) for word in ("secret", "words")]
+        return await asyncio.gather(*pending, return_exceptions=True)
 
     errors = bench.run(ask())
     assert {type(error) for error in errors} == {EngineDeadError}
@@ -100,16 +100,16 @@ def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing
 
 
 def test_a_supervised_engine_is_restarted(bench, nothing_left):
-    one = bench.start(told={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05))
+    one = bench.start(worker_config={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05))
     short = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
 
     async def ask():
-        (canary,) = await collect(one.generate("a", short, output_kind=FINAL))
-        asks = [asyncio.create_task(collect(one.generate("b", LONG))) for _ in range(3)]
+        (reference,) = await collect(one.generate("a", short, output_kind=FINAL))
+        pending = [asyncio.create_task(collect(one.generate("b", LONG))) for _ in range(3)]
         await asyncio.sleep(0.1)
         os.kill(one.client.process_id, signal.SIGKILL)
         start_s = time.monotonic()
-        lost = [outputs[-1] for outputs in await asyncio.gather(*asks)]
+        lost = [outputs[-1] for outputs in await asyncio.gather(*pending)]
         lost_s = time.monotonic() - start_s
         assert not await one.is_ready()
         with pytest.raises(UnavailableError):
@@ -121,7 +121,7 @@ def test_a_supervised_engine_is_restarted(bench, nothing_left):
         again_s = time.monotonic() - start_s
         assert await collect(one.generate("a", short, output_kind=FINAL)) != []
         (again,) = await collect(one.generate("a", short, output_kind=FINAL))
-        assert again.outputs == canary.outputs
+        assert again.outputs == reference.outputs
         return lost, lost_s, again_s
 
     lost, lost_s, again_s = bench.run(ask())
@@ -134,7 +134,7 @@ def test_a_supervised_engine_is_restarted(bench, nothing_left):
 
 
 def test_finished_outputs_are_read_before_the_engine_error(bench, nothing_left):
-    one = bench.start(told={"fails_at": 50})
+    one = bench.start(worker_config={"fails_at": 50})
 
     async def ask():
         stream = one.generate("a", LONG, output_kind=RequestOutputKind.DELTA)
@@ -153,14 +153,14 @@ def test_finished_outputs_are_read_before_the_engine_error(bench, nothing_left):
 
 
 def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
-    one = bench.start(told={"step_s": 0.01})
+    one = bench.start(worker_config={"step_s": 0.01})
     pid = one.client.process_id
 
     async def ask():
         stream = one.generate("a", LONG)
         await anext(stream)
         await asyncio.sleep(0.9)
-        await one.check_health(max_silence_s=0.8)  # steps count as heartbeats
+        await one.check_health(max_silence_s=0.8)  # a completed step counts as a heartbeat
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(1.1)
         assert await one.is_ready() and not await one.is_ready(max_silence_s=0.8)
@@ -177,7 +177,7 @@ def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
 
 
 def test_an_event_loop_can_be_closed_before_its_engine(bench, nothing_left):
-    one = bench.start(told={"step_s": 0.01})
+    one = bench.start(worker_config={"step_s": 0.01})
 
     async def ask():
         streams = [one.generate("a", LONG) for _ in range(3)]
@@ -193,7 +193,7 @@ def test_an_event_loop_can_be_closed_before_its_engine(bench, nothing_left):
 
 
 def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
-    one = bench.start(told={"step_s": 0.01})
+    one = bench.start(worker_config={"step_s": 0.01})
 
     async def ask():
         stream = one.generate("a", LONG)
@@ -221,7 +221,7 @@ def test_a_with_block_shuts_the_engine_down(bench, nothing_left):
 
 def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
     with pytest.raises(Exception, match="no such luck"):
-        bench.start(stat_loggers=(bench.parts.Unlucky,))
+        bench.start(stat_loggers=(bench.parts.FailingStatLogger,))
 
 
 def workers_of(pid):

@@ -21,18 +21,18 @@ FINAL = RequestOutputKind.FINAL_ONLY
 @pytest.fixture(scope="module")
 def slow(bench):
     """An engine whose steps take 10 ms."""
-    return bench.start(told={"step_s": STEP_S}, max_num_seqs=16)
+    return bench.start(worker_config={"step_s": STEP_S}, max_num_seqs=16)
 
 
-async def counts_become(llm, *wanted):
+async def counts_become(llm, *expected):
     """Wait for the given numbers of running and waiting requests and used blocks."""
     for _ in range(200):
         stats = llm.last_stats
         counts = (stats.num_running, stats.num_waiting, stats.num_used_blocks)
-        if counts == wanted:
+        if counts == expected:
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{counts} is not {wanted}")
+    raise AssertionError(f"{counts} is not {expected}")
 
 
 async def last(stream):
@@ -40,7 +40,7 @@ async def last(stream):
 
 
 async def is_idle_within(llm, seconds):
-    """Whether all blocks become free in time."""
+    """Return whether all blocks become free within a time limit."""
     end_s = time.monotonic() + seconds
     while not (free := await llm.reset_prefix_cache()) and time.monotonic() < end_s:
         await asyncio.sleep(0.01)
@@ -96,7 +96,7 @@ def test_the_request_of_a_canceled_caller_is_freed_within_a_step(bench, slow, le
 
     stats = bench.run(ask())
     assert (stats.num_running, stats.num_waiting) == (1, 0)
-    assert stats.num_used_blocks <= 2  # blocks of the running request
+    assert stats.num_used_blocks <= 2  # the running request uses them
     assert slow.num_unfinished == 0
 
 
@@ -162,14 +162,14 @@ def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monk
 
     async def ask():
         alone = await last(slow.generate("b", params, output_kind=FINAL))
-        beside = asyncio.create_task(last(slow.generate("b", params, output_kind=FINAL)))
+        other = asyncio.create_task(last(slow.generate("b", params, output_kind=FINAL)))
         async for _ in slow.generate("a", LONG, "x"):
             monkeypatch.setattr(slow.client, "abort_requests", fail)
             break
         await slow.abort("unknown")
         after = await last(slow.generate("b", params, output_kind=FINAL))
         await slow.check_health()
-        assert facts(await beside) == facts(after) == facts(alone)
+        assert facts(await other) == facts(after) == facts(alone)
 
     def facts(output):
         return output.outputs[0].token_ids
@@ -196,7 +196,7 @@ def test_the_id_of_an_aborted_request_can_be_used_at_once(bench, slow):
 
 
 def least_late(bench, ask):
-    """Return the output and delay of the best of three tries; a busy machine may be late."""
+    """Return output and delay of the fastest of three runs, because a busy machine may be late."""
     for _ in range(3):
         output, late_s = bench.run(ask())
         if late_s < MAX_LATE_S:
@@ -213,7 +213,7 @@ def test_an_expired_timeout_ends_the_request(bench, slow, reads):
         await anext(stream)
         if reads:
             output = await last(stream)
-        while not await slow.reset_prefix_cache():  # refused while blocks are in use
+        while not await slow.reset_prefix_cache():  # a reset is refused while blocks are in use
             await asyncio.sleep(0.01)
         late_s = time.monotonic() - end_s
         return output if reads else await last(stream), late_s
@@ -272,8 +272,8 @@ def test_ten_thousand_callers_are_canceled_at_random_moments(bench, llm):
 
     async def ask_all():
         for first in range(0, NUM_ABORTS, 500):
-            asks = (ask(n, ways[n]) for n in range(first, first + 500))
-            assert all(await asyncio.gather(*asks))
+            pending = (ask(n, ways[n]) for n in range(first, first + 500))
+            assert all(await asyncio.gather(*pending))
         start_s = time.monotonic()
         assert llm.num_unfinished == 0
         assert await is_idle_within(llm, 1)
@@ -288,7 +288,7 @@ def test_ten_thousand_callers_are_canceled_at_random_moments(bench, llm):
     assert {len(out.outputs[0].token_ids) for out in fresh} == {5}
 
 
-def test_statistics_are_current_when_nothing_runs(bench, slow):
+def test_statistics_are_current_when_no_request_runs(bench, slow):
     async def ask():
         streams = [slow.generate("a", LONG) for _ in range(3)]
         await asyncio.gather(*map(anext, streams))

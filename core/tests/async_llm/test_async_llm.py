@@ -22,7 +22,7 @@ async def last(stream):
     return (await collect(stream))[-1]
 
 
-def random_asks(num=30):
+def random_prompts(num=30):
     """Yield random prompts and parameters, each with a different seed."""
     rng = Random(SEED)
     for place in range(num):
@@ -61,15 +61,17 @@ def joined(outputs):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_outputs_equal_those_of_an_in_process_engine(bench, ahead):
-    asks = list(random_asks())
+def test_async_outputs_equal_those_of_an_in_process_engine(bench, ahead):
+    pending = list(random_prompts())
     with bench.direct(async_scheduling=ahead) as direct:
-        prompts, params = zip(*asks, strict=True)
+        prompts, params = zip(*pending, strict=True)
         expected = direct.generate(list(prompts), list(params), use_tqdm=False)
     one = bench.start(async_scheduling=ahead)
 
     async def ask_all(kind):
-        streams = [one.generate(*ask, f"{kind}{n}", output_kind=kind) for n, ask in enumerate(asks)]
+        streams = [
+            one.generate(*ask, f"{kind}{n}", output_kind=kind) for n, ask in enumerate(pending)
+        ]
         return await asyncio.gather(*map(collect, streams))
 
     for kind in (RequestOutputKind.CUMULATIVE, FINAL):
@@ -78,12 +80,12 @@ def test_outputs_equal_those_of_an_in_process_engine(bench, ahead):
         assert all(outputs[-1].finished for outputs in found)
         assert not any(output.finished for outputs in found for output in outputs[:-1])
         assert kind is not FINAL or {len(outputs) for outputs in found} == {1}
-    for outputs, wanted in zip(bench.run(ask_all(DELTA)), expected, strict=True):
+    for outputs, one_expected in zip(bench.run(ask_all(DELTA)), expected, strict=True):
         assert joined(outputs) == {
             done.index: (done.text, done.token_ids, done.logprobs or [], done.finish_reason)
-            for done in wanted.outputs
+            for done in one_expected.outputs
         }
-        assert outputs[0].prompt_logprobs == wanted.prompt_logprobs
+        assert outputs[0].prompt_logprobs == one_expected.prompt_logprobs
         assert all(output.prompt_logprobs is None for output in outputs[1:])
     assert any(len(out.outputs) == 3 for out in expected)
     assert len({done.finish_reason for out in expected for done in out.outputs}) > 1
@@ -91,14 +93,14 @@ def test_outputs_equal_those_of_an_in_process_engine(bench, ahead):
     one.shutdown()
 
 
-def test_request_times_are_in_order(bench, llm):
+def test_the_times_of_a_request_are_in_order(bench, llm):
     metrics = bench.run(last(llm.generate("say", SamplingParams(max_tokens=3)))).metrics
     assert 0 < metrics.arrival_ns < metrics.first_token_ns <= metrics.finished_ns
     assert llm.last_stats.num_blocks > 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "parameter"),
+    ("arguments", "parameter"),
     [
         ({"prompt": []}, "prompt"),
         ({"prompt": [999]}, "prompt"),
@@ -117,12 +119,14 @@ def test_request_times_are_in_order(bench, llm):
         ({"timeout_s": "1"}, "timeout_s"),
     ],
 )
-def test_a_rejection_names_the_parameter_and_affects_no_other_request(bench, llm, asked, parameter):
+def test_a_rejection_names_the_parameter_and_affects_no_other_request(
+    bench, llm, arguments, parameter
+):
     async def ask():
         other = asyncio.create_task(last(llm.generate("say", SamplingParams(max_tokens=60))))
         await asyncio.sleep(0)
         with pytest.raises(RequestError) as refusal:
-            await collect(llm.generate(**({"prompt": "say", "request_id": "bad"} | asked)))
+            await collect(llm.generate(**({"prompt": "say", "request_id": "bad"} | arguments)))
         assert refusal.value.parameter == parameter
         assert (await last(llm.generate("say", SamplingParams(max_tokens=2), "bad"))).finished
         return await other
@@ -131,11 +135,11 @@ def test_a_rejection_names_the_parameter_and_affects_no_other_request(bench, llm
 
 
 def test_a_request_that_the_engine_rejects_ends_with_the_reason(bench):
-    one = bench.start(scheduler_cls=bench.parts.Picky)
+    one = bench.start(scheduler_cls=bench.parts.RejectingScheduler)
 
     async def ask():
-        asks = [one.generate("say", SamplingParams(max_tokens=n, seed=1)) for n in (12, 13)]
-        return await asyncio.gather(*map(last, asks))
+        pending = [one.generate("say", SamplingParams(max_tokens=n, seed=1)) for n in (12, 13)]
+        return await asyncio.gather(*map(last, pending))
 
     good, bad = bench.run(ask())
     assert bad.finished and "not thirteen" in bad.error
@@ -161,7 +165,7 @@ def test_a_request_id_is_in_use_until_its_last_output_is_sent(bench, llm):
 def test_the_number_of_waiting_requests_is_limited(bench):
     with pytest.raises(ConfigError, match="max_waiting=-1"):
         bench.start(max_waiting=-1)
-    one = bench.start(max_waiting=2, max_num_seqs=2, told={"step_s": 0.002})
+    one = bench.start(max_waiting=2, max_num_seqs=2, worker_config={"step_s": 0.002})
     params = SamplingParams(max_tokens=20)
 
     async def ask():
@@ -169,7 +173,9 @@ def test_the_number_of_waiting_requests_is_limited(bench):
         await asyncio.sleep(0.02)
         with pytest.raises(CapacityError, match=r"has 3 completions .* accept 2 more: at most 4"):
             await collect(one.generate("say", SamplingParams(n=2)))
-        assert (await last(one.generate("say", params))).finished  # one more request may wait
+        assert (
+            await last(one.generate("say", params))
+        ).finished  # the limit allows one more waiting request
         assert all(output.finished for output in await asyncio.gather(*tasks))
         return await last(one.generate("say", SamplingParams(n=4, max_tokens=2)))
 
@@ -187,11 +193,11 @@ def test_a_request_of_higher_priority_is_served_first(bench):
 
     async def ask_all():
         await one.pause()
-        asks = asyncio.gather(*(ask(f"p{n}", n) for n in (2, 0, 3, 1)))
+        pending = asyncio.gather(*(ask(f"p{n}", n) for n in (2, 0, 3, 1)))
         await asyncio.sleep(0.05)
         assert not done and one.num_unfinished == 4
         await one.resume()
-        await asks
+        await pending
 
     assert issubclass(bench.parts.ByPriority, Policy)
     bench.run(ask_all())
@@ -199,7 +205,7 @@ def test_a_request_of_higher_priority_is_served_first(bench):
     one.shutdown()
 
 
-def test_prefixes_are_shared_within_a_salt_and_reset_on_request(bench, llm):
+def test_prefixes_are_shared_within_a_salt_until_the_cache_is_reset(bench, llm):
     prompt = "the same words again and again, so that they fill some blocks of the cache"
 
     async def num_cached(salt):
@@ -215,7 +221,7 @@ def test_prefixes_are_shared_within_a_salt_and_reset_on_request(bench, llm):
     assert first == other == after == 0 and again > 30
 
 
-def test_collective_rpc_returns_the_workers_results(bench, llm):
+def test_collective_rpc_returns_the_results_of_the_workers(bench, llm):
     assert bench.run(llm.collective_rpc("echo", 1, deep=[None])) == [[[1], {"deep": [None]}]]
     with pytest.raises(UserError, match="scope='most' is not a valid pause scope"):
         bench.run(llm.pause("most"))
@@ -234,18 +240,18 @@ def test_using_another_event_loop_is_refused(bench, llm):
 
 def test_listeners_are_notified_of_steps_and_rejections(bench):
     one = bench.start(
-        stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.Listening,), max_num_seqs=2
+        stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.RecordingHooks,), max_num_seqs=2
     )
     bench.run(last(one.generate("say", SamplingParams(max_tokens=7, ignore_eos=True))))
     with pytest.raises(RequestError):
         bench.run(collect(one.generate([], None, "bad")))
     one.shutdown()
     assert bench.parts.Counting.num_tokens == 7
-    assert bench.parts.Listening.heard == ["bad", "stop"]
+    assert bench.parts.RecordingHooks.recorded == ["bad", "stop"]
 
 
 def test_the_error_for_a_model_without_generation_lists_its_tasks(bench):
-    one = bench.start(told={"tasks": ["embed"]})
+    one = bench.start(worker_config={"tasks": ["embed"]})
     with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
         one.generate("say")
     one.shutdown()

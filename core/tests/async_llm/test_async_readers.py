@@ -55,7 +55,7 @@ def test_a_slow_reader_gets_all_new_tokens_in_one_output(bench, llm):
 
 
 def test_a_reader_that_stops_reading_delays_no_other_request(bench):
-    one = bench.start(told={"step_s": 0.002}, max_num_seqs=32)
+    one = bench.start(worker_config={"step_s": 0.002}, max_num_seqs=32)
     params = SamplingParams(max_tokens=150, seed=3, ignore_eos=True)
 
     async def ask():
@@ -106,8 +106,8 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
     params = SamplingParams(max_tokens=60, logprobs=5, ignore_eos=True, stop=["\x00\x00\x00"])
 
     async def ask():
-        asks = (wide.generate("say", params, output_kind=DELTA) for _ in range(NUM_STREAMS))
-        return await asyncio.gather(*map(collect, asks))
+        pending = (wide.generate("say", params, output_kind=DELTA) for _ in range(NUM_STREAMS))
+        return await asyncio.gather(*map(collect, pending))
 
     found, longest_s = bench.run(longest_hold_s(ask()))
     print(f"{NUM_STREAMS} streams blocked the loop for {1000 * longest_s:.1f} ms at most")
@@ -154,7 +154,7 @@ def test_large_log_probabilities_do_not_block_the_event_loop(
     assert (least_s < MAX_HOLD_S) == sliced, "without slices the loop must be blocked"
 
 
-def test_a_long_text_is_tokenized_outside_of_the_event_loop(bench, llm, monkeypatch):
+def test_a_long_text_is_tokenized_in_another_thread(bench, llm, monkeypatch):
     ticks, encode = [], llm.tokenizer.encode
 
     def encode_slowly(text, **how):
@@ -207,13 +207,13 @@ def random_outputs(rng):
     )
 
 
-def said_by(pieces):
+def data_of(pieces):
     """Return all data of the outputs by request, in order, and the finish reasons."""
-    said, ends, prompts, cached, logprobs = [], [], {}, {}, {}
+    tokens, ends, prompts, cached, logprobs = [], [], {}, {}, {}
     for piece in pieces:
         end = 0
         for name, count in zip(piece.request_ids, piece.num_new_tokens, strict=True):
-            said.append((name, list(piece.token_ids[end : end + count])))
+            tokens.append((name, list(piece.token_ids[end : end + count])))
             end += count
         assert end == len(piece.token_ids)
         ends += [one.request_id for one in piece.finished]
@@ -221,11 +221,11 @@ def said_by(pieces):
         cached |= piece.num_cached_tokens
         for name, one in piece.prompt_logprobs.items():
             entries = zip(one.token_ids, one.logprobs, strict=True)
-            told = prompts.setdefault(name, [])
+            entries_of_request = prompts.setdefault(name, [])
             for count, rank in zip(one.counts, one.ranks, strict=True):
-                told.append((rank, [next(entries) for _ in range(count)]))
+                entries_of_request.append((rank, [next(entries) for _ in range(count)]))
             assert next(entries, None) is None
-    return said, sorted(ends), prompts, cached, logprobs
+    return tokens, sorted(ends), prompts, cached, logprobs
 
 
 @pytest.mark.parametrize("most", [1, 16, 50, 10_000])
@@ -234,7 +234,7 @@ def test_output_chunks_contain_the_same_data_as_the_complete_outputs(most):
     for _ in range(60):
         outputs = random_outputs(rng)
         pieces = list(cut_outputs(outputs, most))
-        assert said_by(pieces) == said_by([outputs])
+        assert data_of(pieces) == data_of([outputs])
         rows = {name: n for n, piece in enumerate(pieces) for name in piece.request_ids}
         for number, piece in enumerate(pieces):
             for one in piece.finished:  # no later chunk has tokens of the request
@@ -244,7 +244,7 @@ def test_output_chunks_contain_the_same_data_as_the_complete_outputs(most):
     assert list(cut_outputs(EngineCoreOutputs(), 10)) == [EngineCoreOutputs()]
 
 
-def test_log_probabilities_are_split_by_positions_and_entries():
+def test_log_probabilities_are_split_into_chunks_of_limited_size():
     few, many = columns(Random(SEED), 300, 9), columns(Random(SEED), 300, 99)
     for whole, least_pieces in ((few, 300 / 32), (many, len(many.token_ids) / 16 / 32)):
         pieces = list(cut_logprobs(whole, 32))
@@ -272,7 +272,7 @@ def output(finished):
     )
 
 
-def test_outputs_are_read_before_the_error():
+def test_a_reader_gets_all_outputs_before_the_error():
     async def read():
         stream = OutputStream(lambda: output(False))
         stream.notify()

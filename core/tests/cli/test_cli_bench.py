@@ -19,7 +19,7 @@ CASES_FILE = Path(__file__).parents[3] / "bench" / "cases.py"
 
 @pytest.fixture
 def requested(monkeypatch) -> list[tuple[tuple[int, ...], object]]:
-    """Record (prompt, params) of every request of the engine."""
+    """Return a list that receives (prompt, params) of every request."""
     seen = []
     add_request = LLMEngine.add_request
 
@@ -57,8 +57,8 @@ def test_latency_runs_one_request_at_a_time(spell, requested, tmp_path, capsys) 
         assert words in shown
 
 
-def test_the_platform_that_was_chosen_is_named(spell, tmp_path, capsys, monkeypatch) -> None:
-    """The report must not name a platform that was only probed."""
+def test_the_report_names_the_selected_platform(spell, tmp_path, capsys, monkeypatch) -> None:
+    """The report does not name a platform that was only probed."""
     file = tmp_path / "out.json"
     options = spell()
     place = options.index("--platform")
@@ -85,7 +85,7 @@ def test_throughput_submits_all_requests_at_once(spell, requested, tmp_path) -> 
     assert (kinds["scheduler"], kinds["worker"]) == ("fcfs", "BigramWorker")
 
 
-def test_prompts_are_determined_by_the_seed(spell, requested) -> None:
+def test_benchmark_prompts_are_determined_by_the_seed(spell, requested) -> None:
     options = spell()
     for seed in ("1", "1", "2"):
         assert main(bench("latency", options, "--repeats", "1", "--seed", seed)) == 0
@@ -121,7 +121,7 @@ def test_requests_that_exceed_the_engines_limits_are_rejected(spell, requested, 
     assert requested == []
 
 
-def test_the_summary_has_median_and_spread() -> None:
+def test_the_benchmark_summary_has_median_and_spread() -> None:
     found = summarize("s", [4.0, 1.0, 2.0, 3.0, 100.0])
     assert (found.median, found.min, found.max, found.iqr) == (3.0, 1.0, 100.0, 2.0)
     assert summarize("s", [5.0]).iqr == 0.0

@@ -97,7 +97,7 @@ def test_the_model_sees_system_prompt_and_history(session, monkeypatch) -> None:
     ]
 
 
-def test_a_partial_character_is_never_printed(session) -> None:
+def test_a_partial_character_is_not_printed(session) -> None:
     chat = session("aé€𝄞b")
     pieces = list(chat.answer("hello", interrupted=never))
     assert "".join(pieces) == "aé€𝄞b"
@@ -138,7 +138,7 @@ def test_the_oldest_turns_are_dropped_first(session) -> None:
     assert len(chat.messages) < 16
 
 
-def test_dropped_turns_are_reported(spell, monkeypatch, capsys) -> None:
+def test_dropped_turns_of_a_chat_are_reported(spell, monkeypatch, capsys) -> None:
     lines = [f"a longer question {number}" for number in range(5)]
     assert converse(monkeypatch, spell("abc", length=128), *lines) == 0
     output = capsys.readouterr()
@@ -146,14 +146,16 @@ def test_dropped_turns_are_reported(spell, monkeypatch, capsys) -> None:
     assert "2 oldest messages are left out" in output.err
 
 
-def test_a_message_that_never_fits_is_rejected_and_dropped(spell, monkeypatch, capsys) -> None:
+def test_a_message_longer_than_the_context_is_rejected_and_dropped(
+    spell, monkeypatch, capsys
+) -> None:
     assert converse(monkeypatch, spell("abc", length=64), "x" * 80, "ok") == 0
     output = capsys.readouterr()
     assert output.out == "abc\n"
     assert len(output.err.splitlines()) == 1 and "64" in output.err
 
 
-def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
+def test_the_params_command_shows_and_sets_parameters(spell, monkeypatch, capsys) -> None:
     options = spell("abc", loop=True)
     lines = ("/params max_tokens=5 temperature=0", "hello", "/params", "/exit", "never")
     assert converse(monkeypatch, options, *lines) == 0
@@ -186,7 +188,7 @@ def test_an_invalid_command_prints_one_line_and_the_session_continues(
     assert output in captured.err
 
 
-def test_help_names_every_command(spell, monkeypatch, capsys) -> None:
+def test_the_help_command_names_every_command(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell(), "/help") == 0
     output = capsys.readouterr().out
     assert all(word in output for word in ("/params", "/reset", "/help", "/exit", "Ctrl-C", '"""'))
@@ -197,7 +199,7 @@ def test_a_message_that_begins_with_a_path_is_not_a_command(spell, monkeypatch, 
     assert capsys.readouterr().out == "abc\n"
 
 
-def test_settings_are_json_or_text() -> None:
+def test_parameter_values_are_parsed_as_json_or_text() -> None:
     params = with_settings(SamplingParams(), r"""stop='["a", "b"]' seed=7 top_k=3""")
     assert (params.stop, params.seed, params.top_k) == (("a", "b"), 7, 3)
     assert with_settings(params, r"stop='x\n'").stop == ("x\n",)
@@ -216,7 +218,7 @@ def test_settings_are_json_or_text() -> None:
         (["one\\"], "one"),
     ],
 )
-def test_messages_can_have_several_lines(lines: list[str], message: str) -> None:
+def test_chat_messages_can_have_several_lines(lines: list[str], message: str) -> None:
     rest = iter(lines)
 
     def ask(prompt: str) -> str:
@@ -230,7 +232,7 @@ def test_messages_can_have_several_lines(lines: list[str], message: str) -> None
         read_message(ask)
 
 
-def test_the_second_ctrl_c_raises() -> None:
+def test_the_second_ctrl_c_raises_keyboard_interrupt() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), watch_for_interrupt() as interrupted:
         assert not interrupted()

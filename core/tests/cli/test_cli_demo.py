@@ -72,12 +72,12 @@ def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, cap
         "config.json names it",
     ):
         assert words in output
-    # Other platforms were loaded and probed, too.
+    # The engine loaded and probed other platforms, too.
     (row,) = [line for line in output.splitlines() if line.startswith("platform ")]
     assert row.split()[1:3] == ["cpu", "dovetail-cpu"]
 
 
-def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None:
+def test_the_demo_model_runs_its_tasks_and_its_answers_are_graded(demo_model, capsys) -> None:
     part = "dovetail_sched_priority:PriorityPolicy"
     assert main(["demo", "--scheduler-cls", part]) == 0
     output = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None
     assert "attention_backend" not in output  # the run uses the requested plugin only
 
 
-def test_an_unknown_name_is_reported_before_anything_runs(no_demo_model, capsys) -> None:
+def test_an_unknown_plugin_is_reported_before_an_engine_starts(no_demo_model, capsys) -> None:
     assert main(["demo", "--scheduler-cls", "priorty"]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -124,7 +124,7 @@ def test_the_random_checkpoint_generates_words(checkpoint) -> None:
     assert tokenizer.encode(chat)[0] in tokenizer.special_token_ids
 
 
-def test_the_example_makes_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:
+def test_the_example_script_writes_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:
     folder = tmp_path / "made"
     monkeypatch.setattr(sys, "argv", ["make_checkpoint.py", str(folder), "--seed", "3"])
     runpy.run_path(str(EXAMPLES / "make_checkpoint.py"), run_name="__main__")

@@ -19,7 +19,7 @@ from dovetail.config import EngineArgs
 from dovetail.errors import ConfigError
 
 BOUND_S = 1.0
-SLOWER_HERE = 3  # the machine is shared
+SLOWER_HERE = 3  # other processes may slow the machine
 RUN = (
     "import sys; from dovetail.cli import main; code = main(sys.argv[1:]);"
     "print('loaded', *[m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules]);"
@@ -149,7 +149,7 @@ def test_omitted_flags_keep_the_defaults() -> None:
     assert engine_args(EngineOptions(model="m")) == EngineArgs("m")
 
 
-def test_flags_reach_the_engine_options() -> None:
+def test_flags_set_the_engine_options() -> None:
     given = EngineOptions(
         model="m", max_num_seqs=3, enforce_eager=True, plugin_options='{"a": {"b": 1}}'
     )
@@ -159,7 +159,7 @@ def test_flags_reach_the_engine_options() -> None:
         engine_args(EngineOptions(model="m", plugin_options="nonsense"))
 
 
-def test_help_shows_the_options_with_their_help(capsys) -> None:
+def test_help_lists_every_option_with_its_description(capsys) -> None:
     assert main(["generate", "--help"]) == 0
     output = capsys.readouterr().out
     for words in (

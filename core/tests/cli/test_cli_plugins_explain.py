@@ -25,7 +25,7 @@ def test_the_selected_plugin_is_listed_first_with_the_reason(capsys):
     assert "priority is requested" in fcfs and fcfs.split()[:2] == ["–", "out"]
 
 
-def test_attention_backends_are_checked_against_the_model(tmp_path, capsys):
+def test_attention_backends_are_checked_against_the_requirements_of_the_model(tmp_path, capsys):
     model = write_tiny_llama(tmp_path, architectures=["MistralForCausalLM"], sliding_window=5)
     arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0

@@ -80,8 +80,8 @@ def test_all_details_are_shown_without_importing_the_plugin(site, capsys):
     assert "kinds" not in output and "model_config" not in output
 
 
-def test_load_adds_the_declarations_of_the_class(site, capsys):
-    # `policy` is asked for a class that declares nothing wrong but needs an option.
+def test_the_load_option_adds_the_declarations_of_the_class(site, capsys):
+    # The class is valid, but its constructor needs an option.
     (site / "shown_mod/dovetail.toml").write_text("")
     assert main(["plugins", "show", "policy:shown@shown-dist", "--load"]) == 0
     shown = rows(capsys.readouterr().out)
@@ -91,7 +91,7 @@ def test_load_adds_the_declarations_of_the_class(site, capsys):
     assert "none; default values apply" in shown["manifest"]
 
 
-def test_json_is_one_object(site, capsys):
+def test_json_output_is_one_object(site, capsys):
     assert main(["plugins", "show", "policy:shown", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert output["plugin"]["description"]["entry"]["rank"] == 4
@@ -106,7 +106,7 @@ def test_a_violated_contract_is_reported(site, capsys):
     assert "does not meet the contract" in output.err
 
 
-def test_a_class_path_is_shown_too(capsys):
+def test_a_plugin_given_by_class_path_is_shown(capsys):
     path = "dovetail_devkit.fakes.policy:FakePolicy"
     assert main(["plugins", "show", f"policy:{path}"]) == 0
     shown = rows(capsys.readouterr().out)

@@ -23,9 +23,9 @@ def parts(monkeypatch):
 
 
 @pytest.fixture
-def talk(monkeypatch):
-    """The module `engine_talk`: requests and their results."""
-    yield from imported("engine_talk", monkeypatch)
+def traffic(monkeypatch):
+    """The module `engine_traffic`: requests and their results."""
+    yield from imported("engine_traffic", monkeypatch)
 
 
 def imported(name, monkeypatch):
@@ -38,10 +38,18 @@ def imported(name, monkeypatch):
 def engine_config(tmp_path, parts):
     """Make a configuration: `engine_config(step_s=0.1, async_scheduling=True)`."""
 
-    def make(*, async_scheduling=False, options=None, **told):
-        config = {"architectures": ["Obedient"], "vocab_size": 97, "max_position_embeddings": 512}
-        (tmp_path / "config.json").write_text(json.dumps(config | told))
-        given = {"worker_cls": parts.Obedient, "scheduler_cls": Scheduler, "max_num_seqs": 8}
+    def make(*, async_scheduling=False, options=None, **worker_config):
+        config = {
+            "architectures": ["ControlledWorker"],
+            "vocab_size": 97,
+            "max_position_embeddings": 512,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config | worker_config))
+        given = {
+            "worker_cls": parts.ControlledWorker,
+            "scheduler_cls": Scheduler,
+            "max_num_seqs": 8,
+        }
         args = EngineArgs(
             model=tmp_path,
             platform=FakePlatform,
@@ -55,18 +63,18 @@ def engine_config(tmp_path, parts):
 
 
 @pytest.fixture
-def client_of(engine_config, talk, monkeypatch, tmp_path_factory):
+def client_of(engine_config, traffic, monkeypatch, tmp_path_factory):
     """Start a client: `client_of("sync", step_s=0.1)`; no process or file may be left."""
-    # A short path: it contains sockets.
+    # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
-    before, made = talk.residue(), []
+    before, made = traffic.open_resources(), []
 
-    def make(kind, **told):
-        made.append(make_client(engine_config(**told), kind))
+    def make(kind, **worker_config):
+        made.append(make_client(engine_config(**worker_config), kind))
         return made[-1]
 
     yield make
     for client in made:
         client.shutdown()
         client.shutdown()
-    assert talk.residue() == before
+    assert traffic.open_resources() == before

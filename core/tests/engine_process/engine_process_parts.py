@@ -19,27 +19,27 @@ from dovetail_devkit.fakes.worker import FakeWorker
 from dovetail_devkit.scheduler.gate import FakeGate
 
 
-class Obedient(FakeWorker):
+class ControlledWorker(FakeWorker):
     """A worker controlled by the model's config.json."""
 
     def load_model(self):
         super().load_model()
-        self.told = self._config.model.hf_config
-        start = self.told.get("start")
+        self.worker_config = self._config.model.hf_config
+        start = self.worker_config.get("start")
         if start == "hangs":
             time.sleep(600)
         if start == "exits":
             os._exit(3)
         if start == "raises":
             raise CapacityError("the weights need 7 GB; there are 3")
-        if "has_child" in self.told:
+        if "has_child" in self.worker_config:
             self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
     def execute_model(self, plan):
-        time.sleep(self.told.get("step_s", 0))
-        if plan.step_id == self.told.get("fails_at"):
+        time.sleep(self.worker_config.get("step_s", 0))
+        if plan.step_id == self.worker_config.get("fails_at"):
             raise RuntimeError("the chip melted")
-        if self.told.get("dies_of") in [join.token_ids[0] for join in plan.joins]:
+        if self.worker_config.get("dies_of") in [join.token_ids[0] for join in plan.joins]:
             raise RuntimeError("the chip melted")
         super().execute_model(plan)
 
@@ -49,14 +49,14 @@ class Obedient(FakeWorker):
     def echo(self, *args, **kwargs):
         return [list(args), kwargs]
 
-    def grumble(self):
+    def raise_value_error(self):
         raise ValueError("not today")
 
     def odd(self):
         return self
 
 
-class Tight(Obedient):
+class Tight(ControlledWorker):
     """Limits messages of the engine process to 4 KiB."""
 
     def load_model(self):
@@ -64,7 +64,7 @@ class Tight(Obedient):
         messages.MAX_MESSAGE_BYTES = 4096
 
 
-class Forgetful(Obedient):
+class SmallBufferWorker(ControlledWorker):
     """Limits the engine's buffer for a slow front end to 16 KiB."""
 
     def load_model(self):
@@ -72,26 +72,26 @@ class Forgetful(Obedient):
         outgoing.MAX_KEPT_BYTES = 16384
 
 
-class Sleepy(Obedient):
+class Sleepy(ControlledWorker):
     """A worker that provides "sleep" and records its calls."""
 
-    provides = Obedient.provides | {"sleep"}
-    heard = ()
+    provides = ControlledWorker.provides | {"sleep"}
+    sleep_calls = ()
 
     def sleep(self, level):
-        self.heard = (*self.heard, f"sleep {level}")
+        self.sleep_calls = (*self.sleep_calls, f"sleep {level}")
 
     def wake_up(self, tags=()):
-        self.heard = (*self.heard, f"wake up {','.join(tags)}")
+        self.sleep_calls = (*self.sleep_calls, f"wake up {','.join(tags)}")
 
     def calls_so_far(self):
-        return list(self.heard)
+        return list(self.sleep_calls)
 
 
-class Asking(Obedient):
+class Asking(ControlledWorker):
     """A worker that declares logits processors; no test reads the modified logits."""
 
-    provides = Obedient.provides | {"logits_processors"}
+    provides = ControlledWorker.provides | {"logits_processors"}
 
 
 class NeverOpens(Scheduler):

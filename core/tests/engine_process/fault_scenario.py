@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-from engine_process_parts import Obedient
-from engine_talk import Answers, request
+from engine_process_parts import ControlledWorker
+from engine_traffic import Answers, request
 
 from dovetail.config import EngineArgs
 from dovetail.engine.process import engine_process
@@ -40,7 +40,7 @@ def make_config(model, executor):
     return EngineArgs(
         model=model,
         platform=FakePlatform,
-        worker_cls=Obedient,
+        worker_cls=ControlledWorker,
         scheduler_cls=Scheduler,
         skip_tokenizer_init=True,
         executor_backend=executor,
@@ -49,35 +49,35 @@ def make_config(model, executor):
     ).create_engine_config()
 
 
-def live(model, executor, told):
-    """Serve requests, call the worker, abort and shut down; write the results to `told`."""
+def run_engine(model, executor, result):
+    """Serve requests, call the worker, abort and shut down; write the results to `result`."""
     engine_process.START_GRACE_S = 1.5
     client = make_client(make_config(model, executor), "sync", rules=RULES)
     try:
-        serve(client, told)
+        serve(client, result)
     finally:
         client.shutdown()
 
 
-def serve(client, told):
+def serve(client, result):
     for number in range(6):
         try:
             answers = serve_one(client, number)
         except UnavailableError as error:
-            told["message"] += f" {error}"
+            result["message"] += f" {error}"
             client.wait_until_ready(WAIT_S)
             continue
-        told["message"] += "".join(f" {message}" for _, message in answers.ends.values())
+        result["message"] += "".join(f" {message}" for _, message in answers.ends.values())
         if answers.ends.get(f"r{number}", ("", ""))[0] is FinishReason.LENGTH:
-            told["tokens"] = answers.tokens[f"r{number}"]
+            result["tokens"] = answers.tokens[f"r{number}"]
 
 
 def serve_one(client, number):
     """Run the standard request and a request that is aborted; return the tokens of the former."""
     client.add_request(request(f"r{number}", range(20), 12))
-    client.add_request(request(f"gone{number}", max_tokens=300))
+    client.add_request(request(f"aborted{number}", max_tokens=300))
     client.call_workers("echo", (number,))
-    client.abort_requests([f"gone{number}"])
+    client.abort_requests([f"aborted{number}"])
     answers = Answers()
     for _ in range(40):
         if f"r{number}" in answers.ends:
@@ -87,16 +87,16 @@ def serve_one(client, number):
 
 
 def main():
-    told = {"outcome": "served", "message": "", "tokens": []}
+    result = {"outcome": "served", "message": "", "tokens": []}
     before = left_open()
     try:
-        live(sys.argv[1], sys.argv[2], told)
+        run_engine(sys.argv[1], sys.argv[2], result)
     except Exception as error:
-        told["outcome"] = type(error).__name__
-        told["message"] += f" {error}"
+        result["outcome"] = type(error).__name__
+        result["message"] += f" {error}"
     gc.collect()
-    told["left"] = sorted(set(left_open()) - set(before))
-    print(json.dumps(told), flush=True)
+    result["left"] = sorted(set(left_open()) - set(before))
+    print(json.dumps(result), flush=True)
 
 
 def left_open():

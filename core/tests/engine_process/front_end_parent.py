@@ -5,7 +5,7 @@ Adds three long requests, prints a line when all are running, and waits to be ki
 
 import sys
 
-from engine_talk import Answers, request
+from engine_traffic import Answers, request
 
 from dovetail.engine.process.factory import attach_client
 

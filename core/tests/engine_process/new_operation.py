@@ -7,8 +7,8 @@ import asyncio
 import json
 import sys
 
-from engine_process_parts import Obedient
-from engine_talk import request
+from engine_process_parts import ControlledWorker
+from engine_traffic import request
 
 from dovetail.config import EngineArgs
 from dovetail.engine.process.factory import attach_client, make_client
@@ -31,23 +31,23 @@ def main():
     config = EngineArgs(
         model=sys.argv[1],
         platform=FakePlatform,
-        worker_cls=Obedient,
+        worker_cls=ControlledWorker,
         scheduler_cls=Scheduler,
         skip_tokenizer_init=True,
     ).create_engine_config()
-    told = {}
+    results = {}
     for name, options in CLIENTS.items():
         client = make_client(config, **options)
         try:
             use = use_async(client) if options["kind"] == "async" else None
-            told[name] = asyncio.run(use) if use else use_sync(client)
+            results[name] = asyncio.run(use) if use else use_sync(client)
             if name == "process":
                 other = attach_client(client.address, "sync")
-                told["attached"] = use_sync(other)
+                results["attached"] = use_sync(other)
                 other.shutdown()
         finally:
             client.shutdown()
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 def use_sync(client):

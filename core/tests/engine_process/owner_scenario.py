@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 
-from engine_process_parts import Obedient
-from engine_talk import request, residue
+from engine_process_parts import ControlledWorker
+from engine_traffic import open_resources, request
 
 from dovetail import LLM, AsyncLLM, SamplingParams
 from dovetail.config import EngineArgs
@@ -27,7 +27,7 @@ from dovetail.scheduling import Scheduler
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
-PARTS = {"platform": FakePlatform, "worker_cls": Obedient, "scheduler_cls": Scheduler}
+PARTS = {"platform": FakePlatform, "worker_cls": ControlledWorker, "scheduler_cls": Scheduler}
 PARTS |= {"max_num_seqs": 4}
 LONG = {"prompt_token_ids": [1, 2, 3]}
 
@@ -35,7 +35,8 @@ LONG = {"prompt_token_ids": [1, 2, 3]}
 used_at_exit = []
 
 
-@atexit.register  # registered before any engine exists, so that it is called after all finalizers
+# Registered before any engine exists, so that it runs after all finalizers.
+@atexit.register
 def use_at_exit():
     for having in used_at_exit:
         print(json.dumps(failure_of(having.serve)), flush=True)
@@ -322,7 +323,7 @@ def by_shutdown(having):
 
 
 def outlive(having):
-    """Leave a forked child running, print the ids and wait to be killed."""
+    """Leave a forked child running, print the process ids and wait to be killed."""
     having.busy()
     child = os.fork()
     if not child:
@@ -342,7 +343,7 @@ def children_of(pid):
 
 
 def without_directory(having):
-    """Delete the working directory and kill the engine; its replacement must serve."""
+    """Delete the working directory and kill the engine; the restarted engine must serve."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
     os.kill(having.engine.process_id, 9)
@@ -357,9 +358,9 @@ def without_directory(having):
 def main():
     model, kind, what = sys.argv[1:]
     gc.collect()
-    before = residue()
+    before = open_resources()
     having = globals()[kind](model)
-    told = globals()[what](having)
+    observed = globals()[what](having)
     having = None
     if what.startswith("leave"):
         return
@@ -368,12 +369,12 @@ def main():
         if threading.active_count() == 1:
             break
         time.sleep(0.02)
-    left = {
+    remaining = {
         "children": children_of(os.getpid()),
         "threads": [one.name for one in threading.enumerate()][1:],
-        "residue": [was == now for was, now in zip(before, residue(), strict=True)],
+        "open_resources": [was == now for was, now in zip(before, open_resources(), strict=True)],
     }
-    print(json.dumps({"told": told, "left": left}))
+    print(json.dumps({"observed": observed, "left": remaining}))
 
 
 if __name__ == "__main__":

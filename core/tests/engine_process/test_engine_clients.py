@@ -27,34 +27,36 @@ from dovetail.request import FinishReason
 from dovetail.transport.remote_error import RemoteError
 
 
-def told(facts):
+def named_facts(facts):
     """Return the engine facts with each class replaced by its name."""
     return facts.config.model_dump_json(), facts.model_info, facts.max_model_len
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_all_clients_give_the_same_outputs(client_of, ahead, talk):
-    asked = [
-        *talk.random_requests(),
-        talk.request("long", range(90), 500),
-        talk.request("bad", [97]),
+def test_all_kinds_of_clients_give_the_same_outputs(client_of, ahead, traffic):
+    requests = [
+        *traffic.random_requests(),
+        traffic.request("long", range(90), 500),
+        traffic.request("bad", [97]),
     ]
-    asked += [talk.request("twice"), talk.request("twice")]
+    requests += [traffic.request("twice"), traffic.request("twice")]
     found = []
     for kind in ("inproc", "sync"):
         client = client_of(kind, async_scheduling=ahead)
         assert isinstance(client, EngineClient)
-        refused = client.add_requests(asked)
+        refused = client.add_requests(requests)
         assert client.progress.num_refused == 0
-        found.append((talk.Answers().collect(client, 22), refusals(refused), told(client.facts)))
+        found.append(
+            (traffic.Answers().collect(client, 22), refusals(refused), named_facts(client.facts))
+        )
         client.shutdown()
 
     async def serve():
         client = client_of("async", async_scheduling=ahead)
-        refused = await client.add_requests(asked)
-        given = await talk.Answers().collect_async(client, 22)
-        return given, refusals(refused), told(client.facts)
+        refused = await client.add_requests(requests)
+        given = await traffic.Answers().collect_async(client, 22)
+        return given, refusals(refused), named_facts(client.facts)
 
     found.append(asyncio.run(serve()))
     assert found[0] == found[1] == found[2]
@@ -64,47 +66,51 @@ def test_all_clients_give_the_same_outputs(client_of, ahead, talk):
     assert refused["bad"][1] == "prompt" and "97" in refused["bad"][0]
 
 
-def refusals(told):
-    return {name: (str(error), error.parameter) for name, error in told.items()}
+def refusals(named_facts):
+    return {name: (str(error), error.parameter) for name, error in named_facts.items()}
 
 
-def test_requests_rejected_by_the_engine_are_reported_with_the_outputs(client_of, talk):
+def test_requests_rejected_by_the_engine_are_reported_with_the_outputs(client_of, traffic):
     with pytest.raises(RequestError, match="97"):
-        client_of("inproc").add_request(talk.request("bad", [97]))
+        client_of("inproc").add_request(traffic.request("bad", [97]))
     client = client_of("sync")
-    client.add_request(talk.request("bad", [97]))
-    client.add_request(talk.request("good"))
-    tokens, ends = talk.Answers().collect(client, 2)
+    client.add_request(traffic.request("bad", [97]))
+    client.add_request(traffic.request("good"))
+    tokens, ends = traffic.Answers().collect(client, 2)
     assert ends["bad"][0] is FinishReason.ERROR and "97" in ends["bad"][1]
     assert len(tokens["good"]) == 5
 
 
-def test_requests_too_large_for_one_message_are_split(client_of, monkeypatch, talk):
+def test_requests_too_large_for_one_message_are_split(client_of, monkeypatch, traffic):
     monkeypatch.setattr("dovetail.engine.process.channel._BATCH_BYTES", 300)
-    asked = [*talk.random_requests(), talk.request("huge", [2**40]), talk.request("bad", [97])]
+    requests = [
+        *traffic.random_requests(),
+        traffic.request("huge", [2**40]),
+        traffic.request("bad", [97]),
+    ]
     client = client_of("sync")
-    refused = client.add_requests(asked)
+    refused = client.add_requests(requests)
     assert {name: error.parameter for name, error in refused.items()} == {
         "huge": "prompt",
         "bad": "prompt",
     }
-    assert len(talk.Answers().collect(client, 20)[1]) == 20
+    assert len(traffic.Answers().collect(client, 20)[1]) == 20
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_calls_return_their_results(client_of, kind, talk):
+def test_engine_calls_return_their_results(client_of, kind, traffic):
     client = client_of(kind)
     assert client.call_workers("echo", (1, "x"), {"deep": [None]}) == [[[1, "x"], {"deep": [None]}]]
     client.pause(PauseScope.ALL)
     assert client.paused is PauseScope.ALL
-    client.add_request(talk.request("held"))
+    client.add_request(traffic.request("held"))
     counted = client.get_outputs(5)  # no request runs, but the statistics are current
     assert counted.request_ids == [] and counted.stats.num_waiting == 1
     assert client.get_outputs(0.05) is None
     client.resume()
     assert client.paused is None
-    assert set(talk.Answers().collect(client, 1)[1]) == {"held"}
-    client.add_request(talk.request("under way", max_tokens=400))
+    assert set(traffic.Answers().collect(client, 1)[1]) == {"held"}
+    client.add_request(traffic.request("under way", max_tokens=400))
     while client.get_outputs(5) is None:
         pass
     client.pause(PauseScope.ALL)
@@ -115,48 +121,48 @@ def test_calls_return_their_results(client_of, kind, talk):
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_an_aborted_request_gets_no_more_outputs(client_of, kind, talk):
+def test_an_aborted_request_gets_no_more_outputs(client_of, kind, traffic):
     """An id can be reused at once; no token of the first request reaches the second."""
     client = client_of(kind, step_s=0.001)
-    client.add_request(talk.request("stays", max_tokens=60))
+    client.add_request(traffic.request("stays", max_tokens=60))
     for _ in range(10):
-        client.add_request(talk.request("again", [5] * 9, max_tokens=400))
+        client.add_request(traffic.request("again", [5] * 9, max_tokens=400))
         for _ in range(3):
             client.get_outputs(5)
         client.abort_requests(["again", "unheard"])
-    client.add_request(talk.request("again", [1, 2, 3], max_tokens=7))
-    tokens, ends = talk.Answers().collect(client, 2)
+    client.add_request(traffic.request("again", [1, 2, 3], max_tokens=7))
+    tokens, ends = traffic.Answers().collect(client, 2)
     assert len(tokens["again"]) == 7 and ends["again"][0] is FinishReason.LENGTH
     assert tokens["again"] == tokens_alone(
-        talk, client, talk.request("alone", [1, 2, 3], max_tokens=7)
+        traffic, client, traffic.request("alone", [1, 2, 3], max_tokens=7)
     )
 
 
-def tokens_alone(talk, client, one):
+def tokens_alone(traffic, client, one):
     client.add_request(one)
-    return talk.Answers().collect(client, 1)[0][one.request_id]
+    return traffic.Answers().collect(client, 1)[0][one.request_id]
 
 
-def test_progress_reports_steps_and_missing_heartbeats(client_of, talk):
+def test_progress_reports_steps_and_missing_heartbeats(client_of, traffic):
     client = client_of("sync", step_s=0.15)
-    client.add_request(talk.request("a", max_tokens=9))
-    talk.Answers().collect(client, 1)
+    client.add_request(traffic.request("a", max_tokens=9))
+    traffic.Answers().collect(client, 1)
     assert client.progress.num_steps >= 2
     assert client.progress.age_s < 1
     os.kill(client.process_id, signal.SIGSTOP)
     time.sleep(0.3)
-    client.add_request(talk.request("b"))
+    client.add_request(traffic.request("b"))
     assert client.get_outputs(0.2) is None
     assert client.progress.age_s > 0.4 and client.error is None
     os.kill(client.process_id, signal.SIGCONT)
-    assert len(talk.Answers().collect(client, 1)[0]["b"]) == 5
+    assert len(traffic.Answers().collect(client, 1)[0]["b"]) == 5
 
 
-def test_a_call_that_fails_affects_no_other_request(client_of, talk):
+def test_a_failed_call_affects_no_request(client_of, traffic):
     client = client_of("sync", step_s=0.002)
-    client.add_request(talk.request("a", max_tokens=40))
+    client.add_request(traffic.request("a", max_tokens=40))
     with pytest.raises(DovetailError, match="not today"):
-        client.call_workers("grumble")
+        client.call_workers("raise_value_error")
     with pytest.raises(DovetailError, match="cannot be sent"):
         client.call_workers("odd")
     with pytest.raises(DovetailError):
@@ -168,14 +174,14 @@ def test_a_call_that_fails_affects_no_other_request(client_of, talk):
         client.call_workers(len)
     with pytest.raises(MessageError, match="cannot be sent"):
         client.call_workers("echo", (print,))
-    assert len(talk.Answers().collect(client, 1)[0]["a"]) == 40
+    assert len(traffic.Answers().collect(client, 1)[0]["a"]) == 40
 
 
-def test_calls_return_while_outputs_are_streamed(client_of, talk):
+def test_engine_calls_return_while_outputs_are_streamed(client_of, traffic):
     async def serve():
         client = client_of("async", step_s=0.005)
-        await client.add_request(talk.request("a", max_tokens=30))
-        ends = asyncio.create_task(talk.Answers().collect_async(client, 1))
+        await client.add_request(traffic.request("a", max_tokens=30))
+        ends = asyncio.create_task(traffic.Answers().collect_async(client, 1))
         echoes = await asyncio.gather(*(client.call_workers("echo", (n,)) for n in range(5)))
         assert echoes == [[[[n], {}]] for n in range(5)]
         await client.pause(PauseScope.NEW)
@@ -186,7 +192,7 @@ def test_calls_return_while_outputs_are_streamed(client_of, talk):
     asyncio.run(serve())
 
 
-def test_a_client_reports_that_it_was_shut_down(client_of, talk):
+def test_calls_of_a_client_that_was_shut_down_raise_an_error(client_of, traffic):
     client = client_of("sync")
     client.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
@@ -203,7 +209,7 @@ def test_a_client_reports_that_it_was_shut_down(client_of, talk):
     asyncio.run(serve())
 
 
-def test_a_failed_start_reports_the_reason(client_of, engine_config, talk):
+def test_a_failed_start_reports_the_reason(client_of, engine_config, traffic):
     with pytest.raises(CapacityError, match="7 GB; there are 3"):
         client_of("sync", start="raises")
     with pytest.raises(EngineDeadError, match="status 3"):
@@ -216,7 +222,7 @@ def test_a_failed_start_reports_the_reason(client_of, engine_config, talk):
         make_client(engine_config(), "threads")
 
 
-def test_sockets_are_accessible_to_the_owner_only(client_of, talk):
+def test_only_the_owner_can_access_the_sockets_of_an_engine(client_of, traffic):
     folder = Path(client_of("sync").address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in (INPUT_SOCKET, OUTPUT_SOCKET):

@@ -20,35 +20,35 @@ PARENTS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.
 
 @pytest.mark.parametrize("num_rounds", ROUNDS)
 def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
-    client_of, talk, num_rounds
+    client_of, traffic, num_rounds
 ):
-    canary = talk.request("canary", range(20), 12)
+    standard = traffic.request("standard", range(20), 12)
     client = client_of("sync", step_s=0.005, has_child=1)
-    client.add_request(canary)
-    wanted = talk.Answers().collect(client, 1)
+    client.add_request(standard)
+    expected = traffic.Answers().collect(client, 1)
     for number in range(num_rounds):
         child = client.call_workers("child_pid")[0]
-        kill_mid_decode(client, talk, 0.01 * (number % 7))
+        kill_mid_decode(client, traffic, 0.01 * (number % 7))
         for call, *given in (
             (client.get_outputs,),
             (client.resume,),
-            (client.add_request, canary),
+            (client.add_request, standard),
             (client.call_workers, "echo"),
         ):
             with pytest.raises(EngineDeadError):
                 call(*given)
         client.abort_requests(["r0"])
-        assert not talk.is_running(child), "processes started by the engine must end with it"
+        assert not traffic.is_running(child), "processes started by the engine must end with it"
         client.shutdown()
         client = client_of("sync", step_s=0.005, has_child=1)
-        client.add_request(canary)
-        assert talk.Answers().collect(client, 1) == wanted
+        client.add_request(standard)
+        assert traffic.Answers().collect(client, 1) == expected
 
 
-def kill_mid_decode(client, talk, after_s):
+def kill_mid_decode(client, traffic, after_s):
     """Kill the engine while four requests run; callers are notified within two seconds."""
     for number in range(4):
-        client.add_request(talk.request(f"r{number}", max_tokens=400))
+        client.add_request(traffic.request(f"r{number}", max_tokens=400))
     assert client.get_outputs(5) is not None
     time.sleep(after_s)
     os.kill(client.process_id, signal.SIGKILL)
@@ -60,14 +60,14 @@ def kill_mid_decode(client, talk, after_s):
     assert isinstance(client.error, EngineDeadError)
 
 
-def test_files_of_a_running_engine_are_accessible_to_its_owner_only(client_of):
+def test_only_the_owner_can_access_the_files_of_a_running_engine(client_of):
     folder = Path(client_of("sync").address).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
     assert modes and set(modes.values()) == {0o600}, modes
 
 
-def test_a_full_disk_is_reported(client_of, monkeypatch):
+def test_a_full_disk_at_the_start_is_reported(client_of, monkeypatch):
     def fail(prefix):
         raise OSError(errno.ENOSPC, "No space left on device", prefix)
 
@@ -76,14 +76,14 @@ def test_a_full_disk_is_reported(client_of, monkeypatch):
         client_of("sync")
 
 
-def test_every_waiting_caller_gets_the_error(client_of, talk):
+def test_every_waiting_caller_gets_the_error(client_of, traffic):
     async def serve():
         client = client_of("async", step_s=0.01)
-        await client.add_request(talk.request("a", max_tokens=400))
+        await client.add_request(traffic.request("a", max_tokens=400))
         await client.get_outputs()
         os.kill(client.process_id, signal.SIGSTOP)  # the stopped process answers no call
         waiting = [client.call_workers("echo", (n,)) for n in range(3)]
-        waiting += [talk.Answers().collect_async(client, 1) for _ in range(3)]
+        waiting += [traffic.Answers().collect_async(client, 1) for _ in range(3)]
         tasks = [asyncio.create_task(one) for one in waiting]
         await asyncio.sleep(0.05)
         os.kill(client.process_id, signal.SIGKILL)
@@ -93,17 +93,17 @@ def test_every_waiting_caller_gets_the_error(client_of, talk):
         assert [type(one) for one in found] == [EngineDeadError] * 6
         assert isinstance(client.error, EngineDeadError)
         with pytest.raises(EngineDeadError):
-            await client.add_request(talk.request("b"))
+            await client.add_request(traffic.request("b"))
         await client.abort_requests(["a"])
 
     asyncio.run(serve())
 
 
-def test_a_failed_step_ends_the_engine_with_a_digest(client_of, talk):
+def test_a_failed_step_ends_the_engine_with_a_digest_of_the_plan(client_of, traffic):
     client = client_of("sync", fails_at=3)
-    client.add_request(talk.request("secret", [77, 77, 77], 20))
+    client.add_request(traffic.request("secret", [77, 77, 77], 20))
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
-        talk.Answers().collect(client, 1)
+        traffic.Answers().collect(client, 1)
     assert caught.value.digest.startswith("step 3: 1 runs")
     assert "77" not in str(caught.value) and "secret" not in str(caught.value)
     with pytest.raises(EngineDeadError):
@@ -113,13 +113,13 @@ def test_a_failed_step_ends_the_engine_with_a_digest(client_of, talk):
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)
 def test_no_process_or_file_is_left_when_the_parent_is_killed(
-    engine_config, talk, tmp_path, tmp_path_factory, monkeypatch, num_rounds, stopped
+    engine_config, traffic, tmp_path, tmp_path_factory, monkeypatch, num_rounds, stopped
 ):
     engine_config(has_child=1)
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     environment["TMPDIR"] = str(tmp_path_factory.mktemp("t"))
     monkeypatch.setattr("tempfile.tempdir", environment["TMPDIR"])
-    before = talk.residue()
+    before = traffic.open_resources()
     for number in range(num_rounds):
         parent = subprocess.Popen(
             [sys.executable, str(HERE / "orphan_parent.py"), str(tmp_path), str(number % 3)],
@@ -136,6 +136,6 @@ def test_no_process_or_file_is_left_when_the_parent_is_killed(
             parent.wait()
             parent.stdout.close()
         assert len(processes) == 2
-        assert not any(talk.is_running(int(pid)) for pid in processes)
+        assert not any(traffic.is_running(int(pid)) for pid in processes)
         assert not Path(folder).exists()
-    assert talk.residue() == before
+    assert traffic.open_resources() == before

@@ -24,9 +24,9 @@ NUM_MESSAGES = 10_000
 HUGE = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 9999)
 
 
-def valid_messages(talk):
+def valid_messages(traffic):
     """Return one message of each type except Stop."""
-    add = wire_request(talk.request("evil", [5] * 20, 3, stop_token_ids=[1], logprobs=2))
+    add = wire_request(traffic.request("evil", [5] * 20, 3, stop_token_ids=[1], logprobs=2))
     return [
         call(0, "add_request", ("evil", add)),
         call(1, "add_requests", (("evil", add), ("worse", add))),
@@ -63,10 +63,10 @@ def mutated(rng, content):
     return bytes(changed)
 
 
-def with_pickles(talk, bomb):
+def with_pickles(traffic, bomb):
     """Yield messages with a pickle as the message, as its body and in every bytes or str field."""
     text = bomb.decode("latin-1")
-    request = talk.request(text, [1, 2], extra_args={"x": bomb, text: [text]})
+    request = traffic.request(text, [1, 2], extra_args={"x": bomb, text: [text]})
     fields = msgspec.msgpack.decode(wire_request(request))
     spoilt = [msgspec.msgpack.encode(fields | {name: bomb}) for name in fields]
     spoilt += [msgspec.msgpack.encode(fields | {name: text}) for name in fields]
@@ -107,33 +107,33 @@ def num_refused(contents):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_ten_thousand_malformed_messages_affect_no_request(client_of, talk, tmp_path, ahead):
+def test_ten_thousand_malformed_messages_affect_no_request(client_of, traffic, tmp_path, ahead):
     class Bomb:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "fired"),)
 
-    rng = Random(talk.SEED)
-    good = valid_messages(talk)
-    offered = with_pickles(talk, pickle.dumps(Bomb()))
+    rng = Random(traffic.SEED)
+    good = valid_messages(traffic)
+    offered = with_pickles(traffic, pickle.dumps(Bomb()))
     while len(offered) < NUM_MESSAGES // 2:
         is_random = rng.random() < 0.3
         offered.append(rng.randbytes(50) if is_random else mutated(rng, rng.choice(good)))
     offered = [one for one in offered if one != pack(Stop())]
     client = client_of("sync", async_scheduling=ahead)
-    canary = talk.request("canary", range(30), 20)
-    client.add_request(canary)
-    wanted = talk.Answers().collect(client, 1)
-    expected = num_refused(offered)
-    assert len(offered) // 2 < expected < len(offered)
-    with talk.raw_front_end(client.address) as (evil, _):
+    standard = traffic.request("standard", range(30), 20)
+    client.add_request(standard)
+    expected = traffic.Answers().collect(client, 1)
+    num_expected = num_refused(offered)
+    assert len(offered) // 2 < num_expected < len(offered)
+    with traffic.raw_front_end(client.address) as (evil, _):
         for content in offered:
             evil.send(content)
-        while client.progress.num_refused < expected:
+        while client.progress.num_refused < num_expected:
             client.get_outputs(1.1)
-    assert client.progress.num_refused == expected
+    assert client.progress.num_refused == num_expected
     client.resume()  # a random message can be a valid pause
-    client.add_request(canary)
-    assert only("canary", *talk.Answers().collect_until(client, "canary")) == wanted
+    client.add_request(standard)
+    assert only("standard", *traffic.Answers().collect_until(client, "standard")) == expected
     assert not (tmp_path / "fired").exists()
 
 
@@ -141,7 +141,7 @@ def only(name, tokens, ends):
     return {name: tokens[name]}, {name: ends[name]}
 
 
-def test_a_message_above_the_size_limit_is_rejected_before_it_is_read(client_of, talk):
+def test_a_message_above_the_size_limit_is_rejected_before_it_is_read(client_of, traffic):
     client = client_of("sync")
     with zmq.Context() as context, context.socket(zmq.DEALER) as evil:
         evil.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -151,6 +151,6 @@ def test_a_message_above_the_size_limit_is_rejected_before_it_is_read(client_of,
             assert monitor.poll(5000), "the message was accepted"
             evil.disable_monitor()
         evil.close(linger=0)
-    client.add_request(talk.request("canary"))
-    assert len(talk.Answers().collect(client, 1)[0]["canary"]) == 5
+    client.add_request(traffic.request("standard"))
+    assert len(traffic.Answers().collect(client, 1)[0]["standard"]) == 5
     assert client.progress.num_refused == 0

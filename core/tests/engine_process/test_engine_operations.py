@@ -11,9 +11,9 @@ from dovetail.interfaces import PauseScope
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_a_sleeping_engine_runs_nothing_until_it_wakes(client_of, parts, talk, kind):
+def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, traffic, kind):
     client = client_of(kind, options={"worker_cls": parts.Sleepy})
-    client.add_request(talk.request("a", max_tokens=400))
+    client.add_request(traffic.request("a", max_tokens=400))
     assert client.get_outputs(5) is not None
     with pytest.raises(UserError, match="Requests are unfinished"):
         client.sleep()
@@ -25,7 +25,7 @@ def test_a_sleeping_engine_runs_nothing_until_it_wakes(client_of, parts, talk, k
         client.wake_up()
     client.sleep(2)
     assert client.paused is PauseScope.ALL
-    client.add_request(talk.request("b", max_tokens=3))
+    client.add_request(traffic.request("b", max_tokens=3))
     for call in (client.sleep, client.resume):
         with pytest.raises(UserError, match="wake_up"):
             call()
@@ -35,35 +35,35 @@ def test_a_sleeping_engine_runs_nothing_until_it_wakes(client_of, parts, talk, k
     assert client.paused is PauseScope.ALL
     client.wake_up(("kv_cache",))
     assert client.paused is None
-    assert len(talk.Answers().collect_until(client, "b")[0]["b"]) == 3
+    assert len(traffic.Answers().collect_until(client, "b")[0]["b"]) == 3
     (calls,) = client.call_workers("calls_so_far")
     assert calls == ["sleep 2", "wake up weights", "wake up kv_cache"]
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_a_worker_without_sleep_is_named(client_of, kind):
+def test_the_error_for_a_worker_without_sleep_names_the_worker(client_of, kind):
     with pytest.raises(UserError, match='does not provide "sleep"'):
         client_of(kind).sleep()
 
 
-def test_statistics_and_health_can_be_requested(client_of, talk):
+def test_statistics_and_health_can_be_requested(client_of, traffic):
     client = client_of("sync")
     assert client.get_stats() is None and client.check_health() is None
-    client.add_request(talk.request("a", max_tokens=3))
-    talk.Answers().collect(client, 1)
+    client.add_request(traffic.request("a", max_tokens=3))
+    traffic.Answers().collect(client, 1)
     assert client.get_stats().step_id >= 2
 
     async def serve():
         other = client_of("async")
         await other.check_health()
-        await other.add_request(talk.request("a", max_tokens=3))
-        await talk.Answers().collect_async(other, 1)
+        await other.add_request(traffic.request("a", max_tokens=3))
+        await traffic.Answers().collect_async(other, 1)
         return await other.get_stats()
 
     assert asyncio.run(serve()).step_id >= 2
 
 
-def test_arguments_and_results_are_checked_by_type():
+def test_the_types_of_arguments_and_results_are_checked():
     pause = OPERATIONS["pause"]
     assert pause.decode_arguments(pause.encode_arguments((PauseScope.NEW,))) == (PauseScope.NEW,)
     with pytest.raises(MessageError):

@@ -43,16 +43,18 @@ def run(tmp_path, tmp_path_factory):
     assert not [name for name in os.listdir(folder) if name.startswith("dovetail-")]
 
 
-def seen(process):
+def observed(process):
     assert process.returncode == 0, process.stderr
-    told = json.loads(process.stdout)
-    assert told["left"] == {"children": [], "threads": [], "residue": [True] * 3}, process.stderr
-    return told["told"]
+    result = json.loads(process.stdout)
+    assert result["left"] == {"children": [], "threads": [], "open_resources": [True] * 3}, (
+        process.stderr
+    )
+    return result["observed"]
 
 
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_an_engine_is_shut_down_when_its_last_reference_is_dropped(run, kind):
-    assert seen(run(kind, "drop")) < 5
+    assert observed(run(kind, "drop")) < 5
 
 
 @pytest.mark.sampled(3)
@@ -71,31 +73,31 @@ def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, ki
     process = run(kind, "leave_and_use")
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout) == "EngineDeadError", process.stderr
-    assert seen(run(kind, "use_in_a_finalizer")) == ["EngineDeadError"]
+    assert observed(run(kind, "use_in_a_finalizer")) == ["EngineDeadError"]
 
 
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
-    told = seen(run(kind, "fork"))
-    assert told["statuses"].pop("by_error") == 1
-    assert set(told["statuses"].values()) == {0}, told
-    assert told["served"]
+    result = observed(run(kind, "fork"))
+    assert result["statuses"].pop("by_error") == 1
+    assert set(result["statuses"].values()) == {0}, result
+    assert result["served"]
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
-def test_an_engine_ends_with_its_owner_although_a_forked_child_still_runs(run, talk, kind):
+def test_an_engine_ends_with_its_owner_although_a_forked_child_still_runs(run, traffic, kind):
     process = run(kind, "outlive")
     assert process.returncode == -signal.SIGKILL
-    told = json.loads(process.stdout)
-    child = told["child"]
+    result = json.loads(process.stdout)
+    child = result["child"]
     try:
-        others = [pid for pid in told["children"] if pid != child]
-        assert others and not any(talk.is_running(pid) for pid in others)
-        assert talk.is_running(child)
+        others = [pid for pid in result["children"] if pid != child]
+        assert others and not any(traffic.is_running(pid) for pid in others)
+        assert traffic.is_running(child)
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_an_engine_restarts_although_the_working_directory_was_deleted(run):
-    assert seen(run("SupervisedWorkers", "without_directory"))
+    assert observed(run("SupervisedWorkers", "without_directory"))

@@ -40,7 +40,7 @@ def attach():
 
 @contextmanager
 def front_end_process(client, name):
-    """A front end in a separate process with three running requests."""
+    """Start a front end in a separate process with three running requests."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "front_end_parent.py"), client.address, name],
         env={**os.environ, "PYTHONPATH": str(HERE)},
@@ -58,9 +58,9 @@ def front_end_process(client, name):
         process.stdout.close()
 
 
-def serve(client, talk, one):
+def serve(client, traffic, one):
     client.add_request(one)
-    return talk.Answers().collect_until(client, one.request_id)
+    return traffic.Answers().collect_until(client, one.request_id)
 
 
 def await_stats(client, condition, timeout_s=5):
@@ -72,33 +72,37 @@ def await_stats(client, condition, timeout_s=5):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_requests_with_the_same_ids_get_their_own_outputs(client_of, attach, talk, ahead):
+def test_requests_with_the_same_ids_get_their_own_outputs(client_of, attach, traffic, ahead):
     owner = client_of("sync", async_scheduling=ahead)
-    asked = talk.random_requests()
-    assert owner.add_requests(asked) == {}
-    alone = talk.Answers().collect(owner, len(asked))
+    requests = traffic.random_requests()
+    assert owner.add_requests(requests) == {}
+    alone = traffic.Answers().collect(owner, len(requests))
     other = attach(owner)
-    prompts = {name: [n % 90, 7, 7] for n, name in enumerate(one.request_id for one in asked)}
-    others = [talk.request(name, prompt, 11) for name, prompt in prompts.items()]
-    wanted = {
-        name: serve(owner, talk, talk.request(name, p, 11))[0][name] for name, p in prompts.items()
+    prompts = {name: [n % 90, 7, 7] for n, name in enumerate(one.request_id for one in requests)}
+    others = [traffic.request(name, prompt, 11) for name, prompt in prompts.items()]
+    expected = {
+        name: serve(owner, traffic, traffic.request(name, p, 11))[0][name]
+        for name, p in prompts.items()
     }
-    assert owner.add_requests(asked) == {} == other.add_requests(others)
-    found = talk.Answers().collect(owner, len(asked)), talk.Answers().collect(other, len(others))
+    assert owner.add_requests(requests) == {} == other.add_requests(others)
+    found = (
+        traffic.Answers().collect(owner, len(requests)),
+        traffic.Answers().collect(other, len(others)),
+    )
     assert found[0] == alone
-    assert found[1][0] == wanted
+    assert found[1][0] == expected
     assert {reason for reason, _ in found[1][1].values()} == {FinishReason.LENGTH}
     assert owner.facts.front_end == 0 and other.facts.front_end == 1
     assert other.process_id == owner.process_id and other.address == owner.address
 
 
-def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of, attach, talk):
+def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of, attach, traffic):
     owner = client_of("sync", step_s=0.005)
     first, second = attach(owner), attach(owner)
-    owner.add_request(talk.request("a", max_tokens=60))
-    first.add_request(talk.request("a", [5, 5], max_tokens=60))
-    second.add_request(talk.request("mine", [5, 5], max_tokens=5))
-    answers = [talk.Answers() for _ in range(2)]
+    owner.add_request(traffic.request("a", max_tokens=60))
+    first.add_request(traffic.request("a", [5, 5], max_tokens=60))
+    second.add_request(traffic.request("mine", [5, 5], max_tokens=5))
+    answers = [traffic.Answers() for _ in range(2)]
     names = ("a", "a\x1f0", "a\x1f1", "a\x1f2", "a\x1f1\x1f2")
     for name in names:
         second.abort_requests([name])
@@ -106,24 +110,26 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
     owner.abort_requests(["a\x1f1", "a\x1f0"])
     assert len(answers[0].collect(owner, 1)[0]["a"]) == 60
     assert len(answers[1].collect(first, 1)[0]["a"]) == 60
-    tokens, ends = talk.Answers().collect(second, 1)
+    tokens, ends = traffic.Answers().collect(second, 1)
     assert set(tokens) == set(ends) == {"mine"}
-    while (outputs := second.get_outputs(0.2)) is not None:  # outputs can be statistics
+    while (
+        outputs := second.get_outputs(0.2)
+    ) is not None:  # the outputs may contain only statistics
         assert not outputs.request_ids and not outputs.finished
     # Ids that look like those of another front end are valid.
     for name in names[1:]:
-        assert len(serve(owner, talk, talk.request(name, max_tokens=3))[0][name]) == 3
-        assert len(serve(first, talk, talk.request(name, max_tokens=3))[0][name]) == 3
+        assert len(serve(owner, traffic, traffic.request(name, max_tokens=3))[0][name]) == 3
+        assert len(serve(first, traffic, traffic.request(name, max_tokens=3))[0][name]) == 3
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
-def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, talk, parts, how):
+def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, traffic, parts, how):
     owner = client_of("sync", step_s=0.005, async_scheduling=True)
-    alone = serve(owner, talk, talk.request("r0", max_tokens=300))[0]["r0"]
+    alone = serve(owner, traffic, traffic.request("r0", max_tokens=300))[0]["r0"]
     owner.reset_prefix_cache()
     second = attach(owner)
-    second.add_request(talk.request("r0", max_tokens=300))
-    owner.add_request(talk.request("r0", max_tokens=300))
+    second.add_request(traffic.request("r0", max_tokens=300))
+    owner.add_request(traffic.request("r0", max_tokens=300))
     with front_end_process(owner, "r") as process:
         await_stats(owner, lambda stats: stats.num_running == 5)
         if how == "killed":
@@ -133,11 +139,11 @@ def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, ta
         await_stats(owner, lambda stats: stats.num_running <= 2)
         assert owner.get_stats().num_aborted == 3
     for client in (owner, second):
-        assert talk.Answers().collect_until(client, "r0")[0]["r0"] == alone
+        assert traffic.Answers().collect_until(client, "r0")[0]["r0"] == alone
     await_stats(owner, lambda stats: stats.num_used_blocks == 0)
 
 
-def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_of, talk):
+def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_of, traffic):
     """The engine sends it only heartbeats, which detect the exit."""
     owner = client_of("sync", step_s=0.005)
     with front_end_process(owner, "r") as process:
@@ -147,39 +153,39 @@ def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_o
         await_stats(owner, lambda stats: stats.num_running + stats.num_waiting == 3)
         time.sleep(1.5)
         owner.resume()
-    owner.add_request(talk.request("a", max_tokens=3))
-    talk.Answers().collect(owner, 1)
+    owner.add_request(traffic.request("a", max_tokens=3))
+    traffic.Answers().collect(owner, 1)
     await_stats(owner, lambda stats: stats.num_aborted == 3 and not stats.num_running)
 
 
-def test_a_front_end_that_does_not_read_does_not_stall_the_others(client_of, attach, talk):
+def test_a_front_end_that_does_not_read_does_not_delay_other_front_ends(client_of, attach, traffic):
     owner = client_of("sync")
     slow, fast = attach(owner), attach(owner)
-    slow.add_requests([talk.request(f"s{n}", max_tokens=400) for n in range(2)])
-    for number in range(6):  # more steps than fit into the window of `slow`
-        tokens, _ = serve(fast, talk, talk.request("f", [number, 3], max_tokens=100))
+    slow.add_requests([traffic.request(f"s{n}", max_tokens=400) for n in range(2)])
+    for number in range(6):  # more steps than the flow-control window of `slow` allows
+        tokens, _ = serve(fast, traffic, traffic.request("f", [number, 3], max_tokens=100))
         assert len(tokens["f"]) == 100
-    tokens, _ = talk.Answers().collect(slow, 2)  # no output was lost
+    tokens, _ = traffic.Answers().collect(slow, 2)  # no output was lost
     assert {name: len(given) for name, given in tokens.items()} == {"s0": 400, "s1": 400}
 
 
 def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(
-    client_of, attach, talk, parts
+    client_of, attach, traffic, parts
 ):
-    owner = client_of("sync", step_s=0.01, options={"worker_cls": parts.Forgetful})
+    owner = client_of("sync", step_s=0.01, options={"worker_cls": parts.SmallBufferWorker})
     slow, fast = attach(owner), attach(owner)
-    slow.add_requests([talk.request(f"s{n}", max_tokens=490) for n in range(2)])
-    serve(fast, talk, talk.request("f", [4, 3], max_tokens=300))
-    _, ends = talk.Answers().collect(slow, 2)
+    slow.add_requests([traffic.request(f"s{n}", max_tokens=490) for n in range(2)])
+    serve(fast, traffic, traffic.request("f", [4, 3], max_tokens=300))
+    _, ends = traffic.Answers().collect(slow, 2)
     assert {reason for reason, _ in ends.values()} == {FinishReason.ERROR}
     assert "reads too slowly" in ends["s0"][1]
-    assert len(serve(slow, talk, talk.request("again", max_tokens=3))[0]["again"]) == 3
+    assert len(serve(slow, traffic, traffic.request("again", max_tokens=3))[0]["again"]) == 3
 
 
-def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, attach, talk):
+def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, attach, traffic):
     owner = client_of("sync")
     other = attach(owner)
-    owner.add_request(talk.request("a", max_tokens=300))
+    owner.add_request(traffic.request("a", max_tokens=300))
     assert owner.get_outputs(5) is not None
     other.pause(PauseScope.ALL)
     while owner.paused is None:
@@ -191,35 +197,35 @@ def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, at
     assert owner.get_stats().step_id == steps and owner.paused is PauseScope.ALL
     owner.resume()
     assert owner.paused is None
-    talk.Answers().collect_until(owner, "a")
+    traffic.Answers().collect_until(owner, "a")
     assert attach(owner).reset_prefix_cache()
 
 
-def test_all_front_ends_are_notified_of_the_engines_end(client_of, attach, talk):
+def test_all_front_ends_are_notified_when_the_engine_ends(client_of, attach, traffic):
     async def serve_two():
         owner = client_of("sync", step_s=0.01)
         others = [attach(owner), attach(owner, "async")]
-        others[0].add_request(talk.request("a", max_tokens=400))
-        await others[1].add_request(talk.request("a", max_tokens=400))
+        others[0].add_request(traffic.request("a", max_tokens=400))
+        await others[1].add_request(traffic.request("a", max_tokens=400))
         assert await others[1].call_workers("echo", (1,)) == [[[1], {}]]
         os.kill(owner.process_id, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            await talk.Answers().collect_async(others[1], 1)
+            await traffic.Answers().collect_async(others[1], 1)
         for client in (owner, others[0]):
             with pytest.raises(EngineDeadError):
-                talk.Answers().collect(client, 1)
+                traffic.Answers().collect(client, 1)
 
     asyncio.run(serve_two())
 
 
-def test_only_the_owner_ends_the_engine(client_of, attach, talk):
+def test_only_the_owner_ends_the_engine(client_of, attach, traffic):
     owner = client_of("sync")
     attach(owner).shutdown()
-    with talk.raw_front_end(owner.address) as (to_engine, _):
+    with traffic.raw_front_end(owner.address) as (to_engine, _):
         to_engine.send(pack(Stop()))
         while not owner.progress.num_refused:
             owner.get_outputs(0.2)
-    assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
+    assert len(serve(owner, traffic, traffic.request("a", max_tokens=3))[0]["a"]) == 3
 
 
 def test_an_invalid_address_is_rejected(client_of, tmp_path):
@@ -241,26 +247,28 @@ def test_an_invalid_address_is_rejected(client_of, tmp_path):
     os.kill(owner.process_id, signal.SIGCONT)
 
 
-def test_many_results_of_calls_do_not_delay_a_step(client_of, attach, talk):
+def test_many_results_of_calls_do_not_delay_the_steps(client_of, attach, traffic):
     """Results of calls count as messages in flight and are acknowledged like outputs."""
     owner = client_of("sync")
     for client in (owner, attach(owner)):
         for _ in range(3 * outgoing.MAX_UNREAD_MESSAGES):
             client.check_health()
-        assert len(serve(client, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
+        assert len(serve(client, traffic, traffic.request("a", max_tokens=3))[0]["a"]) == 3
 
     async def serve_one():
         other = attach(owner, "async")
         await asyncio.gather(*(other.check_health() for _ in range(200)))
-        await other.add_request(talk.request("b", max_tokens=3))
-        assert len((await talk.Answers().collect_async(other, 1))[0]["b"]) == 3
+        await other.add_request(traffic.request("b", max_tokens=3))
+        assert len((await traffic.Answers().collect_async(other, 1))[0]["b"]) == 3
 
     asyncio.run(serve_one())
 
 
-def test_a_front_end_that_never_reads_results_is_detached(client_of, talk, parts):
-    owner = client_of("sync", options={"worker_cls": parts.Forgetful})
-    with talk.raw_front_end(owner.address) as (to_engine, _):
+def test_a_front_end_that_never_reads_the_results_of_its_calls_is_detached(
+    client_of, traffic, parts
+):
+    owner = client_of("sync", options={"worker_cls": parts.SmallBufferWorker})
+    with traffic.raw_front_end(owner.address) as (to_engine, _):
         arguments = msgspec.msgpack.encode(("echo", ("x" * 5000,), {}))
         for _ in range(100):
             to_engine.send(pack(Call(1, "call_workers", arguments)))
@@ -269,7 +277,7 @@ def test_a_front_end_that_never_reads_results_is_detached(client_of, talk, parts
             assert time.monotonic() < end, "it still receives results"
             to_engine.send(pack(Call(1, "check_health", msgspec.msgpack.encode(()))))
             owner.get_outputs(0.2)
-    assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
+    assert len(serve(owner, traffic, traffic.request("a", max_tokens=3))[0]["a"]) == 3
 
 
 def test_the_limits_of_the_flow_control_window_are_consistent():

@@ -16,7 +16,7 @@ from dovetail.faults import POINTS, VARIABLE
 HERE = Path(__file__).parent
 ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")
 LIMIT_S = 10.0
-"""The time limit of a run with a fault, in addition to the run time without one."""
+"""Seconds that a run with a fault may take longer than a run without a fault."""
 
 IN_PROCESS = ("uniproc.", "start.init_device", "start.load_model")
 FRONT_END = "client."
@@ -34,11 +34,11 @@ EVERY = [(point, action) for point in POINTS for action in ACTIONS]
 
 
 @dataclass
-class Life:
+class ScenarioRun:
     """The result of one run of the scenario. status: exit status of the process."""
 
     status: int
-    told: dict
+    result: dict
     errors: str
     took_s: float
     survivors: list
@@ -46,10 +46,14 @@ class Life:
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory):
+def run_scenario(tmp_path_factory):
     """Run the scenario: `lives(executor, faults)`."""
     model = tmp_path_factory.mktemp("model")
-    config = {"architectures": ["Obedient"], "vocab_size": 97, "max_position_embeddings": 512}
+    config = {
+        "architectures": ["ControlledWorker"],
+        "vocab_size": 97,
+        "max_position_embeddings": 512,
+    }
     (model / "config.json").write_text(json.dumps(config))
 
     def run(executor, faults=""):
@@ -73,10 +77,10 @@ def live(model, executor, faults, folder):
         finally:
             process.kill()
     took_s = time.monotonic() - begun
-    told = [line for line in out.splitlines() if line.startswith("{")]
-    return Life(
+    result = [line for line in out.splitlines() if line.startswith("{")]
+    return ScenarioRun(
         status=process.returncode,
-        told=json.loads(told[-1]) if told else {},
+        result=json.loads(result[-1]) if result else {},
         errors=errors,
         took_s=took_s,
         survivors=survivors(mark),
@@ -114,9 +118,9 @@ def has_mark(pid, mark):
 
 
 @pytest.fixture(scope="module")
-def healthy(lives):
+def healthy(run_scenario):
     """A run without a fault."""
-    return lives("multiproc")
+    return run_scenario("multiproc")
 
 
 def executor_of(point):
@@ -129,39 +133,39 @@ CASES = [
 ]
 
 
-def test_a_run_without_a_fault_succeeds(healthy):
-    assert healthy.status == 0 and healthy.told["outcome"] == "served", healthy
-    assert healthy.told["message"].strip() == "" and len(healthy.told["tokens"]) == 12
-    assert healthy.told["left"] == healthy.survivors == healthy.folders == []
+def test_a_run_without_injected_faults_succeeds(healthy):
+    assert healthy.status == 0 and healthy.result["outcome"] == "served", healthy
+    assert healthy.result["message"].strip() == "" and len(healthy.result["tokens"]) == 12
+    assert healthy.result["left"] == healthy.survivors == healthy.folders == []
 
 
 @pytest.mark.parametrize(("point", "action"), CASES)
-def test_every_fault_is_reported_without_hangs_or_leaks(lives, healthy, point, action):
-    found = lives(executor_of(point), f"{point}:{action}")
+def test_every_fault_is_reported_without_hangs_or_leaks(run_scenario, healthy, point, action):
+    found = run_scenario(executor_of(point), f"{point}:{action}")
     assert found.survivors == [], found
     assert found.took_s < LIMIT_S + healthy.took_s, found
     of_the_front_end = point.startswith(FRONT_END)
     if of_the_front_end and action in ("kill", "stop", "exit=3"):
-        # A process killed before it starts the process that removes its folder leaves the folder.
+        # The folder remains if the process is killed before it starts the process for its removal.
         assert found.folders == [] or point in ("client.boot", "client.spawn"), found
         return
-    assert found.folders == [] == found.told["left"], found
+    assert found.folders == [] == found.result["left"], found
     phase = point.partition(".")[2] + ")" if point.startswith("start.") else ""
     named = [f"injected at {point}", f"(start-up phase: {phase}"]
     named += ["SIGKILL", "status 3", "no heartbeat", "within", "ended", "InjectedError"]
-    message = found.told["message"]
+    message = found.result["message"]
     if message.strip():
         assert any(name in message for name in named), found
     else:
         # The engine recovered, or the fault occurred when no caller was waiting.
-        assert found.told["outcome"] == "served"
-        assert found.told["tokens"] == healthy.told["tokens"], found
-    if found.told["tokens"]:
-        assert found.told["tokens"] == healthy.told["tokens"], found
+        assert found.result["outcome"] == "served"
+        assert found.result["tokens"] == healthy.result["tokens"], found
+    if found.result["tokens"]:
+        assert found.result["tokens"] == healthy.result["tokens"], found
 
 
-def test_every_fault_point_is_reached(lives, tmp_path):
-    seen = tmp_path / "seen"
+def test_every_fault_point_is_reached(run_scenario, tmp_path):
+    record = tmp_path / "seen"
     for executor in ("uniproc", "multiproc"):
-        assert lives(executor, f"*:record={seen}").told["outcome"] == "served"
-    assert set(seen.read_text().split()) == set(POINTS)
+        assert run_scenario(executor, f"*:record={record}").result["outcome"] == "served"
+    assert set(record.read_text().split()) == set(POINTS)

@@ -1,4 +1,4 @@
-"""`LLM` and `LLMEngine` give the same results and errors in-process and over a process."""
+"""`LLM` and `LLMEngine` give the same results in-process and with an engine process."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from dovetail_devkit.fakes.stat_logger import FakeStatLogger
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 
-class Heard(FakeHooks):
+class RecordingHooks(FakeHooks):
     made = None
 
     def __init__(self, context):
         super().__init__(context)
-        Heard.made = self
+        RecordingHooks.made = self
 
 
 class Logged(FakeStatLogger):
@@ -39,10 +39,11 @@ class Logged(FakeStatLogger):
 def make(request, parts, tmp_path, monkeypatch):
     made = []
 
-    def build(**told):
-        options = {name: told.pop(name) for name in tuple(told) if name in ("depth", "params")}
+    def build(**worker_config):
+        names = [name for name in ("depth", "params") if name in worker_config]
+        options = {name: worker_config.pop(name) for name in names}
         config = {"architectures": ["X"], "vocab_size": 300, "max_position_embeddings": 64}
-        (tmp_path / "config.json").write_text(json.dumps(config | told))
+        (tmp_path / "config.json").write_text(json.dumps(config | worker_config))
         made.append(
             LLM(
                 str(tmp_path),
@@ -53,7 +54,7 @@ def make(request, parts, tmp_path, monkeypatch):
                 tokenizer_mode=ByteTokenizer,
                 logits_processors=(FakeLogitsProcessor,),
                 stat_loggers=(Logged,),
-                hooks=(Heard,),
+                hooks=(RecordingHooks,),
                 async_scheduling=options.get("depth", 1) == 2,
                 max_num_seqs=4,
             )
@@ -90,7 +91,7 @@ def plain(output):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_outputs_and_statistics_are_the_same(make, depth):
+def test_both_kinds_of_engines_give_the_same_outputs_and_statistics(make, depth):
     llm = make(depth=depth)
     prompts = ["one", "two and more", [7] * 30, "the fourth", "the fifth", "one"]
     params = [greedy(4 + number, n=1 + number % 2) for number in range(6)]
@@ -100,14 +101,14 @@ def test_outputs_and_statistics_are_the_same(make, depth):
         (one.scheduler.step_id, one.scheduler.num_scheduled_tokens, one.num_new_tokens)
         for one in Logged.made.steps
     ]
-    told = stats.num_running, stats.prefix_queries, stats.prefix_hits, stats.num_used_blocks
-    same_as_before(f"answers {depth}", (list(map(plain, outputs)), steps, told))
+    counts = stats.num_running, stats.prefix_queries, stats.prefix_hits, stats.num_used_blocks
+    same_as_before(f"answers {depth}", (list(map(plain, outputs)), steps, counts))
     assert sum(new for _, _, new in steps) == sum(
         len(one.token_ids) for out in outputs for one in out.outputs
     )
 
 
-def test_rejections_are_the_same(make):
+def test_both_kinds_of_engines_reject_the_same_requests(make):
     llm = make()
     wrong = greedy(extra_args={ARGUMENT: "yes"})
     missing = greedy(min_tokens=2)
@@ -116,18 +117,18 @@ def test_rejections_are_the_same(make):
     outputs = llm.generate(prompts, params, on_error="return")
     assert [out.error is None for out in outputs] == [True, False, False, True, False, False]
     assert "min_tokens=2 needs a worker with the capability 'min_tokens'" in outputs[-1].error
-    told = [(name, str(error)) for kind, (name, error) in errors_heard()]
+    errors = [(name, str(error)) for kind, (name, error) in recorded_errors()]
     with pytest.raises(RequestError, match="prompt 1: ") as caught:
         llm.generate(["a", "b"], [greedy(), wrong])
     assert caught.value.parameter == f"extra_args.{ARGUMENT}"
     assert not llm.llm_engine.has_unfinished_requests()
     alone = llm.generate("a", greedy())[0]
-    same_as_before("refusals", (list(map(plain, outputs)), told, str(caught.value), plain(alone)))
+    same_as_before("refusals", (list(map(plain, outputs)), errors, str(caught.value), plain(alone)))
     assert llm.llm_engine.last_stats.num_running == 0
 
 
-def errors_heard():
-    return [entry for entry in Heard.made.heard if entry[0] == "on_request_error"]
+def recorded_errors():
+    return [entry for entry in RecordingHooks.made.heard if entry[0] == "on_request_error"]
 
 
 def test_stop_strings_and_aborts_end_requests_in_the_engine(make):
@@ -146,7 +147,7 @@ def test_stop_strings_and_aborts_end_requests_in_the_engine(make):
     last = {out.request_id: out.outputs[0].finish_reason for out in found if out.finished}
     assert last == {"a": "stop", "b": "length", "c": "abort"}
     assert "".join(out.outputs[0].text for out in found if out.request_id == "a") == text[:5]
-    engine.add_request("a", "say", greedy(9))  # its id is free again
+    engine.add_request("a", "say", greedy(9))  # the id of the finished request can be used again
     (*_, again) = run(engine)
     assert len(again.outputs[0].token_ids) == 9 and text.startswith(again.outputs[0].text)
     assert engine.reset_prefix_cache() and engine.step() == []
@@ -171,7 +172,7 @@ def test_an_engine_can_be_paused_and_resumed(make):
     assert engine.paused is None and len(run(engine)[-1].outputs[0].token_ids) == 6
 
 
-def test_workers_are_called_by_name(make):
+def test_workers_execute_methods_called_by_name(make):
     engine = make().llm_engine
     assert engine.collective_rpc("echo", 1, key="x") == [[[1], {"key": "x"}]]
     if engine.config.parallel.engine_process:
@@ -198,7 +199,7 @@ def test_a_failed_step_ends_the_engine_with_a_digest_of_the_plan(make):
     assert not llm.llm_engine.has_unfinished_requests()
 
 
-def test_a_killed_engine_is_reported_while_generate_waits(make):
+def test_generate_raises_an_error_when_the_engine_is_killed(make):
     llm = make(step_s=0.01)
     if not llm.llm_engine.config.parallel.engine_process:
         pytest.skip("there is no other process to kill")
@@ -215,8 +216,8 @@ def test_a_killed_engine_is_reported_while_generate_waits(make):
         llm.generate("again", greedy())
 
 
-def test_a_class_that_cannot_be_imported_in_another_process_is_named(parts, tmp_path):
-    class Hidden(parts.Obedient):
+def test_the_error_for_a_class_that_cannot_be_imported_in_another_process_names_it(parts, tmp_path):
+    class Hidden(parts.ControlledWorker):
         pass
 
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "vocab_size": 300}))
@@ -227,14 +228,14 @@ def test_a_class_that_cannot_be_imported_in_another_process_is_named(parts, tmp_
 
 def test_an_interrupt_ends_the_call_but_not_the_engine(make):
     llm = make(step_s=0.005)
-    wanted = llm.generate("say", greedy())[0].outputs[0].token_ids
+    expected = llm.generate("say", greedy())[0].outputs[0].token_ids
     typing = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     typing.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["say"] * 8, greedy(50))
     typing.join()
     assert not llm.llm_engine.has_unfinished_requests()
-    assert llm.generate("say", greedy())[0].outputs[0].token_ids == wanted
+    assert llm.generate("say", greedy())[0].outputs[0].token_ids == expected
     assert llm.llm_engine.last_stats.num_running == 0
 
 
@@ -247,7 +248,7 @@ def test_statistics_are_current_after_the_last_abort(make, depth):
             engine.add_request(name, "say", params)
         while engine.last_stats is None or engine.last_stats.num_running < 2:
             engine.step()
-        time.sleep(0.1)  # outputs of an engine process may be in transit
+        time.sleep(0.1)  # outputs of an engine process may still be in transit
         engine.abort_request("a")
         engine.abort_request("b")
         stats = engine.last_stats

@@ -38,7 +38,7 @@ EDITS = {
 """Maps each edited file to the insertion point and the inserted text."""
 
 REFUSED = "count_requests cannot be called while the engine is paused; resume it."
-WANTED = [{"requests": 1.0, "names": 0.0}, {"requests": 2.5, "names": 5.0}, REFUSED]
+EXPECTED = [{"requests": 1.0, "names": 0.0}, {"requests": 2.5, "names": 5.0}, REFUSED]
 
 
 def test_two_edits_add_an_engine_operation_to_every_client(tmp_path):
@@ -50,7 +50,11 @@ def test_two_edits_add_an_engine_operation_to_every_client(tmp_path):
         file.write_text(text.replace(anchor, added + anchor), encoding="utf-8")
     model = tmp_path / "model"
     model.mkdir()
-    config = {"architectures": ["Obedient"], "vocab_size": 97, "max_position_embeddings": 512}
+    config = {
+        "architectures": ["ControlledWorker"],
+        "vocab_size": 97,
+        "max_position_embeddings": 512,
+    }
     (model / "config.json").write_text(json.dumps(config | {"step_s": 0.01}))
     process = subprocess.run(
         [sys.executable, str(HERE / "new_operation.py"), str(model)],
@@ -60,8 +64,8 @@ def test_two_edits_add_an_engine_operation_to_every_client(tmp_path):
         timeout=120,
     )
     assert process.returncode == 0, process.stderr
-    told = json.loads(process.stdout)
-    assert len(told) == 6 and all(found == WANTED for found in told.values()), told
+    results = json.loads(process.stdout)
+    assert len(results) == 6 and all(found == EXPECTED for found in results.values()), results
 
 
 def test_every_operation_is_implemented_by_the_engine_core():

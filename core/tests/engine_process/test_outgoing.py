@@ -52,7 +52,7 @@ def joined(parts):
 
 
 @pytest.mark.parametrize("heavy", ["prompt", "rows", "endings", "ids"])
-def test_outputs_of_any_size_go_in_messages_within_the_limit(monkeypatch, heavy):
+def test_outputs_of_any_size_are_split_into_messages_within_the_limit(monkeypatch, heavy):
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 4096)
     rng = Random(heavy)
     names = [f"r{n}".ljust(300 if heavy == "ids" else 1) for n in range(40)]
@@ -81,13 +81,13 @@ def test_outputs_of_any_size_go_in_messages_within_the_limit(monkeypatch, heavy)
     assert [name for piece in pieces for name in piece.request_ids] == names
     assert [token for piece in pieces for token in piece.token_ids] == list(range(40))
     assert sorted(e.request_id for p in pieces for e in p.finished) == sorted(names)
-    for told in ("prompt_logprobs", "logprobs"):
-        parts = [item for piece in pieces for item in getattr(piece, told).items()]
-        assert joined(parts) == joined(getattr(outputs, told).items())
+    for field in ("prompt_logprobs", "logprobs"):
+        parts = [item for piece in pieces for item in getattr(piece, field).items()]
+        assert joined(parts) == joined(getattr(outputs, field).items())
     assert {n: c for p in pieces for n, c in p.num_cached_tokens.items()} == dict.fromkeys(names, 3)
 
 
-def test_small_outputs_are_one_message():
+def test_small_outputs_are_sent_as_one_message():
     (frame,) = pack_outputs(EngineCoreOutputs(stats=STATS))
     assert front_end_reader().read(frame).columns() == EngineCoreOutputs(stats=STATS)
 
@@ -102,7 +102,7 @@ def test_unacknowledged_messages_are_limited_in_number_and_size(monkeypatch):
     window.taken(1)
     assert not window.is_full
     window.taken(10**9)
-    # A few unacknowledged messages never fill the window.
+    # A few unacknowledged messages never fill the flow-control window.
     for _ in range(outgoing.ACKNOWLEDGE_EVERY):
         assert not window.is_full
         window.sent(500)
@@ -129,15 +129,15 @@ def closing(client):
     client.shutdown()
 
 
-def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config, parts, talk):
+def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config, parts, traffic):
     """One request has prompt log-probabilities in many messages; the other requests have none."""
-    asked = [
-        talk.request("prompt", range(90), 30, prompt_logprobs=20),
-        talk.request("rows", range(30), 30, logprobs=20),
-        *talk.random_requests(),
+    requests = [
+        traffic.request("prompt", range(90), 30, prompt_logprobs=20),
+        traffic.request("rows", range(30), 30, logprobs=20),
+        *traffic.random_requests(),
     ]
     found = []
-    for kind, worker in (("inproc", parts.Obedient), ("sync", parts.Tight)):
+    for kind, worker in (("inproc", parts.ControlledWorker), ("sync", parts.Tight)):
         config = engine_config(async_scheduling=kind == "sync")
         changed = config.model_copy(
             update={
@@ -146,33 +146,35 @@ def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config
             }
         )
         with closing(make_client(changed, kind)) as client:
-            assert client.add_requests(asked) == {}
-            found.append(collect_all(talk.Answers(), client, len(asked)))
+            assert client.add_requests(requests) == {}
+            found.append(collect_all(traffic.Answers(), client, len(requests)))
     assert found[0] == found[1]
     assert len(found[1][2]["prompt"][1]) == 89
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, talk, ahead):
+def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, traffic, ahead):
     client = client_of("sync", async_scheduling=ahead)
-    client.add_requests([talk.request("a", max_tokens=400), talk.request("b", max_tokens=400)])
+    client.add_requests(
+        [traffic.request("a", max_tokens=400), traffic.request("b", max_tokens=400)]
+    )
     time.sleep(0.5)
     client.abort_requests(["b"])  # calls return while the engine waits
     assert len(client._outputs) <= outgoing.MAX_UNREAD_MESSAGES + 2
     assert client.progress.age_s < 0.5 and client.error is None
-    tokens, ends = talk.Answers().collect(client, 1)
+    tokens, ends = traffic.Answers().collect(client, 1)
     assert len(tokens["a"]) == 400 and set(ends) == {"a"}
 
 
-def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of, talk):
+def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of, traffic):
     async def serve():
         client = client_of("async", async_scheduling=True)
         names = [f"r{n}" for n in range(8)]
         for name in names:
-            await client.add_request(talk.request(name, max_tokens=400))
-        answers = talk.Answers()
+            await client.add_request(traffic.request(name, max_tokens=400))
+        answers = traffic.Answers()
         answers.take(await asyncio.wait_for(client.get_outputs(), 10))
-        time.sleep(0.8)  # blocks the event loop
+        time.sleep(0.8)  # this call blocks the event loop
         queued = len(client._outputs)
         assert client.progress.age_s < 0.5
         assert queued <= outgoing.MAX_UNREAD_MESSAGES + 1, "the engine did not wait"

@@ -1,4 +1,4 @@
-"""A supervised engine restarts after a crash; callers get errors, new requests are served."""
+"""A supervised engine restarts after a crash: callers get errors, new requests are served."""
 
 import asyncio
 import os
@@ -23,13 +23,13 @@ MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
 
 
 @pytest.fixture
-def supervised(engine_config, talk, monkeypatch, tmp_path_factory):
+def supervised(engine_config, traffic, monkeypatch, tmp_path_factory):
     """Start a supervised engine: `supervised(rules=…, executor="multiproc", step_s=0.01)`."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("t")))
-    before, made = talk.residue(), []
+    before, made = traffic.open_resources(), []
 
-    def make(kind="sync", *, rules=None, executor="auto", **told):
-        config = engine_config(**told)
+    def make(kind="sync", *, rules=None, executor="auto", **worker_config):
+        config = engine_config(**worker_config)
         parallel = config.parallel.model_copy(update={"executor_backend": executor})
         config = config.model_copy(update={"parallel": parallel})
         made.append(make_client(config, kind, rules=rules or SupervisionRules()))
@@ -40,7 +40,7 @@ def supervised(engine_config, talk, monkeypatch, tmp_path_factory):
         client.shutdown()
         client.shutdown()
         assert client.state is EngineState.DEAD
-    assert talk.residue() == before
+    assert traffic.open_resources() == before
 
 
 def children_of(pid):
@@ -56,9 +56,9 @@ def await_state(client, state, within_s):
     return time.monotonic() - begun
 
 
-def serve_canary(client, talk):
-    client.add_request(talk.request("canary", range(20), 12))
-    return talk.Answers().collect_until(client, "canary")[0]["canary"]
+def serve_standard(client, traffic):
+    client.add_request(traffic.request("standard", range(20), 12))
+    return traffic.Answers().collect_until(client, "standard")[0]["standard"]
 
 
 def test_work_of_an_engine_that_died_before_the_receive_is_reported(supervised, talk, monkeypatch):
@@ -83,14 +83,14 @@ def test_work_of_an_engine_that_died_before_the_receive_is_reported(supervised, 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 @pytest.mark.parametrize("num_rounds", ROUNDS)
-def test_a_restarted_engine_gives_the_same_outputs(supervised, talk, num_rounds, victim):
+def test_a_restarted_engine_gives_the_same_outputs(supervised, traffic, num_rounds, victim):
     client = supervised(executor="multiproc", rules=MANY, step_s=0.005)
-    wanted = serve_canary(client, talk)
+    expected = serve_standard(client, traffic)
     for number in range(num_rounds):
         names = {f"r{number}-{n}" for n in range(4)}
         for name in sorted(names):
-            client.add_request(talk.request(name, max_tokens=400))
-        answers = talk.Answers()
+            client.add_request(traffic.request(name, max_tokens=400))
+        answers = traffic.Answers()
         while not answers.tokens:
             answers.take(client.get_outputs(5))
         engine = client.process_id
@@ -107,30 +107,30 @@ def test_a_restarted_engine_gives_the_same_outputs(supervised, talk, num_rounds,
         assert client.wait_until_ready(10)
         assert client.state is EngineState.READY
         assert client.num_restarts == number + 1 and client.process_id != engine
-        assert not talk.is_running(worker) and not talk.is_running(engine)
-        assert serve_canary(client, talk) == wanted
+        assert not traffic.is_running(worker) and not traffic.is_running(engine)
+        assert serve_standard(client, traffic) == expected
 
 
-def test_an_event_loop_is_served_across_a_restart(supervised, talk):
+def test_requests_of_an_event_loop_are_served_after_a_restart(supervised, traffic):
     async def serve():
         client = supervised("async", rules=MANY, step_s=0.01)
-        await client.add_request(talk.request("canary", range(20), 12))
-        tokens, _ = await talk.Answers().collect_async(client, 1)
-        await client.add_request(talk.request("a", max_tokens=400))
+        await client.add_request(traffic.request("standard", range(20), 12))
+        tokens, _ = await traffic.Answers().collect_async(client, 1)
+        await client.add_request(traffic.request("a", max_tokens=400))
         await client.get_outputs()
         os.kill(client.process_id, signal.SIGKILL)
         begun = time.monotonic()
-        _, ends = await talk.Answers().collect_async(client, 1)
+        _, ends = await traffic.Answers().collect_async(client, 1)
         assert time.monotonic() - begun < 2
         assert ends["a"][0] is FinishReason.ERROR and "SIGKILL" in ends["a"][1]
         with pytest.raises(UnavailableError, match="is being restarted"):
-            await client.add_request(talk.request("too early"))
+            await client.add_request(traffic.request("too early"))
         assert client.state is EngineState.RESTARTING
         waiting = asyncio.create_task(client.get_outputs())
         while client.state is not EngineState.READY:
             await asyncio.sleep(0.02)
-        await client.add_request(talk.request("canary", range(20), 12))
-        answers = talk.Answers()
+        await client.add_request(traffic.request("standard", range(20), 12))
+        answers = traffic.Answers()
         answers.take(await asyncio.wait_for(waiting, 10))
         assert (await answers.collect_async(client, 1))[0] == tokens
         assert client.num_restarts == 1 and client.error is None
@@ -141,56 +141,57 @@ def test_an_event_loop_is_served_across_a_restart(supervised, talk):
     asyncio.run(serve())
 
 
-def test_a_crashing_request_of_one_client_leaves_restarts_for_others(supervised, talk):
+def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_others(supervised, traffic):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
-    told = []
+    messages = []
     for number in range(6):
         with suppress(RequestError):
-            client.add_request(talk.request(f"poison{number}", (6, 6), max_tokens=100))
-            told.append(talk.Answers().collect(client, 1)[1][f"poison{number}"][1])
+            client.add_request(traffic.request(f"crashing{number}", (6, 6), max_tokens=100))
+            messages.append(traffic.Answers().collect(client, 1)[1][f"crashing{number}"][1])
         assert client.wait_until_ready(10)
-        client.add_request(talk.request("innocent", max_tokens=2))
-        assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
-    assert len(told) == client.num_restarts == 2
-    assert all("the chip melted" in message for message in told)
-    refused = client.add_requests([talk.request("p", (6, 6), 100), talk.request("b", (2,), 1)])
+        client.add_request(traffic.request("valid", max_tokens=2))
+        assert traffic.Answers().collect(client, 1)[1]["valid"][0] is FinishReason.LENGTH
+    assert len(messages) == client.num_restarts == 2
+    assert all("the chip melted" in message for message in messages)
+    refused = client.add_requests(
+        [traffic.request("p", (6, 6), 100), traffic.request("b", (2,), 1)]
+    )
     assert {name: error.parameter for name, error in refused.items()} == {"p": "prompt"}
 
 
-def test_different_crashing_requests_do_not_use_up_the_restarts(supervised, talk):
+def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, traffic):
     rules = SupervisionRules(max_restarts=1, first_delay_s=0.01, max_delay_s=0.05)
     client = supervised(dies_of=6, rules=rules)
     for number in range(4):
-        names = [f"poison{number}"]
-        client.add_request(talk.request(names[0], (6, number), max_tokens=9 + number))
-        if (
-            number == 3
-        ):  # a valid request was served before, so the engine works without the crashing request
+        names = [f"crashing{number}"]
+        client.add_request(traffic.request(names[0], (6, number), max_tokens=9 + number))
+        # The engine has served a valid request, so it works without the crashing request.
+        if number == 3:
             names.append("beside")
-            client.add_request(talk.request("beside", (5,), max_tokens=400))
-        _, ends = talk.Answers().collect(client, len(names))
+            client.add_request(traffic.request("beside", (5,), max_tokens=400))
+        _, ends = traffic.Answers().collect(client, len(names))
         assert {ends[name][0] for name in names} == {FinishReason.ERROR}
         assert client.wait_until_ready(10)
         if number >= 2:
-            serve_canary(client, talk)
+            serve_standard(client, traffic)
     assert client.num_restarts == 4 and client.state is EngineState.READY
 
 
-def test_a_request_that_ran_with_a_crashing_one_is_served_eventually(supervised, talk):
+def test_a_request_that_ran_with_a_crashing_one_is_served_eventually(supervised, traffic):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     refused, served = set(), 0
     for number in range(6):
         sent = []
-        for name, prompt, length in (("poison", (6, 6), 100), ("innocent", (5, 5), 2)):
+        for name, prompt, length in (("crashing", (6, 6), 100), ("valid", (5, 5), 2)):
             try:
-                client.add_request(talk.request(f"{name}{number}", prompt, max_tokens=length))
+                client.add_request(traffic.request(f"{name}{number}", prompt, max_tokens=length))
                 sent.append(f"{name}{number}")
             except (RequestError, UnavailableError) as error:
                 refused.add((name, type(error)))
-        _, ends = talk.Answers().collect(client, len(sent)) if sent else ((), {})
-        served += ends.get(f"innocent{number}", [""])[0] is FinishReason.LENGTH
+        _, ends = traffic.Answers().collect(client, len(sent)) if sent else ((), {})
+        served += ends.get(f"valid{number}", [""])[0] is FinishReason.LENGTH
         assert client.wait_until_ready(10)
-    assert ("poison", RequestError) in refused and ("innocent", RequestError) not in refused
+    assert ("crashing", RequestError) in refused and ("valid", RequestError) not in refused
     assert served >= 2
 
 
@@ -215,25 +216,25 @@ def test_a_killed_idle_engine_is_restarted_without_a_call(supervised, kind, vict
 @pytest.mark.parametrize(
     "scope", [PauseScope.NEW, pytest.param(PauseScope.ALL, marks=pytest.mark.slow)]
 )
-def test_a_pause_is_kept_across_a_restart(supervised, talk, scope):
+def test_a_pause_is_kept_across_a_restart(supervised, traffic, scope):
     client = supervised(rules=MANY)
     client.pause(scope)
     os.kill(client.process_id, signal.SIGKILL)
     await_state(client, EngineState.RESTARTING, 2)
     assert client.wait_until_ready(10) and client.paused is scope
-    client.add_request(talk.request("held", max_tokens=2))
+    client.add_request(traffic.request("held", max_tokens=2))
     for _ in range(3):
-        outputs = client.get_outputs(0.1)  # None or statistics
+        outputs = client.get_outputs(0.1)  # the outputs are None or only statistics
         assert outputs is None or not (outputs.request_ids or outputs.finished)
     client.abort_requests(["held"])
     client.resume()
-    assert client.paused is None and serve_canary(client, talk)
+    assert client.paused is None and serve_standard(client, traffic)
     os.kill(client.process_id, signal.SIGKILL)
     await_state(client, EngineState.RESTARTING, 2)
-    assert client.wait_until_ready(10) and client.paused is None and serve_canary(client, talk)
+    assert client.wait_until_ready(10) and client.paused is None and serve_standard(client, traffic)
 
 
-def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, talk):
+def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, traffic):
     async def serve():
         client = supervised("async", rules=MANY)
         await client.pause(PauseScope.ALL)
@@ -243,8 +244,8 @@ def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, talk):
         while client.state is not EngineState.READY:
             await asyncio.sleep(0.02)
         assert client.paused is PauseScope.ALL
-        await client.add_request(talk.request("held", max_tokens=2))
-        answers = talk.Answers()
+        await client.add_request(traffic.request("held", max_tokens=2))
+        answers = traffic.Answers()
         with pytest.raises(asyncio.TimeoutError):
             while True:
                 answers.take(await asyncio.wait_for(client.get_outputs(), 0.3))
@@ -256,65 +257,65 @@ def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, talk):
 
 
 def test_an_engine_that_always_crashes_is_not_restarted_and_reports_the_reason(
-    supervised, talk, monkeypatch
+    supervised, traffic, monkeypatch
 ):
     rules = SupervisionRules(max_restarts=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=0.01)
-    client.add_request(talk.request("a", max_tokens=400))
+    client.add_request(traffic.request("a", max_tokens=400))
     assert client.get_outputs(5) is not None
     monkeypatch.setenv("DOVETAIL_FAULTS", "start.load_model:exit=9")
     os.kill(client.process_id, signal.SIGKILL)
-    _, ends = talk.Answers().collect(client, 1)
+    _, ends = traffic.Answers().collect(client, 1)
     assert ends["a"][0] is FinishReason.ERROR
     with pytest.raises(EngineDeadError, match=r"died 3 times .* status 9.*load_model"):
         client.get_outputs(20)
     assert client.state is EngineState.DEAD and client.error is not None
     with pytest.raises(EngineDeadError, match="is not restarted"):
-        client.add_request(talk.request("b"))
+        client.add_request(traffic.request("b"))
     client.abort_requests(["a"])
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, talk, victim):
+def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, traffic, victim):
     rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
     client = supervised(executor="multiproc", rules=rules, step_s=0.01)
-    wanted = serve_canary(client, talk)
+    expected = serve_standard(client, traffic)
     pid = client.process_id if victim == "engine" else children_of(client.process_id)[0]
     os.kill(pid, signal.SIGSTOP)
     assert await_state(client, EngineState.STALLED, 5) > 0.9
     os.kill(pid, signal.SIGCONT)
     await_state(client, EngineState.READY, 2)
-    assert serve_canary(client, talk) == wanted
+    assert serve_standard(client, traffic) == expected
     assert client.num_restarts == 0
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, talk, victim):
+def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, traffic, victim):
     rules = SupervisionRules(max_silence_s=0.6, kill_silence_s=1.2, first_delay_s=0.05)
     client = supervised(executor="multiproc", rules=rules, step_s=0.01)
-    wanted = serve_canary(client, talk)
-    client.add_request(talk.request("a", max_tokens=400))
+    expected = serve_standard(client, traffic)
+    client.add_request(traffic.request("a", max_tokens=400))
     engine, (worker,) = client.process_id, children_of(client.process_id)
     os.kill(engine if victim == "engine" else worker, signal.SIGSTOP)
-    _, ends = talk.Answers().collect(client, 1)
+    _, ends = traffic.Answers().collect(client, 1)
     assert "no heartbeat" in ends["a"][1] or victim == "worker"
     assert client.wait_until_ready(10)
-    assert not talk.is_running(worker) and not talk.is_running(engine)
-    assert serve_canary(client, talk) == wanted
+    assert not traffic.is_running(worker) and not traffic.is_running(engine)
+    assert serve_standard(client, traffic) == expected
 
 
-def test_a_long_step_is_a_stall_only_above_the_limit(supervised, talk):
+def test_a_long_step_is_a_stall_only_above_the_limit(supervised, traffic):
     rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=600)
-    client.add_request(talk.request("a"))
+    client.add_request(traffic.request("a"))
     begun = time.monotonic()
     while client.state is EngineState.READY:
         time.sleep(0.02)
     assert time.monotonic() - begun > 1.3
     assert client.state is EngineState.STALLED
-    _, ends = talk.Answers().collect(client, 1)
+    _, ends = traffic.Answers().collect(client, 1)
     assert "a step has not ended" in ends["a"][1]
 
 
@@ -322,15 +323,15 @@ def test_a_long_step_is_a_stall_only_above_the_limit(supervised, talk):
 @pytest.mark.timeout(900)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seconds", [60, 600])
-def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, talk, seconds):
+def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic, seconds):
     client = supervised(executor="multiproc", step_s=6)
     burn = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
     try:
         begun = time.monotonic()
-        answers = talk.Answers()
+        answers = traffic.Answers()
         for number in range(8):
-            client.add_request(talk.request(f"r{number}", max_tokens=400))
+            client.add_request(traffic.request(f"r{number}", max_tokens=400))
         while time.monotonic() - begun < seconds:
             assert client.state is EngineState.READY, client.progress
             outputs = client.get_outputs(0.05)
@@ -343,6 +344,6 @@ def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, talk, s
     assert client.num_restarts == 0 and answers.tokens
 
 
-def test_a_failed_start_is_reported_and_leaves_nothing(supervised):
+def test_a_failed_start_is_reported_and_leaves_no_process_or_file(supervised):
     with pytest.raises(Exception, match=r"7 GB.*load_model"):
         supervised(start="raises")

@@ -11,22 +11,22 @@ PROMPT = list(range(40))
 
 
 @pytest.fixture(params=["inproc", "sync"])
-def waiting(request, client_of, parts, talk):
+def waiting(request, client_of, parts, traffic):
     """Start an engine with a request that waits: `waiting("gate", ahead=False)`."""
 
-    def make(what, *, ahead=False, timeout_s=60.0):
-        scheduler_cls = {"gate": parts.NeverOpens, "load": parts.NeverLoads}[what]
+    def make(blocker, *, ahead=False, timeout_s=60.0):
+        scheduler_cls = {"gate": parts.NeverOpens, "load": parts.NeverLoads}[blocker]
         client = client_of(
             request.param,
             async_scheduling=ahead,
             options={"scheduler_cls": scheduler_cls, "kv_transfer_timeout_s": timeout_s},
         )
         client.expected = None
-        if what == "load":
-            client.add_request(talk.request("first", PROMPT))
-            client.expected = talk.Answers().collect(client, 1)[0]["first"]
+        if blocker == "load":
+            client.add_request(traffic.request("first", PROMPT))
+            client.expected = traffic.Answers().collect(client, 1)[0]["first"]
             assert client.reset_prefix_cache()
-        client.add_request(talk.request("held", PROMPT))
+        client.add_request(traffic.request("held", PROMPT))
         return client
 
     return make
@@ -50,9 +50,9 @@ def watch(client):
     return num_news
 
 
-@pytest.mark.parametrize(("what", "ahead"), [("gate", False), ("load", True)])
-def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, what, ahead):
-    client = waiting(what, ahead=ahead)
+@pytest.mark.parametrize(("blocker", "ahead"), [("gate", False), ("load", True)])
+def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ahead):
+    client = waiting(blocker, ahead=ahead)
     watch(client)
     before_s, steps = cpu_s(client), client.progress.num_steps
     assert watch(client) == 0
@@ -62,33 +62,33 @@ def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, what, ahead
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("what", ["gate", "load"])
-def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, talk, what):
-    client = waiting(what)
+@pytest.mark.parametrize("blocker", ["gate", "load"])
+def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, traffic, blocker):
+    client = waiting(blocker)
     for _ in range(20):
         client.get_outputs(0.01)
-    client.add_request(talk.request("innocent", [7, 8, 9], 60))
-    answers, steps = talk.Answers(), client.progress.num_steps
+    client.add_request(traffic.request("other", [7, 8, 9], 60))
+    answers, steps = traffic.Answers(), client.progress.num_steps
     answers.collect(client, 1)
-    assert len(answers.tokens["innocent"]) == 60
-    assert client.progress.num_steps - steps <= 62  # each step gives a token
+    assert len(answers.tokens["other"]) == 60
+    assert client.progress.num_steps - steps <= 62  # each step produces one token
     client.abort_requests(["held"])
-    client.add_request(talk.request("innocent", [7, 8, 9], 60))
-    assert talk.Answers().collect(client, 1)[0] == {"innocent": answers.tokens["innocent"]}
+    client.add_request(traffic.request("other", [7, 8, 9], 60))
+    assert traffic.Answers().collect(client, 1)[0] == {"other": answers.tokens["other"]}
 
 
-def test_blocks_of_a_load_that_never_ends_are_computed_instead(waiting, talk):
+def test_the_blocks_of_a_load_that_never_ends_are_computed(waiting, traffic):
     client = waiting("load", timeout_s=0.2)
-    answers, end = talk.Answers(), time.monotonic() + 20
+    answers, end = traffic.Answers(), time.monotonic() + 20
     while not answers.ends and time.monotonic() < end:
         if (outputs := client.get_outputs(0.05)) is not None:
             answers.take(outputs)
     assert answers.tokens["held"] == client.expected
 
 
-def test_an_in_process_engine_does_not_spin_during_a_full_pause(client_of, talk):
+def test_an_in_process_engine_does_not_spin_during_a_full_pause(client_of, traffic):
     client = client_of("inproc")
-    client.add_request(talk.request("a"))
+    client.add_request(traffic.request("a"))
     client.pause("all")
     statistics = client.get_outputs(0.2)
     assert not statistics.request_ids
@@ -97,4 +97,4 @@ def test_an_in_process_engine_does_not_spin_during_a_full_pause(client_of, talk)
         assert client.get_outputs(0.2) is None
     assert time.thread_time() - begin < 0.1
     client.resume()
-    assert talk.Answers().collect(client, 1)[0]["a"]
+    assert traffic.Answers().collect(client, 1)[0]["a"]

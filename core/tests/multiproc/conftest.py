@@ -15,7 +15,7 @@ from dovetail_devkit.contexts import make_executor_context, write_fake_config
 HERE = Path(__file__).parent
 
 
-def residue():
+def open_resources():
     """Return the current descriptors, shared memory and folders."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
@@ -35,12 +35,14 @@ def parts(monkeypatch):
 @pytest.fixture
 def make(parts, tmp_path, tmp_path_factory, monkeypatch):
     """Start workers: `make(2, step=["", "exits"], limits={"stall_s": 1.0})`."""
-    # A short path: it contains sockets.
+    # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     model_dir = write_fake_config(tmp_path)
-    before, made = residue(), []
+    before, made = open_resources(), []
 
-    def build(world_size=1, *, worker_cls=parts.Hand, config=(), limits=(), **worker_options):
+    def build(
+        world_size=1, *, worker_cls=parts.FaultyWorker, config=(), limits=(), **worker_options
+    ):
         context = make_executor_context(
             model_dir, worker_cls, tensor_parallel_size=world_size, **dict(config)
         )
@@ -51,4 +53,4 @@ def make(parts, tmp_path, tmp_path_factory, monkeypatch):
     yield build
     for executor in made:
         executor.shutdown()
-    assert residue() == before
+    assert open_resources() == before

@@ -4,13 +4,13 @@ import sys
 import time
 from pathlib import Path
 
-from multiproc_parts import Hand
+from multiproc_parts import FaultyWorker
 
 from dovetail.executors.multiproc.executor import MultiprocExecutor
 from dovetail_devkit.contexts import make_executor_context
 
 if __name__ == "__main__":
-    context = make_executor_context(Path(sys.argv[1]), Hand, tensor_parallel_size=2)
+    context = make_executor_context(Path(sys.argv[1]), FaultyWorker, tensor_parallel_size=2)
     executor = MultiprocExecutor(context)
     pids = [*executor.collective_rpc("pid"), *executor.collective_rpc("has_child")]
     meet = executor.collective_rpc("place", unique_reply_rank=0)["rendezvous"]

@@ -12,7 +12,7 @@ from dovetail.transport.ndarray import NDArray
 from dovetail_devkit.executor.workers import ObedientWorker
 
 
-class Hand(ObedientWorker):
+class FaultyWorker(ObedientWorker):
     """A worker with faults at the start or in step 1, given by its options.
 
     start, step: the fault of each rank: "hangs", "dawdles", "exits", "exits late", "raises",
@@ -69,7 +69,7 @@ class Hand(ObedientWorker):
     def odd(self):
         return self
 
-    def grumble(self):
+    def raise_value_error(self):
         raise ValueError("not today")
 
     def burn(self, seconds):

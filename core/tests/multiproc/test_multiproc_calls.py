@@ -45,7 +45,7 @@ def test_values_and_arrays_keep_their_types_across_processes(make):
     assert turned == NDArray("bfloat16", (1, 4), bytes(range(8))[::-1])
 
 
-def test_a_large_result_does_not_use_the_ring(make):
+def test_a_large_result_is_sent_without_the_ring(make):
     executor = make()
     ramp = executor.collective_rpc("ramp", args=(100_000,), unique_reply_rank=0)["ramp"]
     assert ramp.dtype == "float32" and ramp.shape == (100_000,)
@@ -54,14 +54,14 @@ def test_a_large_result_does_not_use_the_ring(make):
     assert executor.collective_rpc("echo", args=long, unique_reply_rank=0) == [long, {}]
 
 
-def test_a_value_that_cannot_be_sent_is_named_and_has_no_effect(make):
+def test_the_error_for_a_value_that_cannot_be_sent_names_the_value(make):
     executor = make()
     with pytest.raises(MessageError, match=r"builtins\.object cannot be sent"):
         executor.collective_rpc("echo", args=(object(),))
-    with pytest.raises(MessageError, match=r"multiproc_parts\.Hand cannot be sent"):
+    with pytest.raises(MessageError, match=r"multiproc_parts\.FaultyWorker cannot be sent"):
         executor.collective_rpc("odd")
     with pytest.raises(DovetailError, match="ValueError: not today"):
-        executor.collective_rpc("grumble")
+        executor.collective_rpc("raise_value_error")
     with pytest.raises(DovetailError, match="TypeError"):
         executor.collective_rpc("pid", args=(1,))
     assert executor.collective_rpc("echo") == [[[], {}]]
@@ -78,7 +78,7 @@ def test_only_module_functions_can_be_called_by_name(make):
         executor.collective_rpc(lambda worker: 1)
 
 
-def test_more_calls_than_the_rings_hold_do_not_block(make):
+def test_more_calls_than_fit_into_the_rings_do_not_block(make):
     executor = make(2)
     handles = [
         executor.collective_rpc("echo", args=(number, "x" * 9000), non_block=True)
@@ -111,7 +111,7 @@ def test_execute_model_can_be_awaited_before_sampling(make):
         assert executor.sample_tokens().result(PATIENCE_S).step_id == plan.step_id
 
 
-def test_threads_can_call_concurrently(make):
+def test_threads_can_call_the_executor_concurrently(make):
     executor = make(2)
     wrong = []
 
@@ -137,7 +137,7 @@ def test_the_worker_receives_its_options_and_its_extension(make, parts):
     assert executor.collective_rpc("twice") == [0, 2]
 
 
-def test_calls_after_shutdown_raise(make):
+def test_calls_after_shutdown_raise_an_error(make):
     executor = make()
     executor.shutdown()
     executor.shutdown()
@@ -151,23 +151,23 @@ def test_calls_after_shutdown_raise(make):
             call()
 
 
-def test_shutdown_raises_in_waiting_callers(make):
+def test_shutdown_raises_an_error_in_waiting_callers(make):
     executor = make(limits={"stop_timeout_s": 0.2})
     waiting = executor.collective_rpc("dawdle", args=(30,), non_block=True)
     unread = executor.collective_rpc("pid", non_block=True)
-    told = []
+    messages = []
 
     def wait():
         try:
             waiting.result()
         except EngineDeadError as error:
-            told.append(str(error))
+            messages.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
     executor.shutdown()
     thread.join(PATIENCE_S)
-    assert told == ["The executor was shut down."]
+    assert messages == ["The executor was shut down."]
     assert waiting.done() and unread.done()
     with pytest.raises(EngineDeadError, match="was shut down"):
         unread.result()
@@ -179,14 +179,14 @@ def test_options_that_cannot_be_sent_are_reported(make):
 
 
 def test_a_worker_that_another_process_cannot_import_is_rejected(make, parts):
-    class Local(parts.Hand):
+    class Local(parts.FaultyWorker):
         pass
 
     with pytest.raises(ContractError, match="at the top level of an importable module"):
         make(worker_cls=Local)
 
 
-def test_plugins_that_differ_between_ranks_are_named():
+def test_the_error_for_plugins_that_differ_between_ranks_names_them():
     def found(version):
         return Resolution(kind="ops", name="fast", target="a:B", distribution="a", version=version)
 
@@ -198,7 +198,7 @@ def test_plugins_that_differ_between_ranks_are_named():
         check_plugins(registry, [reported(found("1")), reported()])
 
 
-def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
+def test_the_error_for_plugins_that_differ_from_the_engines_names_them(monkeypatch):
     registry = PluginRegistry()
     registry.load("executor", "uniproc")
     (mine,) = registry.resolutions

@@ -69,13 +69,13 @@ def test_a_killed_worker_is_named_in_every_waiting_call(make, victim):
     handles[0].result(PATIENCE_S)
     began = time.monotonic()
     os.kill(pids[victim], signal.SIGKILL)
-    told = f"worker {victim} .process {pids[victim]}. ended by SIGKILL"
+    message = f"worker {victim} .process {pids[victim]}. ended by SIGKILL"
     for handle in handles[1:]:
-        with pytest.raises(EngineDeadError, match=told):
+        with pytest.raises(EngineDeadError, match=message):
             handle.result(PATIENCE_S)
-    with pytest.raises(EngineDeadError, match=told):
+    with pytest.raises(EngineDeadError, match=message):
         executor.check_health()
-    with pytest.raises(EngineDeadError, match=told):
+    with pytest.raises(EngineDeadError, match=message):
         launch(executor, second)
     assert time.monotonic() - began < NOTICE_S
     assert handles[0].done() and handles[0].result(0).step_id == 0
@@ -85,7 +85,7 @@ def test_a_killed_worker_is_named_in_every_waiting_call(make, victim):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_raises_reports_its_own_error(make, rank):
-    ways = ["hangs", "hangs"]  # like a worker that waits for a peer
+    ways = ["hangs", "hangs"]  # this worker waits like one that waits for its peer
     ways[rank] = "refuses"
     executor = make(2, step=ways)
     start(executor)
@@ -103,14 +103,14 @@ def test_a_step_that_has_raised_before_its_tokens_are_requested_reports_its_own_
     first, second, third, *_ = make_plans()
     launch(executor, first).result(PATIENCE_S)
     with pytest.raises(CapacityError, match=r"worker 0 .*: 7 GB are needed"):
-        executor.execute_model(second)  # raises too if the worker has already closed its ring
+        executor.execute_model(second)  # the call also raises if the worker has closed its ring
         assert wait_until(lambda: is_dead(executor), PATIENCE_S)
         executor.sample_tokens()
     with pytest.raises(EngineDeadError, match="7 GB are needed"):
         executor.execute_model(third)
 
 
-def test_the_worker_that_exited_is_the_cause_although_its_peer_reports_first(make):
+def test_a_worker_that_exited_is_reported_as_the_cause_even_if_its_peer_fails_first(make):
     executor = make(2, step=["loses its peer", "exits late"])
     start(executor)
     first, second, *_ = make_plans()
@@ -137,7 +137,7 @@ def test_a_process_that_exits_reports_its_status(make):
         executor.execute_model(second).result(PATIENCE_S)
 
 
-def test_a_step_has_a_deadline(make):
+def test_a_step_that_exceeds_its_deadline_ends_the_engine(make):
     executor = make(2, limits={"step_timeout_s": 0.3}, step=["hangs", ""])
     start(executor)
     pids = executor.collective_rpc("pid")
@@ -152,7 +152,7 @@ def test_a_step_has_a_deadline(make):
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "told"),
+    ("how", "error", "message"),
     [
         ("raises", StartError, "worker 1 .* in load_model: .*RuntimeError: the chip melted"),
         ("refuses", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
@@ -160,8 +160,8 @@ def test_a_step_has_a_deadline(make):
         ("hangs", StartError, "worker 1 .* in load_model: .* within 1.8 s: .*multiproc_parts"),
     ],
 )
-def test_a_failed_start_names_the_worker_and_the_phase(make, how, error, told):
-    with pytest.raises(error, match=told):
+def test_a_failed_start_names_the_worker_and_the_phase(make, how, error, message):
+    with pytest.raises(error, match=message):
         make(2, config={"start_timeout_s": 2}, start=["", how])
 
 
@@ -190,7 +190,7 @@ def test_a_stopped_worker_is_reported_and_can_recover(make):
     assert executor.collective_rpc("pid", timeout=PATIENCE_S)[1] == pid
 
 
-def test_a_busy_worker_is_not_a_stalled_one(make):
+def test_a_busy_worker_is_not_reported_as_stalled(make):
     executor = make(2, limits={"stall_s": 1.0})
     busy = executor.collective_rpc("burn", args=(1.4,), non_block=True)
     while not busy.done():
@@ -208,7 +208,7 @@ def test_a_stopped_worker_does_not_delay_the_shutdown(make):
     assert time.monotonic() - began < NOTICE_S and not is_alive(pid)
 
 
-def test_child_processes_of_a_worker_end_with_it(make):
+def test_the_child_processes_of_a_worker_end_with_the_worker(make):
     executor = make()
     child = executor.collective_rpc("has_child")[0]
     assert is_alive(child)
@@ -222,10 +222,10 @@ def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_p
     from dovetail.executors.multiproc.executor import MultiprocExecutor
     from dovetail_devkit.contexts import make_executor_context
 
-    executor = MultiprocExecutor(make_executor_context(tmp_path, parts.Hand))
-    pid, gone = executor.collective_rpc("pid")[0], weakref.ref(executor)
+    executor = MultiprocExecutor(make_executor_context(tmp_path, parts.FaultyWorker))
+    pid, executor_ref = executor.collective_rpc("pid")[0], weakref.ref(executor)
     del executor
-    assert gone() is None and not is_alive(pid)
+    assert executor_ref() is None and not is_alive(pid)
 
 
 @pytest.mark.sampled(2)

@@ -14,7 +14,7 @@ from dovetail_devkit.contexts import write_fake_config
 HERE = Path(__file__).parent
 
 
-def residue():
+def open_resources():
     """Return the current descriptors, threads, children, shared memory and folders."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
@@ -43,8 +43,8 @@ def model_dir(tmp_path):
 @pytest.fixture
 def clean(monkeypatch, tmp_path_factory):
     """Fail if a test leaves a process, thread, descriptor or file."""
-    # A short path: it contains sockets.
+    # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
-    before = residue()
+    before = open_resources()
     yield
-    assert residue() == before
+    assert open_resources() == before

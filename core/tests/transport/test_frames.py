@@ -252,17 +252,17 @@ def test_other_versions_kinds_and_byte_orders_are_rejected():
 def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
     import pickle  # loading the pickle creates the file
 
-    canary = tmp_path / "fired"
-    bomb = pickle.dumps(Bomb(canary))
+    created = tmp_path / "fired"
+    bomb = pickle.dumps(Bomb(created))
     offered = [bomb, encode_plan(full_plan())[:32] + bomb]
     offered += [forged(set_to(place, bomb)) for place in range(12)]
     for frame in offered:
         for decode in (decode_plan, decode_result, read_request):
             with pytest.raises(MessageError):
                 decode(frame)
-    assert not canary.exists()
+    assert not created.exists()
     pickle.loads(bomb)
-    assert canary.exists(), "the test pickle must create its file"
+    assert created.exists(), "the test pickle must create its file"
 
 
 def request(**given):
@@ -279,7 +279,7 @@ def request(**given):
     return EngineCoreRequest(**message | given)
 
 
-def test_requests_round_trip():
+def test_requests_in_frames_round_trip():
     assert read_request(wire_request(request())) == request()
     plain = request(prompt_token_ids=(1, 2, 3))
     assert list(read_request(wire_request(plain)).prompt_token_ids) == [1, 2, 3]

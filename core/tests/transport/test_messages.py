@@ -122,7 +122,7 @@ def test_every_message_type_has_a_test():
 
 
 @pytest.mark.parametrize("message", TO_ENGINE, ids=lambda one: type(one).__name__)
-def test_messages_reach_the_engine(message):
+def test_messages_to_the_engine_round_trip(message):
     reader = engine_reader()
     assert reader.read(pack(message)) == message
     with pytest.raises(MessageError):
@@ -130,7 +130,7 @@ def test_messages_reach_the_engine(message):
 
 
 @pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda one: type(one).__name__)
-def test_messages_reach_the_front_end(message):
+def test_messages_to_the_front_end_round_trip(message):
     assert front_end_reader().read(pack(message)) == message
     with pytest.raises(MessageError):
         engine_reader().read(pack(message))

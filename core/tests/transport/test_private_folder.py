@@ -17,7 +17,9 @@ def place(tmp_path, monkeypatch):
 
 
 def test_a_private_folder_is_new_and_accessible_to_its_owner_only(place):
-    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's path may be too long
+    with tempfile.TemporaryDirectory(
+        dir="/tmp"
+    ) as base:  # pytest's temporary path may be too long for a socket
         place(base)
         folders = [make_private_folder() for _ in range(3)]
         assert len(set(folders)) == 3

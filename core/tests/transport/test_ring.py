@@ -79,20 +79,20 @@ def test_every_reader_gets_every_frame_in_order(ring, seed):
     writer, readers = ring(num_readers=num_readers, num_slots=num_slots, slot_bytes=32)
     sent, taken = [], [0] * num_readers
     for _ in range(300):
-        who = rng.randrange(num_readers + 1)
+        actor = rng.randrange(num_readers + 1)
         frame = rng.randbytes(rng.choice((0, 1, 31, 32, 33, 500)))
-        if who == num_readers and len(sent) - min(taken) == num_slots:
+        if actor == num_readers and len(sent) - min(taken) == num_slots:
             with pytest.raises(TimeoutError):
                 writer.send(frame, timeout_s=0)
-        elif who == num_readers:
+        elif actor == num_readers:
             writer.send(frame, timeout_s=0)
             sent.append(frame)
-        elif taken[who] < len(sent):
-            assert readers[who].receive(timeout_s=0) == sent[taken[who]]
-            taken[who] += 1
+        elif taken[actor] < len(sent):
+            assert readers[actor].receive(timeout_s=0) == sent[taken[actor]]
+            taken[actor] += 1
         else:
             with pytest.raises(TimeoutError):
-                readers[who].receive(timeout_s=0)
+                readers[actor].receive(timeout_s=0)
         assert writer.num_unread() == tuple(len(sent) - count for count in taken)
     assert len(sent) > 5
 
@@ -117,7 +117,7 @@ def test_two_processes_receive_all_of_a_long_stream(children):
         assert [child.stdout.readline() for child in readers] == [f"{checksum}\n"] * 2
 
 
-def test_a_send_ends_at_its_deadline_and_can_be_repeated(ring):
+def test_a_send_times_out_at_its_deadline_and_can_be_repeated(ring):
     writer, (quick, slow) = ring(num_readers=2, num_slots=2)
     writer.send(b"1")
     writer.send(b"2")
@@ -131,7 +131,7 @@ def test_a_send_ends_at_its_deadline_and_can_be_repeated(ring):
     assert [slow.receive(timeout_s=1) for _ in range(2)] == [b"2", b"3"]
 
 
-def test_a_long_frame_received_by_some_readers_only_breaks_the_ring(ring):
+def test_a_long_frame_that_not_all_readers_receive_breaks_the_ring(ring):
     writer, (reader,) = ring(num_slots=1024)
     with pytest.raises(TimeoutError):
         for _ in range(1024):
@@ -158,7 +158,7 @@ def test_sleeping_readers_and_writers_are_woken(ring):
     assert got == [bytes([number % 251]) for number in range(400)]
 
 
-def test_a_receive_ends_at_its_deadline(ring):
+def test_a_receive_times_out_at_its_deadline(ring):
     _, (reader,) = ring()
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"0\.1 s"):
@@ -181,9 +181,9 @@ def test_a_reader_receives_frames_sent_before_the_writer_closed(ring):
 
 @pytest.mark.parametrize("size", [1, 65])
 def test_a_send_detects_that_a_reader_has_exited(ring, size):
-    writer, (_, gone) = ring(num_readers=2, num_slots=2)
+    writer, (_, closed) = ring(num_readers=2, num_slots=2)
     writer.check_readers()
-    gone.close()
+    closed.close()
     with pytest.raises(PeerLostError, match=r"reader \[1\]"):
         writer.check_readers()
     with pytest.raises(TransportError, match=r"reader \[1\]"):
@@ -191,16 +191,16 @@ def test_a_send_detects_that_a_reader_has_exited(ring, size):
 
 
 def test_a_waiting_send_detects_that_its_reader_has_exited(ring):
-    writer, (gone,) = ring(num_slots=1)
+    writer, (closed,) = ring(num_slots=1)
     writer.send(b"")
-    threading.Timer(0.1, gone.close).start()
+    threading.Timer(0.1, closed.close).start()
     start = time.monotonic()
     with pytest.raises(PeerLostError, match="start its process again"):
         writer.send(b"", timeout_s=20)
     assert time.monotonic() - start < 2
 
 
-def test_a_killed_process_is_detected(children):
+def test_a_ring_detects_a_killed_process(children):
     writer, places = make_ring(RingShape(num_readers=2, num_slots=4, slot_bytes=64))
     with writer:
         _, victim = children(places, 10**9)
@@ -213,7 +213,7 @@ def test_a_killed_process_is_detected(children):
         assert time.monotonic() - start < 2
 
 
-def test_a_stopped_process_delays_a_send_until_its_deadline_only(children):
+def test_a_send_to_a_stopped_process_times_out_at_its_deadline(children):
     writer, places = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=64))
     with writer:
         (child,) = children(places, 5)
@@ -249,7 +249,7 @@ def test_closing_a_ring_frees_its_resources(children):
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 20))
-def test_corrupted_memory_is_rejected(ring, seed):
+def test_corrupted_ring_memory_is_detected(ring, seed):
     """Every received frame is one that was sent; otherwise a typed error is raised."""
     rng = Random(seed)
     writer, (reader,) = ring(num_slots=4, slot_bytes=64)

@@ -107,7 +107,7 @@ def is_running(pid):
     return True
 
 
-def residue():
+def open_resources():
     """Return the current descriptors, shared memory, semaphores and folders of engines."""
     gc.collect()
     shared = [name for name in os.listdir("/dev/shm") if name.startswith(OURS)]
