@@ -61,7 +61,9 @@ def serve_standard(client, traffic):
     return traffic.Answers().collect_until(client, "standard")[0]["standard"]
 
 
-def test_work_of_an_engine_that_died_before_the_receive_is_reported(supervised, talk, monkeypatch):
+def test_work_of_an_engine_that_died_before_the_receive_is_reported(
+    supervised, traffic, monkeypatch
+):
     """`receive` itself finds the dead engine: it must not wait for the next engine's messages."""
     monkeypatch.setattr("dovetail.engine.supervision.supervisor._LOOK_S", 1000.0)
     client = supervised(rules=MANY)
@@ -69,7 +71,7 @@ def test_work_of_an_engine_that_died_before_the_receive_is_reported(supervised, 
     os.kill(client.process_id, signal.SIGSTOP)
     call = client._make_call(EnginePort.reset_prefix_cache, ())
     client.channel.send(call)
-    client.add_request(talk.request("canary", range(20), 12))
+    client.add_request(traffic.request("standard", range(20), 12))
     os.kill(client.process_id, signal.SIGKILL)
     assert link.has_ended(5)
     found = [client.channel.receive(20) for _ in range(2)]
@@ -77,7 +79,7 @@ def test_work_of_an_engine_that_died_before_the_receive_is_reported(supervised, 
     with pytest.raises(UnavailableError):
         reply.result()
     (outputs,) = (one for one in found if isinstance(one, EngineCoreOutputs))
-    assert [end.request_id for end in outputs.finished] == ["canary"]
+    assert [end.request_id for end in outputs.finished] == ["standard"]
 
 
 @pytest.mark.sampled(2)
