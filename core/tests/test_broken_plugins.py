@@ -49,13 +49,13 @@ FIELDS = {"platform": "platform", "worker": "worker_cls", "scheduler": "schedule
 class Broken:
     """A distribution `acme` with the plugin `bad` of class Bad, and the expected error.
 
-    match: texts in the error message. entry: the declared target. args: engine options.
+    words: parts of the error message. entry: the declared target. args: engine options.
     others: further distributions that declare `bad`.
     """
 
     id: str
     error: type
-    match: tuple
+    words: tuple
     source: str = "class Bad(Policy):\n    pass\n"
     kind: str = "policy"
     entry: str = ".parts:Bad"
@@ -95,91 +95,88 @@ BROKEN = [
         id="raises_on_import",
         source="raise RuntimeError('no licence')\n",
         error=PluginLoadError,
-        match=("'bad' of acme 1.0", "RuntimeError: no licence"),
+        words=("'bad' of acme 1.0", "RuntimeError: no licence"),
     ),
     Broken(
         id="exits_on_import",
         source="sys.exit(3)\n",
         error=PluginLoadError,
-        match=("'bad' of acme 1.0", "SystemExit: 3"),
+        words=("'bad' of acme 1.0", "SystemExit: 3"),
     ),
     Broken(
         id="syntax_error",
         source="class Bad(:\n",
         error=PluginLoadError,
-        match=("'bad' of acme 1.0", "SyntaxError"),
+        words=("'bad' of acme 1.0", "SyntaxError"),
     ),
     Broken(
         id="missing_dependency",
         source="import library_that_is_gone\n",
         error=PluginLoadError,
-        match=("Install 'library_that_is_gone', which the plugin needs",),
+        words=("Install 'library_that_is_gone', which the plugin needs",),
     ),
     Broken(
         id="missing_module",
         entry=".gone:Bad",
         error=PluginLoadError,
-        match=("declares module 'acme.gone'", "install the distribution again"),
+        words=("declares module 'acme.gone'", "install the distribution again"),
     ),
     Broken(
         id="missing_attribute",
         entry=".parts:Bda",
         error=PluginLoadError,
-        match=("no attribute 'Bda'. Did you mean 'Bad'?", "declares a class that does not exist"),
+        words=("no attribute 'Bda'. Did you mean 'Bad'?", "declares a class that does not exist"),
     ),
     Broken(
         id="entry_point_without_a_class",
         entry=".parts",
         error=PluginNotFoundError,
-        match=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
+        words=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
     ),
     # --- the plugin violates its contract
     Broken(
         id="not_a_class",
         source="Bad = 3\n",
         error=ContractError,
-        match=("A policy must be a class", "3 is an int", "Name a class"),
+        words=("A policy must be a class", "3 is an int", "Name a class"),
     ),
     Broken(
         id="wrong_signature",
         source="class Bad(Policy):\n    def rank(self, request):\n        return 0\n",
         error=ContractError,
-        match=("contract of a policy", "rank: does not take 'view'"),
+        words=("contract of a policy", "rank: does not take 'view'"),
     ),
     Broken(
         id="missing_methods",
         kind="scheduler",
         source="class Bad:\n    def __init__(self, context):\n        pass\n",
         error=ContractError,
-        match=("contract of a scheduler", "method schedule(self) is missing", "add_request"),
+        words=("contract of a scheduler", "method schedule(self) is missing", "add_request"),
     ),
     Broken(
         id="wrong_api_in_the_manifest",
         manifest=keys(api='">=7,<8"'),
         error=ContractError,
-        match=(
-            "made for version >=7,<8 of the policy contract",
-            "Install a version of the plugin",
-        ),
+        words=("made for version >=7,<8 of the policy contract", "Install a version of the plugin"),
     ),
     Broken(
         id="wrong_version_on_the_class",
         source="class Bad(Policy):\n    CONTRACT_VERSION = '7.0'\n",
         error=ContractError,
-        match=("made for contract version 7.0, which is newer",),
+        words=("made for contract version 7.0, which is newer",),
     ),
     Broken(
         id="lies_about_its_kind",
         source="class Bad(Policy):\n    CONTRACT = 'worker'\n",
         error=ContractError,
-        match=("declares CONTRACT = 'worker', but is used as a policy",),
+        words=("declares CONTRACT = 'worker', but is used as a policy",),
     ),
     Broken(
         id="lies_about_capabilities",
         kind="worker",
         source="class Bad(FakeWorker):\n    provides = frozenset({'sleep'})\n",
         error=ContractError,
-        match=(
+        words=(
             "claims capabilities that it does not have",
             "it claims 'sleep': method wake_up",
             "remove the id from",
@@ -189,43 +186,40 @@ BROKEN = [
         id="needs_what_is_not_there",
         manifest=keys(needs='["dtype.float4"]'),
         error=PluginError,
-        match=("needs dtype.float4, which neither the core nor the platform 'fake'", "Choose"),
+        words=("needs dtype.float4, which neither the core nor the platform 'fake'", "Choose"),
     ),
     # --- the manifest is invalid
     Broken(
         id="broken_manifest",
         manifest="[[plugin]\n",
         error=PluginLoadError,
-        match=("the manifest of acme 1.0 is broken", "cannot be read", "Fix it, or install"),
+        words=("the manifest of acme 1.0 is broken", "cannot be read", "Fix it, or install"),
     ),
     Broken(
         id="manifest_of_an_unknown_kind",
         manifest='[[plugin]]\nkind = "polcy"\nname = "bad"\n',
         error=PluginLoadError,
-        match=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
+        words=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
     ),
     # --- the name is ambiguous or denied
     Broken(
         id="duplicate_name",
         others=("rival",),
         error=PluginError,
-        match=("acme 1.0 (acme.parts:Bad), rival 1.0", "bad@acme or bad@rival, deny one with"),
+        words=("acme 1.0 (acme.parts:Bad), rival 1.0", "bad@acme or bad@rival, deny one with"),
     ),
     Broken(
         id="shadows_without_consent",
         others=("dovetail-built-in",),
         manifest=keys(replaces='["policy:bad@dovetail-built-in"]'),
         error=PluginError,
-        match=(
-            "acme can replace the plugin of the same name",
-            "plugins_allow=['policy:bad@acme']",
-        ),
+        words=("acme can replace the plugin of the same name", "plugins_allow=['policy:bad@acme']"),
     ),
     Broken(
         id="denied",
         args={"plugins_deny": ["*:*@acme"]},
         error=PluginError,
-        match=("denied by the rule '*:*@acme' of plugins_deny", "Change the rule"),
+        words=("denied by the rule '*:*@acme' of plugins_deny", "Change the rule"),
     ),
     # --- the options are invalid
     Broken(
@@ -234,7 +228,7 @@ BROKEN = [
         manifest=OPTIONS,
         args={"plugin_options": {"bad": {"weight": "heavy"}}},
         error=ConfigError,
-        match=("options of the policy 'bad' of acme 1.0 are wrong", "weight='heavy'"),
+        words=("options of the policy 'bad' of acme 1.0 are wrong", "weight='heavy'"),
     ),
     Broken(
         id="unknown_option",
@@ -242,20 +236,20 @@ BROKEN = [
         manifest=OPTIONS,
         args={"plugin_options": {"bad": {"wait": 1}}},
         error=ConfigError,
-        match=("no option 'wait'. Did you mean 'weight'?", "Options: weight"),
+        words=("no option 'wait'. Did you mean 'weight'?", "Options: weight"),
     ),
     Broken(
         id="options_of_nobody",
         args={"plugin_options": {"bda": {}}},
         error=ConfigError,
-        match=("no plugin 'bda'. Did you mean 'bad'?", "Write a plugin's name"),
+        words=("no plugin 'bda'. Did you mean 'bad'?", "Write a plugin's name"),
     ),
     Broken(
         id="takes_no_options_but_names_a_model",
         source=MODEL + "class Bad(Policy):\n    pass\n",
         manifest=OPTIONS,
         error=PluginLoadError,
-        match=("making it failed: TypeError", "options"),
+        words=("making it failed: TypeError", "options"),
     ),
     # --- the constructor or a method fails at the start
     Broken(
@@ -263,18 +257,14 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def __init__(self, context):\n        {}['seats']\n",
         error=PluginLoadError,
-        match=(
-            "scheduler acme.parts:Bad",
-            "KeyError: 'seats', in acme.parts:Bad.__init__",
-            "Fix",
-        ),
+        words=("scheduler acme.parts:Bad", "KeyError: 'seats', in acme.parts:Bad.__init__", "Fix"),
     ),
     Broken(
         id="exits_in_its_constructor",
         kind="worker",
         source="class Bad(FakeWorker):\n    def __init__(self, context):\n        sys.exit(1)\n",
         error=PluginLoadError,
-        match=("worker acme.parts:Bad", "SystemExit: 1", "choose another plugin"),
+        words=("worker acme.parts:Bad", "SystemExit: 1", "choose another plugin"),
     ),
     Broken(
         id="tries_to_change_the_config",
@@ -285,7 +275,7 @@ BROKEN = [
             "        context.config.max_num_seqs = 1\n"
         ),
         error=PluginLoadError,
-        match=("worker acme.parts:Bad", "making it failed", "ValidationError"),
+        words=("worker acme.parts:Bad", "making it failed", "ValidationError"),
     ),
     Broken(
         id="tries_to_change_the_options",
@@ -296,7 +286,7 @@ BROKEN = [
             "        context.config.model.hf_config['x'] = 1\n"
         ),
         error=PluginLoadError,
-        match=("worker acme.parts:Bad", "TypeError: this mapping is frozen"),
+        words=("worker acme.parts:Bad", "TypeError: this mapping is frozen"),
     ),
     Broken(
         id="raises_in_its_probe",
@@ -308,14 +298,14 @@ BROKEN = [
             "        raise OSError('driver')\n"
         ),
         error=PluginLoadError,
-        match=("probe of the platform 'bad' failed", "OSError: driver", "name the plugin to use"),
+        words=("probe of the platform 'bad' failed", "OSError: driver", "name the plugin to use"),
     ),
     Broken(
         id="raises_when_asked_for_capabilities",
         kind="platform",
         source="class Bad(FakePlatform):\n    def capabilities(self):\n        return 1 / 0\n",
         error=PluginLoadError,
-        match=(
+        words=(
             "platform 'fake' failed when it was called for its capabilities",
             "ZeroDivisionError",
         ),
@@ -330,7 +320,7 @@ BROKEN = [
             "        return ConfigPatch(changes={'cache.gpu_memory_utilization': (0.5, '')})\n"
         ),
         error=ContractError,
-        match=(
+        words=(
             "platform 'fake' sets the default of cache.gpu_memory_utilization to",
             "it must be a tuple (value, reason)",
         ),
@@ -341,7 +331,7 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def update_from_output(self, *step):\n        1 / 0\n",
         error=EngineDeadError,
-        match=(
+        words=(
             "ZeroDivisionError",
             "in acme.parts:Bad.update_from_output",
             "Create a new engine with another",
@@ -352,18 +342,14 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def schedule(self):\n        return self.none\n",
         error=EngineDeadError,
-        match=(
-            "AttributeError",
-            "in acme.parts:Bad.schedule",
-            "Create a new engine with another",
-        ),
+        words=("AttributeError", "in acme.parts:Bad.schedule", "Create a new engine with another"),
     ),
     Broken(
         id="raises_in_a_step",
         kind="worker",
         source="class Bad(FakeWorker):\n    def execute_model(self, plan):\n        1 / 0\n",
         error=EngineDeadError,
-        match=("a step failed", "ZeroDivisionError"),
+        words=("a step failed", "ZeroDivisionError"),
     ),
 ]
 
@@ -388,8 +374,8 @@ def test_a_broken_plugin_is_rejected_by_name_and_affects_nothing_else(plugin_sit
     with pytest.raises(case.error) as refusal:
         case.use(model)
     assert isinstance(refusal.value, case.error)
-    for words in case.match:
-        assert words in str(refusal.value), str(refusal.value)
+    for part in case.words:
+        assert part in str(refusal.value), str(refusal.value)
     if case.error is PluginLoadError and "import" in case.id:
         assert not [name for name in sys.modules if name.partition(".")[0] == "acme"]
     registry = plugin_site.registry()
@@ -403,7 +389,7 @@ def test_a_broken_plugin_is_rejected_by_name_and_affects_nothing_else(plugin_sit
 )
 def test_a_policy_that_fails_while_it_runs_is_replaced(plugin_site, model, hook, caplog):
     source = f"class Bad(Policy):\n    def {hook}:\n        1 / 0\n"
-    Broken(id="policy", source=source, error=EngineDeadError, match=()).install(plugin_site)
+    Broken(id="policy", source=source, error=EngineDeadError, words=()).install(plugin_site)
     assert answer(model, scheduler_cls="bad") == answer(model)
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
 
