@@ -85,7 +85,7 @@ def test_quantized_models_are_replayed_too(quantization, write_bf16):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "reason"), [("Torn", "aten::mul.Tensor"), ("Stale", "other results")]
+    ("architecture", "reason"), [("Torn", "aten::mul.Tensor"), ("Stale", "different results")]
 )
 def test_a_model_that_cannot_be_recorded_runs_eagerly_and_the_log_says_why(
     architecture, reason, write_bf16, caplog
