@@ -28,7 +28,7 @@ def test_a_pool_has_at_least_one_block_in_addition_to_block_0(num_blocks):
 
 def test_an_allocation_above_the_free_blocks_is_rejected_as_a_whole():
     pool = BlockPool(4)
-    with pytest.raises(LookupError, match="4 blocks are requested, 3 are free"):
+    with pytest.raises(LookupError, match="4 blocks are requested, but only 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
 

@@ -119,7 +119,7 @@ BROKEN = [
         id="missing_module",
         entry=".gone:Bad",
         error=PluginLoadError,
-        words=("declares module 'acme.gone'", "install the distribution again"),
+        words=("names module 'acme.gone'", "install the distribution again"),
     ),
     Broken(
         id="missing_attribute",
@@ -157,13 +157,13 @@ BROKEN = [
         id="wrong_api_in_the_manifest",
         manifest=keys(api='">=7,<8"'),
         error=ContractError,
-        words=("made for version >=7,<8 of the policy contract", "Install a version of the plugin"),
+        words=("requires version >=7,<8 of the policy contract", "Install a version of the plugin"),
     ),
     Broken(
         id="wrong_version_on_the_class",
         source="class Bad(Policy):\n    CONTRACT_VERSION = '7.0'\n",
         error=ContractError,
-        words=("made for contract version 7.0, which is newer",),
+        words=("requires contract version 7.0, which is newer",),
     ),
     Broken(
         id="lies_about_its_kind",
@@ -177,9 +177,9 @@ BROKEN = [
         source="class Bad(FakeWorker):\n    provides = frozenset({'sleep'})\n",
         error=ContractError,
         words=(
-            "claims capabilities that it does not have",
+            "claims capabilities without their methods",
             "it claims 'sleep': method wake_up",
-            "remove the id from",
+            "remove the ids from",
         ),
     ),
     Broken(
@@ -193,13 +193,13 @@ BROKEN = [
         id="broken_manifest",
         manifest="[[plugin]\n",
         error=PluginLoadError,
-        words=("the manifest of acme 1.0 is broken", "cannot be read", "Fix it, or install"),
+        words=("the manifest of acme 1.0 is broken", "cannot be read", "Fix the manifest"),
     ),
     Broken(
         id="manifest_of_an_unknown_kind",
         manifest='[[plugin]]\nkind = "polcy"\nname = "bad"\n',
         error=PluginLoadError,
-        words=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
+        words=("unknown kind. Did you mean 'policy'?", "Fix the manifest, or"),
     ),
     # --- the name is ambiguous or denied
     Broken(
@@ -242,14 +242,14 @@ BROKEN = [
         id="options_of_nobody",
         args={"plugin_options": {"bda": {}}},
         error=ConfigError,
-        words=("no plugin 'bda'. Did you mean 'bad'?", "Write a plugin's name"),
+        words=("no plugin 'bda'. Did you mean 'bad'?", "Use a plugin's name"),
     ),
     Broken(
         id="takes_no_options_but_names_a_model",
         source=MODEL + "class Bad(Policy):\n    pass\n",
         manifest=OPTIONS,
         error=PluginLoadError,
-        words=("making it failed: TypeError", "options"),
+        words=("its constructor failed: TypeError", "options"),
     ),
     # --- the constructor or a method fails at the start
     Broken(
@@ -275,7 +275,7 @@ BROKEN = [
             "        context.config.max_num_seqs = 1\n"
         ),
         error=PluginLoadError,
-        words=("worker acme.parts:Bad", "making it failed", "ValidationError"),
+        words=("worker acme.parts:Bad", "its constructor failed", "ValidationError"),
     ),
     Broken(
         id="tries_to_change_the_options",
@@ -298,7 +298,7 @@ BROKEN = [
             "        raise OSError('driver')\n"
         ),
         error=PluginLoadError,
-        words=("probe of the platform 'bad' failed", "OSError: driver", "name the plugin to use"),
+        words=("probe of the platform 'bad' failed", "OSError: driver", "request another plugin"),
     ),
     Broken(
         id="raises_when_asked_for_capabilities",
@@ -306,7 +306,7 @@ BROKEN = [
         source="class Bad(FakePlatform):\n    def capabilities(self):\n        return 1 / 0\n",
         error=PluginLoadError,
         words=(
-            "platform 'fake' failed when it was called for its capabilities",
+            "platform 'fake' failed when the engine called it for its capabilities",
             "ZeroDivisionError",
         ),
     ),

@@ -164,9 +164,14 @@ def test_a_worker_gets_its_part_of_the_configuration() -> None:
     [
         ("scheduler", "max_num_seqs", None, "max_num_seqs=None must be an integer from 1 to"),
         ("cache", "block_size", None, "block_size=None must be an integer from 1 to 4096"),
-        ("cache", "gpu_memory_utilization", None, "must be a share above 0"),
+        ("cache", "gpu_memory_utilization", None, "must be a fraction above 0"),
         ("model", "dtype", "auto", "dtype='auto' must be one of float32"),
-        ("load", "load_format", "auto", "load_format=.auto. is not resolved; name the plugin"),
+        (
+            "load",
+            "load_format",
+            "auto",
+            "load_format=.auto. is not resolved; set the name of a plugin",
+        ),
         ("compute", "ops", "auto", "ops='auto' is not resolved"),
         ("scheduler", "async_scheduling", None, "must be True or False"),
     ],

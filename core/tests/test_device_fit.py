@@ -65,8 +65,8 @@ probe = "dovetail_box.parts:no"
 rank = 1
 """
 REFUSALS = {
-    "needy": "it needs device.other, which this platform does not provide",
-    "elsewhere": "it runs on other, and the platform's device is box",
+    "needy": "the plugin needs device.other, which this platform does not provide",
+    "elsewhere": "it supports other, but the platform's device is box",
     "probed": "no compiler",
 }
 

@@ -323,7 +323,7 @@ def test_every_candidate_is_listed_in_order_with_its_reason(world):
         "rude": OUT,
     }
     assert [verdict.place for verdict in explanation.verdicts] == [1, 2, 3, 4, 5, 0, 0]
-    assert "the platform box prefers it" in reasons(explanation, "good")
+    assert "preferred by the platform box" in reasons(explanation, "good")
     assert "dtype float32 is not supported; supported: float16" in reasons(explanation, "narrow")
     assert "multiples of 64" in reasons(explanation, "narrow")
     assert "no such chip; no driver" in reasons(explanation, "absent")

@@ -135,7 +135,7 @@ async def later(self, step):
     [
         (method("on_stp", lambda self, step: None), "not a hook. Did you mean 'on_step'"),
         (method("register_metrics", lambda self: None), "'register_metrics', which is not a hook"),
-        (method("on_step", lambda self, stats: None), "unfit hook: .*stats"),
+        (method("on_step", lambda self, stats: None), "incompatible hook: .*stats"),
         (method("on_step", later), "as async"),
         (
             method(
@@ -151,7 +151,7 @@ def test_invalid_hook_methods_are_rejected(hooks_cls, message):
 
 
 def test_duplicate_hooks_are_rejected():
-    with pytest.raises(ConfigError, match="hooks names 'Plain' twice"):
+    with pytest.raises(ConfigError, match="hooks contains 'Plain' twice"):
         load(Plain, Plain)
 
 

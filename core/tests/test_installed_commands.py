@@ -80,13 +80,13 @@ def test_plugin_lists_show_commands_as_a_kind(zoo, capsys):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("generate", "Dovetail has a command with these words"),
-        ("plugins.list", "Dovetail has a command with these words"),
-        ("plugins", "one is a prefix of the other"),
-        ("generate.more", "one is a prefix of the other"),
-        ("Loud", "is not a command"),
-        ("zoo feed", "is not a command"),
-        ("zoo", "one is a prefix of the other"),
+        ("generate", "a command of Dovetail has the same words"),
+        ("plugins.list", "a command of Dovetail has the same words"),
+        ("plugins", "one command is a prefix of the other"),
+        ("generate.more", "one command is a prefix of the other"),
+        ("Loud", "is not a valid command name"),
+        ("zoo feed", "is not a valid command name"),
+        ("zoo", "one command is a prefix of the other"),
     ],
 )
 def test_an_invalid_command_name_is_set_aside_with_the_reason(name, reason, zoo):
@@ -118,7 +118,7 @@ def test_a_core_command_takes_precedence_and_doctor_reports_the_conflict(zoo, ca
     found = {one.subject: one for one in check_registrations(PluginRegistry())}
     finding = found["command:plugins.list@thief"]
     assert finding.verdict == WARNING and "takes precedence" in finding.text and finding.remedy
-    assert "names no function" in found["command:x.y@thief"].text
+    assert "is not the target of a function" in found["command:x.y@thief"].text
     assert not [one for one in found.values() if one.verdict == BROKEN and "zoo" in one.subject]
 
 

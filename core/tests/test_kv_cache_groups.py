@@ -270,5 +270,5 @@ def test_the_integrity_check_finds_a_block_freed_too_early():
     cache._pool.free([one.blocks[0][2]])
     one.blocks[0][2] = 0
     one.num_dropped_blocks[0] = 3
-    with pytest.raises(AssertionError, match="freed while it was needed"):
+    with pytest.raises(AssertionError, match="freed although the request needs it"):
         cache.check_integrity([one])

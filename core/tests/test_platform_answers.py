@@ -54,7 +54,7 @@ WRONG = {
         f"capabilities returns {answer!r}": (
             platform(capabilities=lambda self, answer=answer: answer),
             ContractError,
-            r"capabilities\(\); it has to return a frozenset",
+            r"capabilities\(\); it must return a frozenset",
         )
         for answer in (None, "x", ["x"], {1})
     },
@@ -137,7 +137,7 @@ def test_an_automatic_platform_with_an_invalid_info_is_set_aside(plugin_site, ca
     registry = plugin_site.registry()
     assert type(choose_platform(registry, "auto")).__name__ == "Sound"
     (message,) = registry.set_aside
-    assert "it needs a PlatformInfo" in message and message in caplog.text
+    assert "it must be a PlatformInfo" in message and message in caplog.text
     explained = explain(plugin_site.registry(), "platform", Criteria(references=("auto",)))
     assert [one.name for one in explained.chosen] == ["sound"]
 
@@ -149,7 +149,7 @@ class OtherWorker(FakeWorker):
 def test_a_worker_for_another_device_is_rejected_before_construction(start):
     message = (
         r"worker 'OtherWorker' was requested on the platform 'fake', but it cannot be used here: "
-        "it runs on npu, and the platform's device is cpu"
+        "it supports npu, but the platform's device is cpu"
     )
     with pytest.raises(PluginError, match=message):
         start(FakePlatform, worker_cls=OtherWorker)

@@ -68,7 +68,9 @@ def test_an_automatic_candidate_that_fails_is_set_aside_and_logged_once(plugin_s
                 choose(registry, FakePlatform(), "policy", "auto").__module__ == "dovetail_b.parts"
             )
     (warning,) = [one.getMessage() for one in caplog.records]
-    assert warning.startswith("The policy dovetail-a@dovetail-a was set aside: Cannot load")
+    assert warning.startswith(
+        "The policy dovetail-a@dovetail-a is skipped in automatic selection: Cannot load"
+    )
     assert "ZeroDivisionError" in warning
     assert registry.set_aside == (warning,)
     with pytest.raises(PluginLoadError, match="ZeroDivisionError") as failure:
@@ -90,7 +92,9 @@ def test_if_all_candidates_fail_every_reason_is_reported(plugin_site):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose(plugin_site.registry(), Prefers("gone"), "policy", "auto")
     message = str(refusal.value)
-    assert "acme: an outside plugin: name it, or allow it with plugins_allow=policy:acme" in message
+    assert (
+        "acme: outside plugins must be named, or allowed with plugins_allow=policy:acme" in message
+    )
     assert "\n  - dovetail-a: Cannot load" in message
 
 

@@ -80,7 +80,7 @@ def test_output_of_a_failed_import_is_part_of_its_error(plugin_site, capsys):
     with pytest.raises(PluginLoadError) as failure:
         plugin_site.registry().load("policy", "fair")
     *_, note = failure.value.__notes__
-    assert note.startswith("While it was imported it printed 'no licence no") and len(note) < 180
+    assert note.startswith("The import of acme printed 'no licence no") and len(note) < 180
     assert capsys.readouterr().out == ""
 
 
@@ -130,7 +130,9 @@ def test_a_constructor_that_fails_is_reported_as_the_plugins_error(error):
         with pytest.raises(PluginLoadError) as failure:
             call()
         assert failure.value.__cause__ is error
-        assert f"The ops {__name__}:Fails was loaded, but making it failed" in str(failure.value)
+        assert f"The ops {__name__}:Fails was loaded, but its constructor failed" in str(
+            failure.value
+        )
         assert f"{type(error).__name__}" in str(failure.value)
         assert f", in {__name__}:Fails.__init__" in str(failure.value)
 
@@ -145,7 +147,7 @@ def test_dovetail_errors_and_interrupts_are_not_wrapped(error):
 
 
 def test_a_failed_call_is_reported_as_the_plugins_error():
-    with pytest.raises(PluginLoadError, match=r"'x' failed when it was called for its cap"):
+    with pytest.raises(PluginLoadError, match=r"'x' failed when the engine called it for its cap"):
         call_plugin("platform 'x'", "capabilities", fails(SystemExit()))
     assert call_plugin("platform 'x'", "capabilities", lambda: 3) == 3
 

@@ -79,7 +79,8 @@ def test_a_missing_contract_version_is_reported() -> None:
         CONTRACT_VERSION = None
 
     assert (
-        "declares no CONTRACT_VERSION; taken as 0.1" in check_contract("weight_loader", Silent)[0]
+        "declares no CONTRACT_VERSION; the core assumes 0.1"
+        in check_contract("weight_loader", Silent)[0]
     )
 
 
@@ -167,7 +168,9 @@ def test_abstract_methods_are_reported() -> None:
         @abc.abstractmethod
         def more(self) -> None: ...
 
-    assert problems("weight_loader", Open) == ["more is abstract: the class cannot be made"]
+    assert problems("weight_loader", Open) == [
+        "more is abstract, so the class cannot be instantiated"
+    ]
 
 
 def executor(**changes: Any) -> type:
@@ -218,13 +221,16 @@ def test_signatures_that_accept_every_call_are_valid(changes: dict[str, Any]) ->
     ("changes", "message"),
     [
         ({"execute_model": lambda self: None}, "does not take 'plan'"),
-        ({"execute_model": lambda: None}, "takes no 'self'"),
+        ({"execute_model": lambda: None}, "has no parameter 'self'"),
         ({"execute_model": lambda self, plan, x: None}, "requires 'x', which no caller passes"),
         ({"execute_model": lambda self, plan, *, x: None}, "requires 'x', which no caller passes"),
         ({"execute_model": property(lambda self: None)}, "is a property"),
         ({"execute_model": logged(lambda self: None)}, "does not take 'plan'"),
         ({"sample_tokens": lambda self, grammar: None}, "'grammar', which callers may leave out"),
-        ({"sample_tokens": lambda self, g=None: None}, "calls 'g' what the contract calls 'gra"),
+        (
+            {"sample_tokens": lambda self, g=None: None},
+            "names a parameter 'g' that the contract names 'gra",
+        ),
         ({"collective_rpc": lambda self, operation: None}, "does not take the keyword 'args'"),
         (
             {"collective_rpc": lambda self, operation, *, args, **more: None},
@@ -270,10 +276,10 @@ def test_properties_can_be_attributes_but_not_methods() -> None:
 
     assert check_contract("tokenizer", Words) == ()
     assert problems("tokenizer", Wrong) == [
-        "from_directory: must be a classmethod: it is called on the class",
-        "vocab_size: is a method; the contract has a property",
+        "from_directory: must be a classmethod, because it is called on the class",
+        "vocab_size: is a method, but the contract has a property",
         "apply_chat_template: does not take the keyword 'add_generation_prompt'",
-        "apply_chat_template: does not take any keyword",
+        "apply_chat_template: does not accept **kwargs, which the contract does",
     ]
 
 

@@ -162,7 +162,9 @@ def test_a_failed_automatic_plugin_is_set_aside_and_the_engine_works(plugin_site
     with caplog.at_level(logging.WARNING):
         llm = start(worker_cls="auto")
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert warning.startswith("The worker bad@dovetail-bad was set aside: Cannot load")
+    assert warning.startswith(
+        "The worker bad@dovetail-bad is skipped in automatic selection: Cannot load"
+    )
     assert llm.llm_engine.plugins.set_aside == (warning,)
     assert tokens(llm) == tokens(start())
     with pytest.raises(PluginLoadError, match="no trunk"):

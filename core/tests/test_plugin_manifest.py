@@ -41,7 +41,7 @@ def broken_by(plugin_site, manifest, entries=None):
     assert "acme" not in sys.modules
     message = str(refusal.value)
     assert "the manifest of acme 1.0 is broken" in message and "acme/dovetail.toml" in message
-    assert "Fix it, or install another version" in message
+    assert "Fix the manifest, or install another version" in message
     (sentence,) = registry.set_aside
     assert "The manifest of acme 1.0 is broken" in sentence
     return message
@@ -155,12 +155,15 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         ("[[plugin]\n", "it cannot be read"),
         (b"\xff".decode("latin-1") + "=", "it cannot be read"),
         ("plugin = 3", "'plugin' is not an array of tables"),
-        ("[plugins]", "'plugins' is none"),
-        ('[[plugin]]\nkind = "policy"\n', "it names no plugin; give kind and name"),
+        ("[plugins]", "'plugins' is another key"),
+        (
+            '[[plugin]]\nkind = "policy"\n',
+            "the table does not identify a plugin; set kind and name",
+        ),
         (HEAD + "ranks = 3", "'ranks' is not a key. Did you mean 'rank'?"),
         (HEAD + "rank = true", "write an integer"),
         (HEAD + "rank = 1.5", "write an integer"),
-        (HEAD + 'api = "^0.1"', "'^0.1' is not a range of versions; write one such as"),
+        (HEAD + 'api = "^0.1"', "'^0.1' is not a range of versions; write a range such as"),
         (HEAD + 'needs = "graphs"', "write an array of capability ids"),
         (HEAD + 'provides = ["Has Space"]', "write an array of capability ids"),
         (HEAD + 'probe = "no_colon"', "write 'package.module:function'"),
@@ -173,7 +176,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         (HEAD + 'replaces = ["fcfs"]', "'kind:name@distribution'"),
         (HEAD + 'replaces = ["ops:torch@d"]', "a policy can only replace a policy"),
         (HEAD + HEAD, "policy:fair occurs twice"),
-        ('[[plugin]]\nkind = "polcy"\nname = "fair"\n', "no such kind. Did you mean 'policy'?"),
+        ('[[plugin]]\nkind = "polcy"\nname = "fair"\n', "unknown kind. Did you mean 'policy'?"),
         (
             '[[plugin]]\nkind = "policy"\nname = "fare"\n',
             "has no policy 'fare'. Did you mean 'fair'?",
@@ -220,7 +223,7 @@ def test_version_ranges_are_evaluated(text, inside, outside):
 
 @pytest.mark.parametrize("text", ["", "1.0", ">=1.0.0", "~=1", ">=1,,<2", ">=a", None, 1])
 def test_invalid_version_ranges_are_rejected(text):
-    with pytest.raises(ValueError, match="write one such as"):
+    with pytest.raises(ValueError, match="write a range such as"):
         parse_range(text)
 
 

@@ -125,12 +125,12 @@ def test_options_must_be_a_mapping(acme):
 
 def test_options_under_two_names_of_one_plugin_are_rejected(acme):
     message = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
-    assert "'fair' and 'policy:fair' are the same plugin; give one" in message
+    assert "'fair' and 'policy:fair' name the same plugin; use only one key" in message
 
 
 def test_options_of_a_plugin_without_options_are_rejected(acme):
     message = refusal(acme(whole={"x": 1}), "whole", "scheduler")
-    assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in message
+    assert "the scheduler 'whole' of acme 1.0 takes no options, but {'x': 1} were given" in message
 
 
 def test_options_for_a_name_of_two_kinds_must_be_qualified_if_both_have_options(plugin_site):

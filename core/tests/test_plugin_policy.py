@@ -81,7 +81,9 @@ def test_distribution_names_are_normalized():
 @pytest.mark.parametrize("rule", ["acme", "policy:fair", "fair@acme", ":a@b", "policy:@b", "a:b@"])
 def test_an_invalid_rule_is_rejected_with_the_option_name(tmp_path, rule):
     for option in ("plugins_allow", "plugins_deny"):
-        with pytest.raises(ConfigError, match=rf"{option}: '.*' is not a rule\. Write kind:name@"):
+        with pytest.raises(
+            ConfigError, match=rf"{option}: '.*' is not a valid rule\. Write kind:name@"
+        ):
             EngineArgs(write_fake_config(tmp_path), **{option: [rule]}).create_engine_config()
 
 
@@ -148,7 +150,7 @@ def test_the_error_for_a_denied_plugin_names_the_rule(plugin_site):
 def test_a_denied_class_is_also_denied_as_an_object(plugin_site):
     install(plugin_site, "acme")
     fair = plugin_site.registry().load("policy", "acme")
-    with pytest.raises(PluginError, match="no_plugins, under which only first-party plugins"):
+    with pytest.raises(PluginError, match="no_plugins, which permits only first-party plugins"):
         plugin_site.registry(policy=PluginPolicy(no_plugins=True)).load("policy", fair)
 
 

@@ -121,8 +121,11 @@ def test_a_plugin_of_an_earlier_contract_is_adapted(plugin_site):
         sequence = 4
 
     policy = adapted()
-    assert policy.rank(Request(), None) == -4 and policy.old.num_calls == 1
-    assert "Oldest is made for policy 0.0 and was adapted." in registry.resolutions[0].notes
+    assert policy.rank(Request(), None) == -4 and policy.old.asked == 1
+    assert (
+        "Oldest implements the policy contract 0.0 and is used with an adapter."
+        in registry.resolutions[0].notes
+    )
 
 
 def test_the_latest_matching_adapter_is_used(plugin_site):
@@ -139,7 +142,7 @@ def test_a_contract_mismatch_names_both_versions_before_the_import(plugin_site, 
     with pytest.raises(ContractError) as refusal:
         registry.load("policy", "old")
     message = str(refusal.value)
-    assert f"'old' of acme 1.0 is made for version {api} of the policy contract" in message
+    assert f"'old' of acme 1.0 requires version {api} of the policy contract" in message
     assert f"this core has {NOW} (and adapters for: none)" in message
     assert "acme" not in sys.modules
 
@@ -154,13 +157,13 @@ def test_a_class_can_declare_an_earlier_contract_version():
     adapters = {("policy", "0.0"): adapt_oldest}
     adapted = PluginRegistry(distributions=[], adapters=adapters).load("policy", Older)
     assert adapted().rank(None, None) == 7
-    with pytest.raises(ContractError, match=r"made for contract version 0\.0, which is older"):
+    with pytest.raises(ContractError, match=r"requires contract version 0\.0, which is older"):
         PluginRegistry(distributions=[]).load("policy", Older)
 
 
 @pytest.mark.parametrize(
     ("adapter", "message"),
-    [(lambda cls: cls(), "has to return a class"), (lambda cls: cls, "forward")],
+    [(lambda cls: cls(), "must return a class"), (lambda cls: cls, "forward")],
 )
 def test_an_adapter_must_return_a_class_of_the_current_contract(adapter, message):
     class Older:

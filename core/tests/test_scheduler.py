@@ -95,12 +95,12 @@ def test_a_long_prompt_allocates_only_the_blocks_of_its_current_chunk(drive):
 @pytest.mark.parametrize(
     ("num_tokens", "limits", "words"),
     [
-        (0, {}, "needs 1 to 255"),
-        (256, {"max_num_batched_tokens": 999}, "needs 1 to 255"),
+        (0, {}, "the allowed range is 1 to 255"),
+        (256, {"max_num_batched_tokens": 999}, "the allowed range is 1 to 255"),
         (
             40,
             {"num_blocks": 10},
-            "needs 1 to 39",
+            "the allowed range is 1 to 39",
         ),  # the cache has 40 slots: none is left for an output token
         (65, {"enable_chunked_prefill": False}, "raise max_num_batched_tokens"),
     ],

@@ -119,7 +119,10 @@ def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
         start.enter("parts")
         PluginRegistry().load("worker", "hangs_at_import:Worker")
     message = str(raised.value)
-    assert "It was importing hangs_at_import." in message and "start_timeout_s" in message
+    assert (
+        "The error occurred while importing hangs_at_import." in message
+        and "start_timeout_s" in message
+    )
     assert "hangs_at_import.py:2" in message, "where it was"
 
 

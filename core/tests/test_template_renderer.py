@@ -189,7 +189,7 @@ def test_a_warm_child_adds_less_than_a_millisecond(renderer):
     [
         ([{"role": "user", "content": b"x"}], "bytes"),
         ([{"role": "user", "content": object()}], "object"),
-        ([{"role": "user", "content": {1: 2}}], "keys must be texts"),
+        ([{"role": "user", "content": {1: 2}}], "keys must be strings"),
         ([{"role": "user", "content": 1 << 2000}], "1024 bits"),
         ([{"role": "user", "content": "x" * (1 << 23)}], "characters"),
         ([{"role": "user", "content": [1] * 200_000}], "values"),

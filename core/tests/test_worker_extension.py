@@ -135,14 +135,17 @@ def with_member(name, value):
 @pytest.mark.parametrize(
     ("extension", "message"),
     [
-        (with_member("load_model", lambda self: None), r"load_model is a name of .*FakeWorker"),
-        (with_member("row_model_cls", None), r"row_model_cls is a name of .*FakeWorker"),
-        (with_member("_vocab_size", lambda self: 1), "_vocab_size is a name of"),
-        (with_member("sleep", lambda self: None), "sleep is a name of .*worker:Sleeps"),
-        (with_member("provides", frozenset()), "provides is a name of"),
+        (
+            with_member("load_model", lambda self: None),
+            r"load_model is also a member of .*FakeWorker",
+        ),
+        (with_member("row_model_cls", None), r"row_model_cls is also a member of .*FakeWorker"),
+        (with_member("_vocab_size", lambda self: 1), "_vocab_size is also a member of"),
+        (with_member("sleep", lambda self: None), "sleep is also a member of .*worker:Sleeps"),
+        (with_member("provides", frozenset()), "provides is also a member of"),
         (with_member("__init__", lambda self, context: None), "__init__ is a special method"),
         (with_member("__getattr__", lambda self, name: 1), "__getattr__ is a special method"),
-        (type("Deep", (with_member("shutdown", 1),), {}), "shutdown is a name of"),
+        (type("Deep", (with_member("shutdown", 1),), {}), "shutdown is also a member of"),
     ],
 )
 def test_an_existing_attribute_name_is_rejected(start, extension, message):
@@ -160,7 +163,7 @@ def test_all_conflicting_names_are_reported_at_once():
 
 
 def test_names_of_the_worker_contract_are_always_reserved():
-    with pytest.raises(ContractError, match=r"execute_model is a name of .*WorkerBase"):
+    with pytest.raises(ContractError, match=r"execute_model is also a member of .*WorkerBase"):
         extend_worker(Duck, with_member("execute_model", lambda self: None))
     assert extend_worker(Duck, Counts)().init_device() == "mine"
 

@@ -123,7 +123,7 @@ def test_worker_extensions_and_hooks_are_called(model_dir, settings):
         made.generate(PROMPT, greedy())
     assert Life.events[0] == "LlamaForCausalLM" and Life.events[-1] == "stop"
     assert Life.events.count("step") >= 48
-    with pytest.raises(ContractError, match="load_model is a name of"):
+    with pytest.raises(ContractError, match="load_model is also a member of"):
         LLM(model_dir, worker_extension_cls=Renames, **settings)
 
 

@@ -195,7 +195,7 @@ def test_a_waiting_send_detects_that_its_reader_has_exited(ring):
     writer.send(b"")
     threading.Timer(0.1, closed.close).start()
     start = time.monotonic()
-    with pytest.raises(PeerLostError, match="start its process again"):
+    with pytest.raises(PeerLostError, match="restart its process"):
         writer.send(b"", timeout_s=20)
     assert time.monotonic() - start < 2
 
@@ -302,7 +302,7 @@ def test_attaching_a_reader_to_invalid_memory_is_rejected():
     file = anonymous_file(shape.num_bytes)
     RingMemory.format(file, shape).close()
     os.ftruncate(file, shape.num_bytes - 1)
-    with pytest.raises(MessageError, match="its head says"):
+    with pytest.raises(MessageError, match="its head states"):
         RingMemory.attach(file)
     os.pwrite(file, bytes(4), 8)
     with pytest.raises(MessageError, match="num_slots=0"):

@@ -138,8 +138,10 @@ def flag(*, optional: bool = False) -> BeforeValidator:
 
 
 def share(*, optional: bool = False) -> BeforeValidator:
-    """Accept a number in (0, 1], but no bool; also None if `optional`."""
-    wanted = f"must be {'None or ' if optional else ''}a share above 0 and at most 1, such as 0.9"
+    """Accept a number in (0, 1] but not a bool; also None if `optional`."""
+    wanted = (
+        f"must be {'None or ' if optional else ''}a fraction above 0 and at most 1, such as 0.9"
+    )
 
     def check(value: Any) -> float | None:
         if optional and value is None:
@@ -173,13 +175,15 @@ def _reference(value: object) -> object:
         )
     meta = type(value)
     if isinstance(value, type) and (meta.__eq__, meta.__hash__) != (type.__eq__, type.__hash__):
-        raise ValueError("must be a class whose metaclass does not override __eq__ or __hash__")
+        raise ValueError(
+            "must be a class with a metaclass that does not override __eq__ or __hash__"
+        )
     return value
 
 
 def _not_auto(value: object) -> object:
     if value == AUTO:
-        raise ValueError("is not resolved; name the plugin")
+        raise ValueError("is not resolved; set the name of a plugin")
     return value
 
 

@@ -16,7 +16,7 @@ class FrozenDict(dict[str, Any]):
     __slots__ = ()
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("this mapping is frozen; make a changed copy: {**mapping, key: value}")
+        raise TypeError("this mapping is frozen; create a changed copy: {**mapping, key: value}")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse

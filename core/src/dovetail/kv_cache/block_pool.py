@@ -19,7 +19,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"num_blocks={num_blocks} must be at least 2: block 0 is reserved")
+            raise ValueError(
+                f"num_blocks={num_blocks} must be at least 2, because block 0 is reserved"
+            )
         self.num_blocks = num_blocks
         # Only blocks that were used at least once have entries.
         self._ref_counts = [0]
@@ -83,7 +85,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Allocate `count` blocks, those without content first; raise LookupError if too few."""
         if count > self.num_free:
-            raise LookupError(f"{count} blocks are requested, {self.num_free} are free")
+            raise LookupError(f"{count} blocks are requested, but only {self.num_free} are free")
         blank, hashes, ref_counts = self._blank, self._hashes, self._ref_counts
         blocks = []
         for _ in range(count):
@@ -104,7 +106,7 @@ class BlockPool:
         """Remove the least recently used block from the index and return it."""
         block, _ = self._cached.popitem(last=False)
         key = self._hashes[block]
-        assert key is not None, "free blocks without a hash are blank"
+        assert key is not None, "a cached free block has no hash"
         del self._index[key]
         self._hashes[block] = None
         self.num_evictions += 1
@@ -150,14 +152,22 @@ class BlockPool:
         known = len(self._ref_counts)
         counts = [0] * known
         for block in held:
-            assert block < known, f"block {block} is held and was never handed out"
+            assert block < known, f"block {block} is in use, but was never allocated"
             counts[block] += 1
-        assert counts == self._ref_counts, "reference counts differ from what requests hold"
+        assert counts == self._ref_counts, (
+            "the reference counts differ from the blocks of the requests"
+        )
         free = {block for block in range(1, len(counts)) if not counts[block]}
-        assert len(free) == len(self._blank) + len(self._cached), "a block is free twice"
-        assert free == {*self._blank, *self._cached}, "the free blocks are not the unused ones"
-        assert {self._hashes[block] for block in self._blank} <= {None}, "a blank block is cached"
-        assert counts[0] == 0, "block 0 is in use"
+        assert len(free) == len(self._blank) + len(self._cached), (
+            "a block is in the free lists twice"
+        )
+        assert free == {*self._blank, *self._cached}, (
+            "the free lists differ from the blocks without references"
+        )
+        assert {self._hashes[block] for block in self._blank} <= {None}, (
+            "a free block without content is in the index"
+        )
+        assert counts[0] == 0, "the reserved block 0 is in use"
         for key, block in self._index.items():
-            assert self._hashes[block] == key, f"block {block} is indexed under a foreign hash"
+            assert self._hashes[block] == key, f"block {block} is in the index under a wrong hash"
         assert len(self._index) == sum(key is not None for key in self._hashes)

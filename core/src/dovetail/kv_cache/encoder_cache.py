@@ -25,7 +25,9 @@ class EncoderCacheManager:
         self.num_queries = 0
         self.num_hits = 0
         self.num_evictions = 0
-        self._sizes: dict[bytes, int] = {}  # embeddings of each output, by its content's hash
+        self._sizes: dict[
+            bytes, int
+        ] = {}  # number of embeddings of each output, by the hash of its content
         self._references: Counter[bytes] = Counter()
         self._held: dict[str, dict[int, bytes]] = {}
         self._unused: OrderedDict[bytes, None] = OrderedDict()
@@ -70,7 +72,8 @@ class EncoderCacheManager:
         content = item.content_hash
         if not self.can_allocate((item,)):
             raise LookupError(
-                f"{item.num_tokens} embeddings are needed, {self.capacity - self._num_used} free"
+                f"{item.num_tokens} embeddings are needed, but only "
+                f"{self.capacity - self._num_used} are free"
             )
         self.num_queries += 1
         self._held.setdefault(request.request_id, held)[index] = content
@@ -133,11 +136,19 @@ class EncoderCacheManager:
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless only `requests` have references and the sums are correct."""
         names = {request.request_id for request in requests}
-        assert names >= set(self._held), "a request that has ended still uses an output"
+        assert names >= set(self._held), (
+            "a request that has ended still has a reference to an output"
+        )
         counted = Counter(content for held in self._held.values() for content in held.values())
-        assert counted == self._references, "reference counts differ from what requests hold"
-        assert not counted.keys() & self._unused.keys(), "an output in use counts as unused"
-        assert counted.keys() | self._unused.keys() == self._sizes.keys(), "an output is lost"
+        assert counted == self._references, (
+            "the reference counts differ from the references of the requests"
+        )
+        assert not counted.keys() & self._unused.keys(), (
+            "an output with references is listed as unused"
+        )
+        assert counted.keys() | self._unused.keys() == self._sizes.keys(), (
+            "an output is neither in use nor listed as unused"
+        )
         assert self._num_used == sum(self._sizes[content] for content in counted)
         assert self._num_kept == sum(self._sizes[content] for content in self._unused)
         assert self.num_cached <= self.capacity, "the cached outputs exceed the capacity"

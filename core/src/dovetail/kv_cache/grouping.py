@@ -111,7 +111,8 @@ def group_layers(
     if len({spec.block_size for spec in specs.values()}) > 1:
         shapes = "; ".join(f"{name}: {spec.block_size}" for name, spec in specs.items())
         raise ModelError(
-            f"the specs of all layers must have the same block_size, but they have: {shapes}"
+            "the specs of all layers must have the same block_size, but their block sizes are "
+            f"{shapes}"
         )
     step = max_step_tokens or next(iter(specs.values())).block_size
     most_needed = _MAX_WASTE * needed_bytes(specs, max_model_len, step)
@@ -152,7 +153,9 @@ def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tok
     for spec in specs.values():
         kind = kind_of(spec)
         if isinstance(spec, StateSpec):
-            num_states = 2 if kind.positional and num_tokens > 1 else 1  # read one, write one
+            num_states = (
+                2 if kind.positional and num_tokens > 1 else 1
+            )  # one state to read, one to write
             total += num_states * spec.num_bytes
             continue
         kept = min(num_tokens, kind.span - 1 + max_step_tokens) if kind.sheds else num_tokens

@@ -19,7 +19,9 @@ def check_tables(
         assert request.capacity == request.num_committed_blocks == 0
         return
     held = capacity(request.blocks, kinds, request.capacity)
-    assert request.capacity == held, f"a capacity of {request.capacity} instead of {held} tokens"
+    assert request.capacity == held, (
+        f"the request has a capacity of {request.capacity} instead of {held} tokens"
+    )
     num_committed = request.num_committed_blocks
     assert num_committed <= len(request.block_hashes), "a block was committed without a hash"
     num_sure = min(request.num_computed_tokens, request.num_tokens)
@@ -28,6 +30,8 @@ def check_tables(
     for table, dropped, kind in tables:
         assert len(table) >= kind.num_positions(request.capacity)
         assert kind.positional or len(table) == 1
-        assert not any(table[:dropped]), "a freed block is still in the table"
-        assert all(table[dropped:]), "a block in use has no id"
-        assert dropped <= kind.first_needed(num_sure), "a block was freed while it was needed"
+        assert not any(table[:dropped]), "the block table still contains a freed block"
+        assert all(table[dropped:]), "the block table has no id for a block in use"
+        assert dropped <= kind.first_needed(num_sure), (
+            "a block was freed although the request needs it"
+        )

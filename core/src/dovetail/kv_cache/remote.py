@@ -147,7 +147,8 @@ class RemoteCache:
         if self.num_given_up == 1:
             logger.warning(
                 "A transfer of %d KV blocks has not ended after kv_transfer_timeout_s=%g and is "
-                "given up; requests that wait for it compute instead. Later ones are counted.",
+                "abandoned; waiting requests compute the tokens instead. Later timeouts are only "
+                "counted.",
                 len(self._blocks[transfer_id]),
                 self._timeout_ns / 1e9,
             )

@@ -56,7 +56,9 @@ class RetiringBlocks:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks wait for a step that has been executed."""
-        assert all(step > self._executed for step in self._by_step), "blocks retire for ever"
+        assert all(step > self._executed for step in self._by_step), (
+            "blocks are not freed although their last step has been executed"
+        )
 
     def _free(self, blocks: list[int]) -> None:
         self._num_left -= len(blocks)

@@ -49,7 +49,8 @@ def size_cache(
         )
     if num_blocks < 2:
         raise CapacityError(
-            f"the KV cache has {_size(available_bytes)}, but two blocks of {block_size} tokens "
+            f"the memory for the KV cache is {_size(available_bytes)}, but two blocks of "
+            f"{block_size} tokens "
             f"take {_size(2 * bytes_per_block)}; raise gpu_memory_utilization or "
             "kv_cache_memory_bytes, or choose a smaller model."
         )
@@ -72,7 +73,8 @@ def fit_model_len(
         total = needed * config.bytes_per_block
         raise CapacityError(
             f"max_model_len={max_model_len} needs {needed} KV blocks ({_size(total)}), but "
-            f"there are {config.num_blocks}; lower max_model_len to {tokens} or give more memory "
+            f"only {config.num_blocks} exist; lower max_model_len to {tokens}, or raise the "
+            "cache memory "
             "(gpu_memory_utilization, kv_cache_memory_bytes, num_gpu_blocks_override)."
         )
     return tokens, f"the KV cache holds {tokens} tokens"

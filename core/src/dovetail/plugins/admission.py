@@ -173,7 +173,7 @@ def check_probe(whose: str, answer: object) -> Probe:
     """Return the answer of a probe; raise ContractError if it is not a Probe."""
     if not isinstance(answer, Probe):
         raise ContractError(
-            f"The probe of the {whose} returned {shorten(answer)}; it has to return a Probe."
+            f"The probe of the {whose} returned {shorten(answer)}; a probe must return a Probe."
         )
     is_list = isinstance(answer.reasons, (list, tuple))
     if (
@@ -182,7 +182,7 @@ def check_probe(whose: str, answer: object) -> Probe:
         or not all(isinstance(one, str) for one in answer.reasons)
     ):
         raise ContractError(
-            f"The probe of the {whose} returned {shorten(answer)}; `usable` has to be a bool and "
+            f"The probe of the {whose} returned {shorten(answer)}; `usable` must be a bool and "
             "`reasons` a tuple of sentences."
         )
     return answer
@@ -192,5 +192,5 @@ def probe_failure(whose: str, error: BaseException) -> PluginLoadError:
     """Return the error for a probe that raised an exception."""
     return PluginLoadError(
         f"The probe of the {whose} failed, so it is unknown whether it can be used here: "
-        f"{describe_failure(error)}.\nFix the reported cause, or name the plugin to use instead."
+        f"{describe_failure(error)}.\nFix the reported cause, or request another plugin by name."
     )

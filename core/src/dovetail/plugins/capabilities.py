@@ -60,9 +60,9 @@ def check_claims(kind: str, cls: type[Any], provides: frozenset[str]) -> None:
     ]
     if problems:
         raise ContractError(
-            f"{cls.__module__}:{cls.__qualname__} claims capabilities that it does not have."
+            f"{cls.__module__}:{cls.__qualname__} claims capabilities without their methods."
             f"{''.join(problems)}\n"
-            "Implement it, or remove the id from `provides`."
+            "Implement the methods, or remove the ids from `provides`."
         )
 
 

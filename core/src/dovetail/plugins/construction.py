@@ -31,7 +31,8 @@ def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         raise PluginLoadError(
-            f"The {whose} failed when it was called for its {what}: {describe_failure(error)}."
+            f"The {whose} failed when the engine called it for its {what}: "
+            f"{describe_failure(error)}."
         ) from error
 
 
@@ -56,13 +57,15 @@ def construct(
     except BaseException as error:
         name = f"{cls.__module__}:{getattr(cls, '__qualname__', cls)}"
         raise PluginLoadError(
-            f"The {kind} {name} was loaded, but making it failed: {describe_failure(error)}.\n"
+            f"The {kind} {name} was loaded, but its constructor failed: "
+            f"{describe_failure(error)}.\n"
             f"Fix the cause, or choose another plugin."
         ) from error
     if isinstance(cls, type) and not issubclass(type(made), cls):
         raise ContractError(
-            f"The {kind} {cls.__module__}:{cls.__qualname__} was loaded, but making it gave an "
-            f"object of {type(made).__name__!r}. Its __new__ has to return an instance of it."
+            f"The {kind} {cls.__module__}:{cls.__qualname__} was loaded, but its constructor "
+            "returned an "
+            f"object of {type(made).__name__!r}. __new__ must return an instance of the class."
         )
     return made
 

@@ -39,9 +39,9 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
             yield notes
     except BaseException as error:
         _forget(package, before)
-        error.add_note(f"It was importing {package}.")
+        error.add_note(f"The error occurred while importing {package}.")
         if text := printed.getvalue():
-            error.add_note(f"While it was imported it printed {_shown(text)}.")
+            error.add_note(f"The import of {package} printed {_shown(text)}.")
         raise
     took_ns = clock.now_ns() - start_ns
     if text := printed.getvalue():

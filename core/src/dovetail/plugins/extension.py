@@ -41,7 +41,8 @@ def extend_worker(worker_cls: type[Any], extension: type[Any]) -> type[Any]:
         raise ContractError(
             f"{_shown(extension)} cannot extend the worker {_shown(worker_cls)}:"
             + "".join(f"\n  - {problem}" for problem in problems)
-            + "\nRename these in the extension; its names must be new."
+            + "\nRename these members of the extension; the worker must not have members of the "
+            "same names."
         )
     body = {"__module__": worker_cls.__module__, "__doc__": worker_cls.__doc__}
     name = f"{worker_cls.__name__}With{extension.__name__}"
@@ -60,7 +61,7 @@ def _problems(worker_cls: type[Any], extension: type[Any]) -> Iterator[str]:
         if _is_special(name):
             yield f"{name} is a special method, which the worker's method would hide"
         elif owner is not None:
-            yield f"{name} is a name of {_shown(owner)}"
+            yield f"{name} is also a member of {_shown(owner)}"
     for name in sorted(getattr(extension, "__abstractmethods__", ())):
         yield f"{name} is abstract"
 

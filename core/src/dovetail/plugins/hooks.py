@@ -69,7 +69,7 @@ class HookPlugins:
             except pluggy.PluginValidationError as error:
                 said = str(error).replace("\n", " ")
                 raise ContractError(
-                    f"The hooks plugin {name!r} has an unfit hook: {said}"
+                    f"The hooks plugin {name!r} has an incompatible hook: {said}"
                 ) from None
 
     def subscribers(self, hook: str) -> tuple[Subscriber, ...]:
@@ -86,7 +86,7 @@ class HookPlugins:
                 raise
             except BaseException as error:
                 raise PluginError(
-                    f"{failure(subscriber, error)}. Leave it out of hooks."
+                    f"{failure(subscriber, error)}. Remove the plugin from the option hooks."
                 ) from error
 
     def notify_all(self, hook: str, **values: object) -> None:
@@ -106,7 +106,7 @@ def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> Hoo
     for reference in references:
         name = plugin_name(plugins, "hooks", reference)
         if name in made:
-            raise ConfigError(f"hooks names {name!r} twice; name it once.")
+            raise ConfigError(f"The option hooks contains {name!r} twice; list it once.")
         made[name] = make_instance(
             plugins, "hooks", reference, lambda own: HooksContext(options=own)
         )
@@ -129,16 +129,17 @@ def _check_names(plugin_name: str, plugin: object) -> None:
             )
         if name in HOOK_NAMES and inspect.iscoroutinefunction(getattr(plugin, name)):
             raise ContractError(
-                f"The hooks plugin {plugin_name!r} defines {name!r} as async; hooks are called, "
-                "not awaited: write a plain method."
+                f"The hooks plugin {plugin_name!r} defines {name!r} as async; hooks cannot be "
+                "coroutines: define a plain method."
             )
 
 
 def _subscriber(hook: str, implementation: pluggy.HookImpl) -> Subscriber:
     if implementation.wrapper or implementation.hookwrapper:
         raise ContractError(
-            f"The hooks plugin {implementation.plugin_name!r} wraps {hook}; wrappers are not "
-            "supported: write a plain method."
+            f"The hooks plugin {implementation.plugin_name!r} wraps {hook}; pluggy wrappers are "
+            "not "
+            "supported: define a plain method."
         )
     function, wanted = implementation.function, implementation.argnames
     specified = list(inspect.signature(getattr(HookSpecs, hook)).parameters)[1:]

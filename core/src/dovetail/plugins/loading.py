@@ -86,7 +86,7 @@ def load_file(path: Path, origin: Origin) -> ModuleType:
     fails.
     """
     if not path.is_file():
-        raise PluginNotFoundError(f"Cannot load {origin}: there is no file {str(path)!r}.")
+        raise PluginNotFoundError(f"Cannot load {origin}: the file {str(path)!r} does not exist.")
     name = f"{LOCAL_PREFIX}{path.stem}_{blake2b(bytes(path), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -137,14 +137,15 @@ def _missing_module(
 ) -> PluginNotFoundError | PluginLoadError:
     if origin.distribution:
         return PluginLoadError(
-            f"Cannot load {origin}: it declares module {name!r}, but there is no module "
+            f"Cannot load {origin}: its entry point names module {name!r}, but there is no module "
             f"{missing!r}. The installation is incomplete: install the distribution again."
         )
     reason = f"there is no module {missing!r}"
     if "is not a package" in cause:
         reason += f" ({missing.rpartition('.')[0]!r} is a module, not a package)"
     return PluginNotFoundError(
-        f"Cannot load {origin}: {reason}.\nInstall its package, or add its directory to PYTHONPATH."
+        f"Cannot load {origin}: {reason}.\nInstall the package of the module, or add its "
+        "directory to PYTHONPATH."
     )
 
 
@@ -169,7 +170,7 @@ def _missing_attribute(
     more = ", …" if len(classes) > _MAX_NAMES else ""
     message = (
         f"Cannot load {origin}: {where} has no attribute {part!r}.{nearest(part, names)}\n"
-        f"Classes in it: {listed}{more}."
+        f"Classes in the module: {listed}{more}."
     )
     if origin.distribution:
         return PluginLoadError(f"{message} The distribution declares a class that does not exist.")

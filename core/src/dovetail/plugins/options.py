@@ -44,7 +44,7 @@ class PluginOptions:
             if key not in names:
                 raise ConfigError(
                     f"plugin_options: there is no plugin {shorten(key)}.{nearest(key, names)} "
-                    "Write a plugin's name, 'kind:name', or the class as it was named."
+                    "Use a plugin's name, 'kind:name', or the class path as it was requested."
                 )
             if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
                 raise ConfigError(
@@ -76,7 +76,7 @@ class PluginOptions:
             return _NONE
         if given and (description.in_manifest or not get_kind(description.kind).takes_context):
             raise ConfigError(
-                f"plugin_options: the {description} takes no options, and {shorten(dict(given))} "
+                f"plugin_options: the {description} takes no options, but {shorten(dict(given))} "
                 f"were given. Remove {key!r} from plugin_options."
             )
         return given
@@ -86,7 +86,8 @@ class PluginOptions:
         keys = [key for key in description.keys if key in self._given]
         if len(keys) > 1:
             raise ConfigError(
-                f"plugin_options: {' and '.join(map(repr, keys))} are the same plugin; give one."
+                f"plugin_options: {' and '.join(map(repr, keys))} name the same plugin; use only "
+                "one key."
             )
         return keys[0] if keys else ""
 
@@ -109,7 +110,8 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise ContractError(
-            f"The {description} names {model!r} as its options; that is not a pydantic model. "
+            f"The {description} names {model!r} as its options model, but this is not a pydantic "
+            "model. "
             "Name a subclass of pydantic.BaseModel with extra='forbid'."
         )
     fields = model.model_fields

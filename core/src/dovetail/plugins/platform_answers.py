@@ -23,17 +23,17 @@ def check_info(platform_cls: type[Platform]) -> PlatformInfo:
     whose = f"{platform_cls.__module__}:{platform_cls.__qualname__}"
     if not isinstance(info, PlatformInfo):
         raise ContractError(
-            f"The platform {whose} has info = {shorten(info)}; it needs a PlatformInfo."
+            f"The platform {whose} has info = {shorten(info)}; it must be a PlatformInfo."
         )
     for field in ("name", "device_type"):
         value: object = getattr(info, field)
         if not isinstance(value, str) or not value or not value.isprintable():
             raise ContractError(
-                f"The platform {whose} has info.{field} = {shorten(value)}; it needs a string."
+                f"The platform {whose} has info.{field} = {shorten(value)}; it must be a string."
             )
     if type(platform_cls.rank) is not int:
         raise ContractError(
-            f"The platform {whose} has rank = {shorten(platform_cls.rank)}; it needs an int."
+            f"The platform {whose} has rank = {shorten(platform_cls.rank)}; it must be an int."
         )
     if type(platform_cls.automatic) is not bool:
         raise ContractError(
@@ -88,6 +88,6 @@ def _ask(platform: Platform, what: str, question: Callable[[], object]) -> objec
 
 def _wrong(platform: Platform, what: str, answer: object, due: str) -> ContractError:
     return ContractError(
-        f"The platform {platform.info.name!r} returned {shorten(answer)} for {what}; it has to "
+        f"The platform {platform.info.name!r} returned {shorten(answer)} for {what}; it must "
         f"return {due}."
     )

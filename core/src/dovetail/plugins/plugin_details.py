@@ -82,7 +82,9 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
         if text in (one.name, one.reference)
     ]
     if named:
-        raise PluginError(f"{text!r} does not say which kind. Write {' or '.join(named)}.")
+        raise PluginError(
+            f"{text!r} does not contain the kind of plugin. Write {' or '.join(named)}."
+        )
     hint = nearest(kind, KINDS) if colon else ""
     raise PluginError(
         f"{text!r} does not name a plugin; write KIND:NAME, such as policy:fcfs.{hint}"

@@ -179,7 +179,9 @@ class PluginRegistry:
         missing = self.describe(kind, reference).entry.needs - (self._provided or frozenset())
         if self._provided is None or not missing:
             return ""
-        return f"it needs {', '.join(sorted(missing))}, which this platform does not provide"
+        return (
+            f"the plugin needs {', '.join(sorted(missing))}, which this platform does not provide"
+        )
 
     def probe(self, kind: str, reference: str | type) -> Probe:
         """Run the probe in a plugin's manifest. A plugin without a probe is usable.
@@ -213,7 +215,7 @@ class PluginRegistry:
     def put_aside(self, whose: str, error: PluginError) -> None:
         """Record the failure of an automatic candidate and warn once. whose: "kind name@dist"."""
         if whose not in self._failures:
-            self._failures[whose] = f"The {whose} was set aside: {error}"
+            self._failures[whose] = f"The {whose} is skipped in automatic selection: {error}"
             logger.warning("%s", self._failures[whose])
 
     def automatic(self, kind: str, preferred: Sequence[str] = ()) -> list[Candidate]:

@@ -39,7 +39,9 @@ class Boot:
     def __post_init__(self) -> None:
         for field in fields(self)[:-1]:
             if type(value := getattr(self, field.name)) is not _TYPES[str(field.type)]:
-                raise MessageError(f"The boot record has {field.name}={value!r:.80}.")
+                raise MessageError(
+                    f"The boot record has an invalid value: {field.name}={value!r:.80}."
+                )
 
     def encode(self) -> bytes:
         """Return the record as bytes."""

@@ -96,7 +96,7 @@ class ChildGroup:
         for child in children:
             left_s = max(0.0, (deadline_ns - self._clock.now_ns()) / 1e9)
             if not child.has_ended(left_s) and left_s:
-                logger.warning("%s has not ended within %g s and is killed.", child, timeout_s)
+                logger.warning("%s has not exited within %g s and is killed.", child, timeout_s)
         for child in children:
             child.kill()
         if self._watch.is_alive() and self._watch is not threading.current_thread():
@@ -121,10 +121,11 @@ class ChildGroup:
         return self.failure is not None or self._slowest_phase() > phase
 
     def _fail_start(self, timeout_s: float) -> None:
-        late = [f"{child} is in {child.phase}" for child in self.children if child.phase]
+        late = [f"{child} is in the phase {child.phase}" for child in self.children if child.phase]
         self.fail(
             EngineDeadError(
-                f"After {timeout_s:g} s, {'; '.join(late)}. Check its output, or raise "
+                f"The start has not ended within {timeout_s:g} s: {'; '.join(late)}. Check the "
+                "output, or raise "
                 "start_timeout_s."
             )
         )
@@ -152,7 +153,7 @@ class ChildGroup:
             with self._changed:
                 report = child.receive()
                 if child.phase and child.phase not in self._phases:
-                    raise EngineDeadError(f"It reports the unknown phase {child.phase!r:.80}.")
+                    raise EngineDeadError(f"The phase {child.phase!r:.80} is not known.")
                 self._changed.notify_all()
             if report is not None and report.kind == "failed":
                 self._blame(child, report)
@@ -184,7 +185,7 @@ class ChildGroup:
         """Read the last reports of an ended child, record the cause, and kill the others."""
         while self._read(child):
             pass
-        error = f"{child} ended{_during(child)} {child.describe_end()}; its work is lost."
+        error = f"{child} ended{_during(child)} {child.describe_end()}; its results are lost."
         self.fail(EngineDeadError(error))
 
 

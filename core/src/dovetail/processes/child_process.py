@@ -204,7 +204,7 @@ class ChildProcess:
         if status is None:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if found is None:
-                return "in an unknown way"
+                return "with an unknown exit status"
             status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 

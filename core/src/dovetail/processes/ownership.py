@@ -45,7 +45,8 @@ def forked_error(what: str, owner_pid: int) -> EngineDeadError:
     """Return the error for the use of `what` in a forked child of its owner."""
     return EngineDeadError(
         f"{what} belongs to process {owner_pid} and cannot be used in its forked child "
-        f"{os.getpid()}. Make another engine here, or start the child with the method 'spawn'."
+        f"{os.getpid()}. Create another engine in this process, or start it with the method "
+        "'spawn'."
     )
 
 

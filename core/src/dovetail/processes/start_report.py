@@ -73,10 +73,14 @@ def _parse(packet: bytes, descriptors: list[int]) -> StartReport:
     except (ValueError, RecursionError) as error:
         raise MessageError(f"{len(packet)} bytes are not a report: {error}") from None
     if not isinstance(parts, list) or [type(part) for part in parts] != [str] * 4:
-        raise MessageError(f"{len(packet)} bytes are not a report of four strings.")
+        raise MessageError(
+            f"{len(packet)} bytes are not a report, which is a list of four strings."
+        )
     kind, name, text, detail = parts
     if kind not in _KINDS or len(descriptors) > (kind == "ready"):
-        raise MessageError(f"A report has kind {kind!r:.80} and {len(descriptors)} descriptors.")
+        raise MessageError(
+            f"The report of kind {kind!r:.80} with {len(descriptors)} descriptors is invalid."
+        )
     return StartReport(kind, name, text, detail, _content(descriptors))
 
 

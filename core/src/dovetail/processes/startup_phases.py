@@ -136,8 +136,10 @@ class StartUp:
             return
         try:
             self._undo.close()
-        except Exception as undo_error:  # must not hide the first error
-            logger.warning("Undoing a failed start: %s", describe_failure(undo_error))
+        except Exception as undo_error:  # must not replace the first error
+            logger.warning(
+                "Cleaning up after a failed start raised an error: %s", describe_failure(undo_error)
+            )
         # Code that creates a plugin reports every error raised there as the plugin's failure.
         overdue = error if isinstance(error, _Overdue) else error.__cause__
         if isinstance(overdue, _Overdue):
@@ -145,7 +147,7 @@ class StartUp:
             notes = "".join(f" {note}" for note in dict.fromkeys(found))
             raise self._start_error(
                 f"A phase of the start has not ended within {self._deadline_s:g} s: "
-                f"{overdue}.{notes} Find out what it waits for, or raise start_timeout_s.",
+                f"{overdue}.{notes} Find the cause of the delay, or raise start_timeout_s.",
                 phase,
             ) from None
         if isinstance(error, DovetailError):

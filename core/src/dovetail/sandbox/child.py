@@ -57,8 +57,8 @@ class ChildTask:
     ends_when_large: bool = True
 
 
-class ChildFailure(Exception):  # noqa: N818  # a phrase that callers put in an error of theirs
-    """The child gave no answer and is gone; the message is a phrase that says why."""
+class ChildFailure(Exception):  # noqa: N818  # a phrase for the errors of callers
+    """The child has exited without an answer; the message is a phrase with the reason."""
 
 
 class HandlerError(Exception):
@@ -85,7 +85,7 @@ class BoundedChild:
         except (OSError, DovetailError) as error:
             self._connection.close()
             raise StartError(
-                f"A process with limits for {task.handler} could not start: {error}"
+                f"The child process for {task.handler} could not start: {error}"
             ) from None
         self._end = finalize_in_owner(self, _end, self._child, self._connection)
         on_fork_in_child(self._disown)
@@ -136,7 +136,7 @@ class BoundedChild:
 
         answer = self._guard(receive)
         if not isinstance(answer, dict) or not ({"value", "error"} & answer.keys()):
-            raise ChildFailure("its process sent something that is not an answer")
+            raise ChildFailure("the child process sent an invalid answer")
         return answer
 
     def _guard(self, action: Callable[[], Any]) -> Any:
@@ -144,20 +144,22 @@ class BoundedChild:
         try:
             return action()
         except TimeoutError:
-            raise ChildFailure(f"it took longer than {self._allowed_s:g} s") from None
+            raise ChildFailure(
+                f"the child process took longer than {self._allowed_s:g} s"
+            ) from None
         except ValueError:
-            raise ChildFailure("its process sent something that is not an answer") from None
+            raise ChildFailure("the child process sent an invalid answer") from None
         except (FrameError, OSError) as error:
             if "bytes" in str(error):
-                raise ChildFailure(f"its process sent {error}") from None
+                raise ChildFailure(f"the child process sent {error}") from None
             raise ChildFailure(self._how_it_ended()) from None
 
     def _how_it_ended(self) -> str:
         self._child.kill()
         how = self._child.describe_end()
         if how == "by SIGXCPU":
-            return "it used too much CPU time"
-        return f"its process ended {how}, perhaps because it needs more memory"
+            return "the child process used too much CPU time"
+        return f"the child process ended {how}, perhaps because it needs more memory"
 
     def _deadline(self, seconds: float) -> Callable[[], None]:
         """Return a function that sets the socket's timeout to the time left until the deadline."""

@@ -72,7 +72,7 @@ def _answer(handler: Handler, request: Any, blob: bytes) -> dict[str, Any]:
         parameter = getattr(error, "parameter", "")
         return {"error": [type(error).__name__, str(error), parameter]}
     except MemoryError:
-        return {"error": ["MemoryError", "it needs too much memory", ""]}
+        return {"error": ["MemoryError", "the child process needs too much memory", ""]}
     except BaseException as error:  # pyo3's PanicException is not an Exception
         return {"error": [type(error).__name__, " ".join(str(error).split())[:300], ""]}
 

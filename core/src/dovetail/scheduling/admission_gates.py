@@ -100,5 +100,6 @@ class AdmissionGates:
     def _timeout_message(self, whose: str) -> str:
         return (
             f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: {whose} "
-            "was not ready for it. Send a request that needs less, or raise admission_timeout_s."
+            "was not ready for the request. Send a request with a smaller grammar or adapter, or "
+            "raise admission_timeout_s."
         )

@@ -189,17 +189,19 @@ class DecodeBatch:
         assert [one.admission for one in members] == self._order == sorted(set(self._order))
         assert self.running == sorted([*members, *self.outside], key=ADMISSION)
         assert all(one in self for one in members) and not any(one in self for one in self.outside)
-        assert list(self._rows) == [one.row for one in members], "a member has another row"
+        assert list(self._rows) == [one.row for one in members], (
+            "a member has a different row than its request"
+        )
         assert list(self._starts) == [one.num_computed_tokens for one in members]
         assert [one.request_id for one in members] == self._ids
         assert all(one.token_ids is ids for one, ids in zip(members, self._tokens, strict=True))
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
             assert one in self._by_phase[self._phase(one.num_computed_tokens)], (
-                "a member is not registered for its next block"
+                "a member is not in the list of its next full block"
             )
             assert one in self._by_last_step[one.event_step], (
-                "a member is not registered for its last step"
+                "a member is not in the list of its last step"
             )
             assert one.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)

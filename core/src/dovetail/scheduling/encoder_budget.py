@@ -36,7 +36,8 @@ class EncoderBudget:
         needed = max(sizes) if self._chunks else sum(sizes)
         if needed > most:
             raise RequestError(
-                f"the request's content takes {needed} encoder tokens at once, and {most} fit; "
+                f"the request's content needs {needed} encoder tokens at once, but only {most} "
+                "fit; "
                 "send less, or raise max_num_encoder_tokens and encoder_cache_tokens.",
                 parameter="prompt",
             )

@@ -49,7 +49,7 @@ class PolicyDriver:
         try:
             send = policy.plan(host.view).send
         except Exception as error:
-            host.fail("it planned a step", error)
+            host.fail("planning a step", error)
             return
         for _ in range(most):
             try:
@@ -57,18 +57,18 @@ class PolicyDriver:
             except StopIteration:
                 return
             except Exception as error:
-                host.fail("it planned a step", error)
+                host.fail("planning a step", error)
                 return
             answer = self._answer(action)
             if host.policy is not policy:
                 return
         endless = PolicyError(f"the policy {host.name} yielded {most} actions in one step")
-        host.fail("it planned a step", endless)
+        host.fail("planning a step", endless)
 
     def _answer(self, action: object) -> Grant:
         if type(action) is not tuple or len(action) != 5:
             return self._refuse(
-                action, "it is not an action; use Run, PreemptAndAdmit, Evict or Hold"
+                action, "the value is not an action; use Run, PreemptAndAdmit, Evict or Hold"
             )
         kind, request, max_tokens, reserve, whole = action
         if kind is _CONTINUE:
@@ -79,11 +79,11 @@ class PolicyDriver:
             return self._refuse(action, "this scheduler has no such request")
         draft = self._state.draft
         if request in draft.held:
-            return self._refuse(action, "it is held in this step")
+            return self._refuse(action, "the request is held in this step")
         if kind is _EVICT:
             return self._evict(request, action)
         if draft.has_grant(request):
-            return self._refuse(action, "it already has a grant in this step")
+            return self._refuse(action, "the request already has a grant in this step")
         if kind is _RUN:
             return self._run(request, max_tokens, reserve, whole)
         if kind is _HOLD:
@@ -104,7 +104,7 @@ class PolicyDriver:
     def _preempt_and_admit(self, request: Request, max_tokens: object) -> Grant:
         action = (_PREEMPT_AND_ADMIT, request, max_tokens)
         if request.row >= 0:
-            return self._refuse(action, "it is already running")
+            return self._refuse(action, "the request is already running")
         if not _is_count(max_tokens):
             return self._refuse(action, "max_tokens must be an integer of at least 0")
         if self._is_held(request):
@@ -118,13 +118,13 @@ class PolicyDriver:
 
     def _evict(self, request: Request, action: object) -> Grant:
         if request.row < 0:
-            return self._refuse(action, "it is not running")
+            return self._refuse(action, "the request is not running")
         self._mechanism.evict(request)
         return DONE
 
     def _hold(self, request: Request, action: object) -> Grant:
         if request.row < 0:
-            return self._refuse(action, "it is not running")
+            return self._refuse(action, "the request is not running")
         self._mechanism.hold(request)
         return DONE
 

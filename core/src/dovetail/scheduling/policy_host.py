@@ -62,7 +62,7 @@ class PolicyHost:
         try:
             self.policy.on_evict(request, num_tokens_lost, self.view)
         except Exception as error:
-            self.fail("a request lost its row", error)
+            self.fail("handling a preemption", error)
 
     def begin_step(self) -> None:
         """Update the queue for a new step."""
@@ -91,11 +91,11 @@ class PolicyHost:
                     return request
             names = [request.request_id for request in candidates]
             raise PolicyError(
-                f"the policy {self.name} had to choose a victim of {names} and returned "
+                f"the policy {self.name} had to choose a victim among {names} and returned "
                 f"{chosen!r}; victim must return one of its candidates"
             )
         except Exception as error:
-            self.fail("it chose a victim", error)
+            self.fail("choosing a victim", error)
             return candidates[-1]
 
     def worse_than(self, request: Request, running: Iterable[Request]) -> list[Request]:
@@ -115,7 +115,7 @@ class PolicyHost:
             for request, num_tokens in grants:
                 hear(request, num_tokens, view)
         except Exception as error:
-            self.fail("it was notified of a grant", error)
+            self.fail("handling a grant", error)
 
     def notify_output(self, news: Iterable[tuple[Request, int]]) -> None:
         """Notify the policy of the new tokens of each request."""
@@ -124,14 +124,14 @@ class PolicyHost:
             for request, num_tokens in news:
                 hear(request, num_tokens, view)
         except Exception as error:
-            self.fail("it was notified of output", error)
+            self.fail("handling output", error)
 
     def notify_finished(self, request: Request) -> None:
         """Notify the policy that a request has ended."""
         try:
             self.policy.on_finish(request, self.view)
         except Exception as error:
-            self.fail("it was notified of an end", error)
+            self.fail("handling the end of a request", error)
 
     def refuse(self, mistake: str) -> None:
         """Count an illegal action; strict: raise PolicyError with the policy and `mistake`."""
@@ -156,7 +156,7 @@ class PolicyHost:
             raise error
         self.num_failures += 1
         logger.error(
-            "The policy %s failed when %s (%s: %s); from now on requests are served in the order "
+            "The policy %s failed while %s (%s: %s); from now on requests are served in the order "
             "of their arrival.",
             self.name,
             when,

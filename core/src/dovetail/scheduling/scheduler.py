@@ -77,13 +77,13 @@ class Scheduler(SchedulerInterface):
         num_tokens, max_whole = len(request.prompt_token_ids), self._mechanism.max_piece
         if not 0 < num_tokens < limit:
             raise RequestError(
-                f"the prompt has {num_tokens} tokens; it needs 1 to {limit - 1}.",
+                f"the prompt has {num_tokens} tokens; the allowed range is 1 to {limit - 1}.",
                 parameter="prompt",
             )
         if not self.limits.enable_chunked_prefill and num_tokens > max_whole:
             raise RequestError(
-                f"the prompt has {num_tokens} tokens, and a step without chunked prefill takes "
-                f"{max_whole}; raise max_num_batched_tokens.",
+                f"the prompt has {num_tokens} tokens, but without chunked prefill a step takes "
+                f"at most {max_whole}; raise max_num_batched_tokens.",
                 parameter="prompt",
             )
         if request.encoder_inputs:
@@ -236,14 +236,22 @@ class Scheduler(SchedulerInterface):
         state.decode_batch.check_integrity()
         taken = [request.row for request in running]
         assert len(set(taken)) == len(taken), "two requests share a row"
-        assert all(row >= 0 for row in taken), "a request runs without a row"
+        assert all(row >= 0 for row in taken), "a running request has no row"
         idle = [one for one in state.requests.values() if one.row < 0]
-        assert all(one.blocks for one in loads), "a request that is loaded has no blocks"
-        assert sum(bool(one.blocks) for one in idle) == len(loads), "an idle request has blocks"
+        assert all(one.blocks for one in loads), "a request with a load has no blocks"
+        assert sum(bool(one.blocks) for one in idle) == len(loads), (
+            "a waiting request without a load has blocks"
+        )
         num_waiting = len(waiting) + len(state.held_requests) + len(loads)
-        assert len(idle) == num_waiting, "a queue has lost a request, or has too many"
-        assert len(idle) + len(running) == len(state.requests), "a request is not registered"
-        assert rows.num_free + rows.num_retiring + len(taken) == rows.num_rows, "a row is lost"
+        assert len(idle) == num_waiting, (
+            "the queues do not contain exactly the requests without a row"
+        )
+        assert len(idle) + len(running) == len(state.requests), (
+            "a request is not in the table of requests"
+        )
+        assert rows.num_free + rows.num_retiring + len(taken) == rows.num_rows, (
+            "a row is neither free nor in use"
+        )
 
     def _end_failed(self) -> list[Finished]:
         """End the requests that failed at a gate; return the messages for the users."""

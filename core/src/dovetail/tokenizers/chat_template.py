@@ -71,7 +71,7 @@ def render_chat_template(
 
 def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return "it needs too much memory"
+        return "the template needs too much memory"
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 300 else text[:297] + "..."
@@ -138,7 +138,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
             return template
         try:
             if len(source) > MAX_TEMPLATE_CHARS:
-                _refuse(f"it is longer than {MAX_TEMPLATE_CHARS} characters")
+                _refuse(f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
             tree: nodes.Template = _Metering().visit(self.parse(source))
             template = self.from_string(tree)
         except (TemplateError, SyntaxError, RecursionError, ValueError) as error:
@@ -163,7 +163,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
     def measured(self, value: Any) -> Any:
         """Return `value`; raise TemplateError if it is a text or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
-            _refuse(f"the template makes a value longer than {MAX_TEXT_CHARS}")
+            _refuse(f"the template creates a value longer than {MAX_TEXT_CHARS}")
         return value
 
     def call(
@@ -182,7 +182,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         if name in MULTIPLIERS:
             _check_product((receiver, *values))
         elif name in ("format", "format_map") and WIDE_FIELD.search(str(receiver)):
-            _refuse("the template formats a text with too wide a field")
+            _refuse("the template formats a text with a field that is too wide")
         return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -190,7 +190,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             _check_product((left, right))
         elif operator == "**" and not _is_small_power(left, right):
-            _refuse("the template computes too large a power")
+            _refuse("the template computes a power that is too large")
         elif operator == "%" and isinstance(left, str):
             _refuse("the template formats a text with %; join texts with ~ instead")
         return self.measured(super().call_binop(context, operator, left, right))
@@ -210,7 +210,7 @@ def _check_product(factors: Iterable[Any]) -> None:
             product *= max(len(factor), 1)
     sized = any(isinstance(factor, (str, list, tuple)) for factor in factors)
     if product > (MAX_PRODUCT if sized else 1 << 256):
-        _refuse("the template multiplies to too large a value")
+        _refuse("the template computes a product that is too large")
 
 
 def _check_numbers(name: str, values: Iterable[Any]) -> None:
@@ -242,7 +242,7 @@ def _to_json(
 ) -> str:
     """Return `value` as JSON. Unlike jinja2's filter, it does not escape <, > and &."""
     if indent is not None and not 0 <= indent <= 16:
-        _refuse("tojson takes an indent from 0 to 16")
+        _refuse("the template calls tojson with an invalid indent; use 0 to 16")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

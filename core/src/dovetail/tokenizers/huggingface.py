@@ -42,7 +42,7 @@ LONG_TEXT_CHARS = 4096
 MAX_ADDED_TOKENS = 100_000
 MAX_SPECIAL_TOKENS = 1024
 _REMEDY = (
-    "`transformers` writes one: "
+    "Create a valid one with `transformers`: "
     "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
 )
 
@@ -93,14 +93,14 @@ class TokenizerFacts:
         if len(tokens) > MAX_SPECIAL_TOKENS:
             raise ModelError(
                 f"{path / 'tokenizer_config.json'} and special_tokens_map.json name {len(tokens)} "
-                f'special tokens ("..._token"); at most {MAX_SPECIAL_TOKENS} are read.'
+                f'special tokens ("..._token"); at most {MAX_SPECIAL_TOKENS} are allowed.'
             )
         added = config.get("added_tokens_decoder")
         added = added if isinstance(added, dict) else {}
         if len(added) > MAX_ADDED_TOKENS:
             raise ModelError(
                 f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {len(added)} entries; "
-                f"at most {MAX_ADDED_TOKENS} are read. Write them to the model's vocabulary."
+                f"at most {MAX_ADDED_TOKENS} are allowed. Move them to the model's vocabulary."
             )
         return cls(
             special_tokens=tokens,
@@ -167,7 +167,7 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             try_tokenizer(file, content, facts.added_tokens, special, limits)
         except ModelError as error:
-            raise ModelError(f"{error} Copy it again; {_REMEDY}") from None
+            raise ModelError(f"{error} Copy the file again. {_REMEDY}") from None
         return cls(tokenizers.Tokenizer.from_buffer(content), facts, given)
 
     @property
@@ -251,16 +251,16 @@ class HuggingFaceTokenizer(Tokenizer):
             return own.get(asked, asked)
         if asked is not None:
             raise RequestError(
-                f"chat_template must be a text, not {type(asked).__name__}.",
+                f"chat_template must be a string, not {type(asked).__name__}.",
                 parameter="chat_template",
             )
         if with_tools and "tool_use" in own:
             return own["tool_use"]
         if "default" in own:
             return own["default"]
-        named = f" It has templates named {shorten(sorted(own))}." if own else ""
+        named = f" The model has templates named {shorten(sorted(own))}." if own else ""
         raise RequestError(
-            f"the model has no default chat template.{named} Give chat_template, or send a prompt.",
+            f"the model has no default chat template.{named} Set chat_template, or send a prompt.",
             parameter="chat_template",
         )
 
@@ -305,8 +305,9 @@ def _id_number(path: Path, text: str) -> int:
         return int(text)
     except ValueError:
         raise ModelError(
-            f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {shorten(text)} where "
-            "a token id is due. Copy it again."
+            f"{path / 'tokenizer_config.json'}: added_tokens_decoder has the key "
+            f"{shorten(text)}, which "
+            "is not a token id. Copy the file again."
         ) from None
 
 
@@ -349,7 +350,7 @@ def _configured_templates(file: Path, configured: object) -> dict[str, str]:
     if len(entries) > MAX_ADDITIONAL_TEMPLATES:
         raise ModelError(
             f"{file}: chat_template has {len(entries)} templates; at most "
-            f"{MAX_ADDITIONAL_TEMPLATES} are read."
+            f"{MAX_ADDITIONAL_TEMPLATES} are allowed."
         )
     found: dict[str, str] = {}
     for entry in entries:
@@ -359,7 +360,7 @@ def _configured_templates(file: Path, configured: object) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(text, str):
             raise ModelError(
                 f"{file}: chat_template has {shorten(entry)}; it must be a string, or a list of "
-                'objects with the strings "name" and "template". Copy it again.'
+                'objects with the strings "name" and "template". Copy the file again.'
             )
         found[name] = text
     return found

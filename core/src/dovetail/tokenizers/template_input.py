@@ -26,7 +26,7 @@ def check_messages(messages: object) -> None:
             parameter="messages",
         )
     if not messages:
-        raise RequestError("messages is empty; give at least one.", parameter="messages")
+        raise RequestError("messages is empty; give at least one message.", parameter="messages")
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
@@ -54,36 +54,36 @@ class _Reader:
     def read(self, value: object, depth: int) -> Any:
         self._values_left -= 1
         if self._values_left < 0:
-            self._refuse(f"holds more than {MAX_VALUES} values")
+            self._refuse(f"contains more than {MAX_VALUES} values")
         if isinstance(value, str):
             return self._text(value)
         if value is None or isinstance(value, (bool, float)):
             return value
         if isinstance(value, int):
             if value.bit_length() > MAX_INTEGER_BITS:
-                self._refuse(f"holds an integer of more than {MAX_INTEGER_BITS} bits")
+                self._refuse(f"contains an integer of more than {MAX_INTEGER_BITS} bits")
             return value
         if depth >= MAX_DEPTH:
-            self._refuse(f"nests more than {MAX_DEPTH} levels deep")
+            self._refuse(f"is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, Mapping):
             return dict(self._items(value, depth))
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
             return [self.read(one, depth + 1) for one in value]
         return self._refuse(
-            f"holds a {type(value).__name__}; it may hold texts, numbers, booleans, None, lists "
+            f"contains a {type(value).__name__}; use only strings, numbers, booleans, None, lists "
             "and mappings"
         )
 
     def _items(self, mapping: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
         for key, value in mapping.items():
             if not isinstance(key, str):
-                self._refuse(f"holds a mapping with the key {key!r:.40}; keys must be texts")
+                self._refuse(f"contains a mapping with the key {key!r:.40}; keys must be strings")
             yield self._text(key), self.read(value, depth + 1)
 
     def _text(self, text: str) -> str:
         self._chars_left -= len(text)
         if self._chars_left < 0:
-            self._refuse(f"holds more than {MAX_CHARS} characters")
+            self._refuse(f"contains more than {MAX_CHARS} characters")
         return text
 
     def _refuse(self, reason: str) -> Any:

@@ -75,12 +75,12 @@ def _pool(limits: ChildLimits) -> ChildPool:
 def _check_template(template: object) -> None:
     if not isinstance(template, str):
         raise RequestError(
-            f"chat_template must be a text, not {type(template).__name__}.",
+            f"chat_template must be a string, not {type(template).__name__}.",
             parameter="chat_template",
         )
     if len(template) > MAX_TEMPLATE_CHARS:
         raise RequestError(
-            f"the chat template is not valid: it has {len(template)} characters, more than "
+            f"the chat template is not valid: it has {len(template)} characters; the limit is "
             f"{MAX_TEMPLATE_CHARS}.",
             parameter="chat_template",
         )

@@ -77,7 +77,7 @@ def check(request: Mapping[str, Any] | None, blob: bytes) -> None:
     except MemoryError:
         raise
     except BaseException as error:
-        what = "the tokenizers library panics: " if is_panic(error) else ""
+        what = "the tokenizers library failed with a Rust panic: " if is_panic(error) else ""
         raise ModelError(f"{what}{' '.join(str(error).split())[:300]}") from None
 
 
@@ -115,7 +115,7 @@ def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
 def _check_growth(components: list[Mapping[str, Any]]) -> None:
     if len(components) > MAX_COMPONENTS:
         raise ModelError(
-            f"it has {len(components)} components; at most {MAX_COMPONENTS} are allowed"
+            f"the tokenizer has {len(components)} components; at most {MAX_COMPONENTS} are allowed"
         )
     encoding, decoding, added = 1.0, 1.0, 0
     for one in components:
@@ -129,8 +129,8 @@ def _check_growth(components: list[Mapping[str, Any]]) -> None:
     worst = max(encoding, decoding)
     if worst > MAX_GROWTH or added > MAX_ADDED_CHARS:
         raise ModelError(
-            f"its components make a text {worst:.3g} times as long, with {added} characters "
-            f"before it; at most {MAX_GROWTH} times and {MAX_ADDED_CHARS} characters are allowed"
+            f"the components lengthen a text by a factor of {worst:.3g} and add {added} characters "
+            f"before it; the limits are {MAX_GROWTH} and {MAX_ADDED_CHARS} characters"
         )
 
 
@@ -159,7 +159,7 @@ def _check_templates(components: list[Mapping[str, Any]]) -> None:
         pieces += sum(len(token["ids"]) for token in one["special_tokens"].values())
     if copies > MAX_TEXT_COPIES or pieces > MAX_TEMPLATE_PIECES:
         raise ModelError(
-            f"its templates have {pieces} pieces and repeat a text {copies} times; at most "
+            f"the templates have {pieces} pieces and repeat a text {copies} times; at most "
             f"{MAX_TEMPLATE_PIECES} pieces and {MAX_TEXT_COPIES} copies are allowed"
         )
 
@@ -168,11 +168,13 @@ def _check_ids(core: tokenizers.Tokenizer) -> None:
     vocabulary = core.get_vocab(with_added_tokens=True)
     highest = max(vocabulary.values(), default=0)
     if highest > MAX_TOKEN_ID:
-        raise ModelError(f"it has the token id {highest}; ids may be up to {MAX_TOKEN_ID}")
+        raise ModelError(
+            f"the tokenizer has the token id {highest}; the largest allowed id is {MAX_TOKEN_ID}"
+        )
     longest = max(map(len, vocabulary), default=0)
     if longest > MAX_TOKEN_CHARS:
         raise ModelError(
-            f"it has a token of {longest} characters; tokens may have {MAX_TOKEN_CHARS}"
+            f"the tokenizer has a token of {longest} characters; the limit is {MAX_TOKEN_CHARS}"
         )
 
 
@@ -183,13 +185,11 @@ def _check_model(core: tokenizers.Tokenizer) -> None:
         affix = getattr(model, field, None) or ""
         if len(affix) > MAX_AFFIX_CHARS:
             raise ModelError(
-                f"its {field} has {len(affix)} characters; at most {MAX_AFFIX_CHARS} are allowed"
+                f"{field} has {len(affix)} characters; at most {MAX_AFFIX_CHARS} are allowed"
             )
     word = getattr(model, "max_input_chars_per_word", 0)
     if word > MAX_WORD_CHARS:
-        raise ModelError(
-            f"its max_input_chars_per_word is {word}; at most {MAX_WORD_CHARS} is allowed"
-        )
+        raise ModelError(f"max_input_chars_per_word is {word}; at most {MAX_WORD_CHARS} is allowed")
     if type(model).__name__ == "Unigram":
         _check_prefixes(core.get_vocab(with_added_tokens=False))
 
@@ -205,8 +205,9 @@ def _check_prefixes(vocabulary: Iterable[str]) -> None:
         num_bytes += len(piece)
         if num_bytes > MAX_PREFIX_BYTES:
             raise ModelError(
-                f"{len(chain)} of its pieces are prefixes of one another, with {num_bytes} bytes; "
-                f"at most {MAX_PREFIX_BYTES} are allowed"
+                f"the vocabulary has a chain of {len(chain)} pieces, each a prefix of the next, "
+                "with "
+                f"{num_bytes} bytes; at most {MAX_PREFIX_BYTES} bytes are allowed"
             )
 
 
@@ -215,7 +216,9 @@ def _probe_encoding(core: tokenizers.Tokenizer, components: list[Mapping[str, An
         num_tokens = len(_encode(core, text))
         most = MAX_GROWTH * MAX_TEXT_COPIES * len(text.encode()) + MAX_ADDED_CHARS
         if num_tokens > most:
-            raise ModelError(f"it makes {num_tokens} tokens of {len(text)} characters")
+            raise ModelError(
+                f"the tokenizer created {num_tokens} tokens from {len(text)} characters"
+            )
 
 
 def _encode(core: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -261,4 +264,4 @@ def _probe_decoding(core: tokenizers.Tokenizer) -> None:
         text = core.decode([vocabulary[name] for name in sample], skip_special_tokens=False)
         most = MAX_GROWTH * sum(len(name) + 1 for name in sample) + MAX_ADDED_CHARS
         if len(text) > most:
-            raise ModelError(f"it makes {len(text)} characters of {size} tokens")
+            raise ModelError(f"the tokenizer decoded {size} tokens to {len(text)} characters")

@@ -66,8 +66,8 @@ def try_tokenizer(
         raise ModelError(f"{file} cannot be used: {error}.") from None
     except ChildFailure as failure:
         raise ModelError(
-            f"{file} cannot be used: in a process with limits (tokenizer_timeout_s="
-            f"{limits.timeout_s:g}, tokenizer_memory_mib={limits.memory_bytes >> 20}) {failure}."
+            f"{file} cannot be used: {failure} (limits: tokenizer_timeout_s="
+            f"{limits.timeout_s:g}, tokenizer_memory_mib={limits.memory_bytes >> 20})."
         ) from None
     _passed.add(digest)
     if len(content) >= REMEMBERED_BYTES:

@@ -43,7 +43,7 @@ def pack_columns(
     """Return the frame. Raises ValueError for more than MAX_COLUMNS."""
     count = len(columns)
     if count > MAX_COLUMNS:
-        raise ValueError(f"{count} columns; a frame holds at most {MAX_COLUMNS}")
+        raise ValueError(f"{count} columns are too many; a frame has at most {MAX_COLUMNS}")
     parts = [one if isinstance(one, bytes) else one.tobytes() for one in columns]
     head = _HEAD.pack(_MAGIC, VERSION, kind, count, 0, *numbers)
     return b"".join((head, _LENGTHS[count].pack(*map(len, parts)), *parts))
@@ -99,7 +99,7 @@ def counts32(column: memoryview | bytes, name: str) -> array[int]:
     content = bytes(column)
     # The sign is in the top byte: reading those bytes costs a tenth of `min`.
     if len(content) % 4 or not content[_TOP_BYTE::4].isascii():
-        raise MessageError(f"{name} is not a column of int32 ≥ 0.")
+        raise MessageError(f"{name} contains a negative value; all values must be at least 0.")
     values.frombytes(content)
     return values
 
@@ -113,7 +113,7 @@ def flags8(column: memoryview, name: str) -> array[int]:
     """Return a column of uint8; raise MessageError for values other than 0 and 1."""
     content = bytes(column)
     if content.translate(None, b"\0\1"):
-        raise MessageError(f"{name} contains {max(content)}; allowed are 0 and 1.")
+        raise MessageError(f"{name} contains {max(content)}; only 0 and 1 are allowed.")
     return array("B", content)
 
 

@@ -167,7 +167,8 @@ def pack(message: Message) -> bytes:
     content = _MARK + encode(message)
     if len(content) > MAX_MESSAGE_BYTES:
         raise MessageError(
-            f"a {type(message).__name__} has {len(content)} bytes, more than {MAX_MESSAGE_BYTES}."
+            f"a {type(message).__name__} has {len(content)} bytes; the limit is "
+            f"{MAX_MESSAGE_BYTES}."
         )
     return content
 

@@ -73,7 +73,7 @@ def decode_call(frame: bytes) -> WorkerCall:
     found = unpack_columns(frame, CALL, least=1)
     parts = unpack_value(found.columns[0])
     if not isinstance(parts, list) or [type(one) for one in parts] != [str, list, dict]:
-        raise MessageError("expected an operation, its arguments and its keywords.")
+        raise MessageError("A call must contain an operation, its arguments and its keywords.")
     number, rank = found.numbers
     return WorkerCall(
         number=number,

@@ -196,7 +196,9 @@ class RingWriter:
         counts = [self._memory.count(1 + index) for index in range(len(self._wakeups))]
         for index, count in enumerate(counts):
             if not self._written - self._num_slots <= count <= self._written:
-                self._broken = f"reader {index} reports {count} read frames of {self._written}."
+                self._broken = (
+                    f"reader {index} reports {count} read frames, but {self._written} exist."
+                )
                 raise MessageError(self._broken)
         return counts
 
@@ -228,7 +230,7 @@ class RingWriter:
             raise ValueError(f"a frame has {len(frame)} bytes; the limit is {MAX_FRAME_BYTES}.")
         descriptor = memory_of(frame)
         try:
-            self._broken = f"frame {number} reached some readers and not others."
+            self._broken = f"frame {number} reached only some of the readers."
             for wakeup in self._wakeups:
                 while not wakeup.send_descriptor(number, descriptor):
                     self._nap(deadline_ns)
@@ -239,7 +241,7 @@ class RingWriter:
 
     def _reader_lost(self) -> PeerLostError:
         gone = [index for index, wakeup in enumerate(self._wakeups) if wakeup.lost]
-        self._broken = f"reader {gone} has exited; start its process again, with a new ring."
+        self._broken = f"reader {gone} has exited; restart its process with a new ring."
         return PeerLostError(self._broken)
 
 

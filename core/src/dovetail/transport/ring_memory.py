@@ -161,7 +161,7 @@ class RingMemory:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size:
-            raise MessageError(f"the shared memory has {size} bytes: it is not a ring.")
+            raise MessageError(f"the shared memory has {size} bytes and is too small for a ring.")
         magic, layout, num_slots, slot_bytes, num_readers = _HEAD.unpack(head)
         if magic != _MAGIC or layout != _LAYOUT:
             raise MessageError(
@@ -171,9 +171,9 @@ class RingMemory:
         try:
             shape = RingShape(num_readers=num_readers, num_slots=num_slots, slot_bytes=slot_bytes)
         except ValueError as error:
-            raise MessageError(f"the ring's head is wrong: {error}.") from None
+            raise MessageError(f"the ring's head is invalid: {error}.") from None
         if size < shape.num_bytes:
-            raise MessageError(f"the ring has {size} bytes; its head says {shape.num_bytes}.")
+            raise MessageError(f"the ring has {size} bytes, but its head states {shape.num_bytes}.")
         return cls(shape, mmap.mmap(descriptor, shape.num_bytes))
 
     def count(self, who: int) -> int:

@@ -61,7 +61,7 @@ def _plain(value: Any, depth: int) -> Any:
     if type(value) in _PLAIN:
         return value
     if depth > MAX_DEPTH:
-        raise MessageError(f"a value of more than {MAX_DEPTH} levels cannot be sent.")
+        raise MessageError(f"a value with more than {MAX_DEPTH} levels cannot be sent.")
     if isinstance(value, Mapping):
         return {_key(key): _plain(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple, Set)):
@@ -101,13 +101,13 @@ def _read_extension(code: int, data: memoryview) -> Any:
         )
         return NDArray(dtype, shape, content)
     if code != _RECORD:
-        raise ValueError(f"extension type {code} is not known")
+        raise ValueError(f"extension type {code} is not supported")
     name, packed = msgspec.msgpack.decode(
         data, type=tuple[str, dict[str, Any]], ext_hook=_read_extension
     )
     hints = _HINTS.get(name)
     if hints is None or not packed.keys() <= hints.keys():
-        raise ValueError(f"{name!r} with {sorted(packed)} is not a record")
+        raise ValueError(f"{name!r} with {sorted(packed)} is not a valid record")
     return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in packed.items()})
 
 

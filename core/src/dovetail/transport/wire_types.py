@@ -90,7 +90,7 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         counts, token_ids = counts32(self.counts, "counts"), counts32(self.token_ids, "token_ids")
         logprobs = array("f")
         if len(self.logprobs) != len(self.token_ids):
-            raise MessageError("log-probabilities need one float32 per token.")
+            raise MessageError("log-probabilities must have one float32 per token.")
         logprobs.frombytes(self.logprobs)
         ranks = int32(self.ranks, "ranks")
         check_lengths(len(counts), ranks=ranks)
@@ -115,7 +115,7 @@ def wire_request(request: EngineCoreRequest) -> bytes:
         packed["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
     except (TypeError, OverflowError):
         raise RequestError(
-            "the prompt's tokens must be integers of 32 bit.", parameter="prompt"
+            "the prompt's tokens must be 32-bit integers.", parameter="prompt"
         ) from None
     packed["sampling_params"] = _params(request.sampling_params)
     try:
@@ -200,4 +200,4 @@ def _read_params(packed: Any) -> SamplingParams:
 
 
 def _refuse_extension(code: int, data: memoryview) -> Any:
-    raise ValueError(f"extension type {code} is not known")
+    raise ValueError(f"extension type {code} is not supported")

@@ -38,9 +38,9 @@ def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
         return older
     known = ", ".join(version for its_kind, version in adapters if its_kind == kind) or "none"
     raise ContractError(
-        f"The {whose} is made for version {api} of the {kind} contract; this core has {current} "
-        f"(and adapters for: {known}).\nInstall a version of the plugin for {current}, or the "
-        "core that it is made for."
+        f"The {whose} requires version {api} of the {kind} contract; this core has {current} "
+        f"(and adapters for: {known}).\nInstall a version of the plugin for {current}, or another "
+        "version of the core."
     )
 
 
@@ -59,10 +59,14 @@ def adapt(kind: str, loaded: object, version: str, adapters: Adapters) -> tuple[
     adapted = adapters[kind, version](loaded)
     if not isinstance(adapted, type):
         raise ContractError(
-            f"The adapter of {kind} {version} made {type(adapted).__name__!r} objects of "
-            f"{loaded.__qualname__}; it has to return a class."
+            f"The adapter of {kind} {version} returned a {type(adapted).__name__!r} object for "
+            f"{loaded.__qualname__}; an adapter must return a class."
         )
-    return adapted, f"{loaded.__qualname__} is made for {kind} {version} and was adapted."
+    return (
+        adapted,
+        f"{loaded.__qualname__} implements the {kind} contract {version} and is used with an "
+        "adapter.",
+    )
 
 
 def _adaptable(kind: str, api: ApiRange, adapters: Adapters) -> str:

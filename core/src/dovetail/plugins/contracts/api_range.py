@@ -50,6 +50,6 @@ def parse_range(text: object) -> ApiRange:
     parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
     matches = [_CLAUSE.fullmatch(part) for part in parts]
     if not isinstance(text, str) or not all(matches):
-        raise ValueError(f"{text!r} is not a range of versions; write one such as '>=0.1,<1'")
+        raise ValueError(f"{text!r} is not a range of versions; write a range such as '>=0.1,<1'")
     clauses = tuple((m[1], (int(m[2]), int(m[3] or 0))) for m in matches if m)
     return ApiRange(text=text, clauses=clauses)

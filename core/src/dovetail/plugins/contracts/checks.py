@@ -65,7 +65,7 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
         )
     if getattr(cls, "CONTRACT_VERSION", None) is None:
         version = law.CONTRACT_VERSION
-        return (f"{_describe(cls)} declares no CONTRACT_VERSION; taken as {version}.",)
+        return (f"{_describe(cls)} declares no CONTRACT_VERSION; the core assumes {version}.",)
     return ()
 
 
@@ -84,7 +84,7 @@ def contract_version(kind: str) -> str:
 def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
     """Yield problems of the contract version and the metaclass of a class."""
     if not has_plain_identity(cls):
-        yield "its metaclass defines __eq__ or __hash__: classes are compared by identity"
+        yield "its metaclass defines __eq__ or __hash__, but classes must be compared by identity"
     version = getattr(cls, "CONTRACT_VERSION", None)
     if version is None:
         return
@@ -96,8 +96,8 @@ def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
     elif current is not None and not is_compatible(asked, current):
         age = "newer" if asked > current else "older"
         yield (
-            f"it is made for contract version {version}, which is {age} than this core's "
-            f"{law.CONTRACT_VERSION} and not compatible with it"
+            f"it requires contract version {version}, which is {age} than this core's "
+            f"{law.CONTRACT_VERSION} and not compatible with this core"
         )
 
 
@@ -129,7 +129,7 @@ def member_problems(law: Any, cls: type) -> Iterator[str]:
         else:
             yield from (f"{name}: {text}" for text in _misfits(name, legal, actual, cls))
     for name in sorted(abstract - members.keys()):
-        yield f"{name} is abstract: the class cannot be made"
+        yield f"{name} is abstract, so the class cannot be instantiated"
 
 
 def _is_protocols_own(definition: object) -> bool:
@@ -163,7 +163,7 @@ def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
         return
     if isinstance(legal, property):
         if _is_method(actual):
-            yield "is a method; the contract has a property"
+            yield "is a method, but the contract has a property"
         return
     if name == "__init__" and actual is object.__init__:
         # A class without __init__ takes no arguments, but object.__init__ has (*args, **kwargs).
@@ -173,15 +173,15 @@ def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
         return
     is_descriptor = hasattr(type(actual), "__get__") and not isinstance(actual, property)
     if not callable(actual) and not is_descriptor:
-        yield f"is {_article(type(actual).__name__)}; the contract has a method"
+        yield f"is {_article(type(actual).__name__)}, but the contract has a method"
         return
     on_class = isinstance(legal, (classmethod, staticmethod))
     if on_class and inspect.isfunction(actual):
-        yield f"must be a {type(legal).__name__}: it is called on the class"
+        yield f"must be a {type(legal).__name__}, because it is called on the class"
         return
     law, body = _function(legal), _function(actual)
     if inspect.iscoroutinefunction(body) and not inspect.iscoroutinefunction(law):
-        yield "is async; the contract's is not"
+        yield "is async, but the contract's method is not"
     is_bound = isinstance(actual, classmethod) or inspect.isfunction(actual)
     yield from find_mismatches(
         law, body, skip_law=not isinstance(legal, staticmethod), skip_actual=is_bound

@@ -18,8 +18,8 @@ from dovetail.value_checks import shorten
 FEATURE = "batch_invariant"
 """The name of the attention feature and of the class attribute of other kinds."""
 SEED_NOTE = (
-    "It does not promise equal bits in every batch: a seeded request may get other tokens when "
-    "other requests run beside it."
+    "It is not batch-invariant: the tokens of a seeded request may depend on the other "
+    "requests in the batch."
 )
 """The note to users about a plugin that is not batch-invariant."""
 
@@ -48,7 +48,7 @@ def _attention_problems(cls: type[Any]) -> Iterator[str]:
     given = features if isinstance(features, (set, frozenset)) else frozenset()
     for feature in sorted(RETIRED_FEATURES.keys() & given):
         hint = renamed_hint(feature, RETIRED_FEATURES)
-        yield f"capabilities.features names {feature!r}.{hint}"
+        yield f"capabilities.features contains {feature!r}.{hint}"
     sizes: object = found.head_sizes
     if not isinstance(sizes, (set, frozenset)) or not all(map(_is_positive, sizes)):
         yield f"capabilities.head_sizes is {shorten(sizes)}; write a frozenset of positive integers"
@@ -77,7 +77,7 @@ def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
         types = cls.device_types
     if not types or not device_type or device_type in types:
         return ""
-    return f"it runs on {', '.join(sorted(types))}, and the platform's device is {device_type}"
+    return f"it supports {', '.join(sorted(types))}, but the platform's device is {device_type}"
 
 
 def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
@@ -103,4 +103,4 @@ def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
 
 def missing_promise(dtype: str) -> str:
     """Return the reason to refuse a class that does not declare batch invariance."""
-    return f"it does not promise equal bits in every batch in {dtype or 'any dtype'}"
+    return f"it is not batch-invariant in {dtype or 'any dtype'}"

@@ -31,7 +31,7 @@ def find_mismatches(
     if skip_actual and given and given[0].kind in _POSITIONAL:
         given = given[1:]
     elif skip_actual and not any(p.kind is Parameter.VAR_POSITIONAL for p in given):
-        return ["takes no 'self'"]
+        return ["has no parameter 'self'"]
     return [
         *_positional_mismatches(asked, given),
         *_keyword_mismatches(asked, given),
@@ -54,9 +54,9 @@ def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> It
         if slot.default is Parameter.empty:
             yield f"requires {slot.name!r}, which callers may leave out"
         elif slot.name != parameter.name and not _takes_any_name(given):
-            yield f"calls {slot.name!r} what the contract calls {parameter.name!r}"
+            yield f"names a parameter {slot.name!r} that the contract names {parameter.name!r}"
     if any(p.kind is Parameter.VAR_POSITIONAL for p in asked) and not takes_more:
-        yield "does not take any number of arguments"
+        yield "does not accept *args, which the contract does"
 
 
 def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Itera
         elif slot and slot.default is Parameter.empty and parameter.default is not Parameter.empty:
             yield f"requires {slot.name!r}, which callers may leave out"
     if _takes_any_name(asked) and not _takes_any_name(given):
-        yield "does not take any keyword"
+        yield "does not accept **kwargs, which the contract does"
 
 
 def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:

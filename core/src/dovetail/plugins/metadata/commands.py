@@ -63,11 +63,11 @@ def find_commands(
     for one in sound:
         reason = _conflict(one.words, built_in) or _conflict(one.words, counts)
         if one.words in built_in:
-            reason = "Dovetail has a command with these words, which takes precedence"
+            reason = "a command of Dovetail has the same words and takes precedence"
         elif counts[one.words] > 1:
             same = (other.plugin.distribution for other in sound if other.words == one.words)
             owners = ", ".join(dict.fromkeys(same))
-            reason = f"several commands have these words, of {owners}; uninstall all but one"
+            reason = f"several distributions have this command: {owners}; uninstall all but one"
         if reason:
             set_aside.append((one, reason))
         else:
@@ -108,18 +108,24 @@ def _refusal(command: Command, ours: Collection[str] = ()) -> str:
     """Return why a command is refused. ours: first-party commands, which take precedence."""
     if not command.plugin.first_party:
         if command.words in ours:
-            return "a first-party command has these words and takes precedence"
+            return "a first-party command has the same words and takes precedence"
         if reason := _conflict(command.words, ours):
             return reason
     name, target = command.plugin.name, command.plugin.target
     if not _NAME.fullmatch(name):
-        return f"{name!r} is not a command: write words in lower case, joined by dots"
-    return "" if ":" in target else f"{target!r} names no function ('module:function')"
+        return f"{name!r} is not a valid command name: use lower-case words joined by dots"
+    return (
+        ""
+        if ":" in target
+        else f"{target!r} is not the target of a function: write 'module:function'"
+    )
 
 
 def _conflict(words: str, others: Iterable[str]) -> str:
     """Return why `words` conflicts with one of `others`; "" for no conflict."""
     for other in others:
         if f"{other} ".startswith(f"{words} ") != f"{words} ".startswith(f"{other} "):
-            return f"{words!r} and {other!r} cannot both be commands: one is a prefix of the other"
+            return (
+                f"{words!r} conflicts with {other!r}, because one command is a prefix of the other"
+            )
     return ""

@@ -57,7 +57,7 @@ class Describer:
             raise PluginLoadError(
                 f"Cannot use the {candidate.kind} {candidate.name!r}: the manifest of "
                 f"{candidate.distribution} {candidate.version} is broken.{listed}\n"
-                f"Fix it, or install another version of {candidate.distribution}."
+                f"Fix the manifest, or install another version of {candidate.distribution}."
             )
         entry = manifest.entries.get((candidate.kind, candidate.name))
         return Description(

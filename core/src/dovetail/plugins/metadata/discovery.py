@@ -152,9 +152,9 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
             continue
         if not _DISTRIBUTION.fullmatch(name):
             set_aside.append(
-                f"The distribution in {_place(distribution)} declares plugins and is not used: "
-                f"its METADATA has {shorten(name)} as its name; a name has letters, digits, "
-                "'-', '_' and '.'."
+                f"The distribution in {_place(distribution)} declares plugins, but it is not used: "
+                f"METADATA contains the name {shorten(name)}; a name may contain letters, digits, "
+                "'-', '_' and '.' only."
             )
             continue
         found = Installation(
@@ -187,7 +187,7 @@ def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
     if chosen.is_impostor:
         warnings.append(
             f"{_located(chosen)} has the name of a first-party distribution, but its plugins are "
-            f"in {', '.join(chosen.packages)}: it is treated as an outside distribution. If you "
+            f"in {', '.join(chosen.packages)}, so it is treated as an outside distribution. If you "
             "did not install it on purpose, uninstall it."
         )
     known = (chosen.version, set(chosen.entries))
@@ -227,11 +227,11 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
 def _problem(name: str, target: str) -> str:
     """Return the problem of an entry point; "" if it is valid."""
     if name in _RESERVED:
-        return f"{name!r} is not a name for a plugin: it means that the engine chooses"
+        return f"a plugin cannot be named {name!r}, because this value means automatic selection"
     if not _NAME.fullmatch(name) or not name.isprintable():
-        return "a name has at most 200 letters, and none of @ : / \\ [ ] ="
+        return "a plugin name has at most 200 characters and none of @ : / \\ [ ] ="
     if len(target) > _MAX_TARGET or not _TARGET.fullmatch(target):
-        return "write a class as 'module:Class'"
+        return "the target must be a class, written as 'module:Class'"
     return ""
 
 

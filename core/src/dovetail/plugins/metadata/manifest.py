@@ -157,8 +157,10 @@ def _read_file(
     tables = table.get("plugin", [])
     foreign = [key for key in table if key != "plugin"]
     if foreign or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        at_fault = f"{foreign[0]!r} is none" if foreign else "'plugin' is not an array of tables"
-        return [], [f"it may only contain [[plugin]] tables; {at_fault}"]
+        at_fault = (
+            f"{foreign[0]!r} is another key" if foreign else "'plugin' is not an array of tables"
+        )
+        return [], [f"only [[plugin]] tables are allowed; {at_fault}"]
     entries, problems = [], []
     for place, one in enumerate(tables, 1):
         known = _is_of_another_core(one, declared)
@@ -181,7 +183,7 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ValueError("its arrays or tables are nested too deeply") from None
+        raise ValueError("arrays or tables are nested too deeply") from None
 
 
 def _is_of_another_core(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> bool:
@@ -202,7 +204,7 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
             yield f"{key} = {shorten(table[key])}: {problem}"
     kind, name = table.get("kind"), table.get("name")
     if kind is None or name is None:
-        yield "it names no plugin; give kind and name"
+        yield "the table does not identify a plugin; set kind and name"
     elif not isinstance(kind, str) or not isinstance(name, str):
         return  # the check of the key has reported it
     elif kind in KINDS and (kind, name) not in declared:
@@ -210,7 +212,7 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
         yield (
             f"the distribution has no {kind} {shorten(name)}.{nearest(name, of_kind)} "
             f"Its entry points of that kind: {', '.join(of_kind) or 'none'}. If it is new in an "
-            "editable installation, install that again"
+            "editable installation, install the distribution again"
         )
     for replaced in table.get("replaces", ()):
         if isinstance(replaced, str) and replaced.partition(":")[0] != kind:
@@ -229,7 +231,7 @@ def _entry(table: Mapping[str, Any]) -> PluginEntry:
 def _kind_problem(value: object) -> str:
     if isinstance(value, str) and value in KINDS:
         return ""
-    return f"no such kind.{nearest(str(value), KINDS)} Kinds: {', '.join(KINDS)}"
+    return f"unknown kind.{nearest(str(value), KINDS)} Kinds: {', '.join(KINDS)}"
 
 
 def _api_problem(value: object) -> str:

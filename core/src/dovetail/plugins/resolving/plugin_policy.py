@@ -62,7 +62,7 @@ class PluginPolicy:
             if _matches(rule, kind, name, distribution):
                 return f"the rule {rule!r} of plugins_deny"
         if self.no_plugins and not first_party:
-            return "no_plugins, under which only first-party plugins are used"
+            return "the option no_plugins, which permits only first-party plugins"
         return ""
 
     def denial_of(self, one: Candidate) -> str:
@@ -90,9 +90,9 @@ def _check_rule(option: str, rule: object) -> None:
     kind, colon, rest = rule.partition(":") if isinstance(rule, str) else ("", "", "")
     name, at, distribution = rest.rpartition("@")
     if not (kind and colon and name and at and distribution):
-        raise ConfigError(f"{option}: {rule!r} is not a rule. Write {_RULE_FORM}.")
+        raise ConfigError(f"{option}: {rule!r} is not a valid rule. Write {_RULE_FORM}.")
     if kind not in KINDS and not _GLOB.search(kind):
         raise ConfigError(
-            f"{option}: {rule!r} is of an unknown kind {kind!r}.{nearest(kind, KINDS)} "
+            f"{option}: {rule!r} names the unknown kind {kind!r}.{nearest(kind, KINDS)} "
             f"Kinds: {', '.join(KINDS)}; or write * for all."
         )

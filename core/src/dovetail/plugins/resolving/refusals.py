@@ -25,7 +25,7 @@ def not_found(
     hint = nearest(name, [c.name for c in candidates])
     elsewhere = [k for k in by_kind if any(c.name == name for c in by_kind[k])]
     if elsewhere and not hint:
-        hint = f" (There is a plugin of that name of kind {', '.join(elsewhere)}.)"
+        hint = f" (The kinds with a plugin of that name: {', '.join(elsewhere)}.)"
     installed = f"Installed: {listed(candidates)}." if candidates else "None is installed."
     return PluginNotFoundError(
         f"There is no {kind} plugin {name!r}.{hint}\n{installed}\nWrite {FORMS}."
@@ -93,7 +93,7 @@ def ambiguity(
         for c in replacers
     )
     return PluginError(
-        f"Several plugins are the {kind} {name!r}: {', '.join(lines)}.\n"
+        f"Several distributions have a {kind} plugin {name!r}: {', '.join(lines)}.\n"
         f"Write {' or '.join(choices)}, deny one with plugins_deny, or uninstall all but one."
         f"{consent}"
     )

@@ -92,7 +92,7 @@ class Resolver:
         if not candidate.first_party and not self._is_allowed(candidate):
             whose = f"{candidate.kind}:{candidate.reference}"
             return "outside", (
-                f"an outside plugin: name it, or allow it with plugins_allow={whose}"
+                f"outside plugins must be named, or allowed with plugins_allow={whose}"
             )
         for other in self.candidates(candidate.kind):
             if _identity(candidate) in self._replaced_by(other):
@@ -188,8 +188,8 @@ class Resolver:
     def _require_trust(self, reference: str) -> None:
         if not self._policy.trust_local_code:
             raise PluginError(
-                f"{reference!r} names a file, and a file is run with all your rights.\n"
-                f"If you trust it, pass --trust-local-code (trust_local_code=True in Python)."
+                f"{reference!r} names a file, and its code runs with all your rights.\n"
+                f"If you trust the file, pass --trust-local-code (trust_local_code=True in Python)."
             )
 
     def _by_kind(self) -> Mapping[str, Sequence[Candidate]]:

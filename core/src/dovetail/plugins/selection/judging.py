@@ -106,7 +106,7 @@ def _unresolved(
     for verdict in named or [
         Verdict(kind=kind, name=reference_text(reference), target="", place=place)
     ]:
-        refused = verdict.refused("reference", "it is requested, but it cannot be used")
+        refused = verdict.refused("reference", "this plugin is requested, but it cannot be used")
         yield replace(refused, error=error, is_fatal=True)
 
 
@@ -172,7 +172,7 @@ def _without_order(registry: PluginRegistry, kind: str, error: PluginError) -> I
     for verdict in [Verdict(**one.identity()) for one in able] or [
         Verdict(kind=kind, name=AUTO, target="")
     ]:
-        refused = verdict.refused("order", "the error says why no candidate is the first")
+        refused = verdict.refused("order", "the candidates cannot be ordered; see the error")
         yield replace(refused, error=error, is_fatal=True)
 
 
@@ -183,7 +183,7 @@ def _judge_candidate(
     kind, reference = candidate.kind, candidate.reference
     standing = "first-party" if candidate.first_party else "allowed by plugins_allow"
     if candidate.name in preferred or reference in preferred:
-        standing = f"the platform {criteria.platform_name} prefers it"
+        standing = f"preferred by the platform {criteria.platform_name}"
     verdict = Verdict(**candidate.identity(), standing=standing)
     try:
         rank = registry.describe(kind, reference).entry.rank
@@ -216,5 +216,8 @@ def _others(
             continue
         rule, reason = registry.exclusion(one)
         if criteria.references != (AUTO,) and rule in ("", "outside"):
-            rule, reason = "reference", f"{names} is requested" if names else "none is requested"
+            rule, reason = (
+                "reference",
+                f"{names} is requested" if names else "no plugin is requested",
+            )
         yield replace(Verdict(**one.identity()), rule=rule, reasons=(reason,))

@@ -34,8 +34,8 @@ def automatic_order(
         f"is not installed. Installed: {installed}."
     )
     if kind == "worker":
-        raise PluginNotFoundError(f"{text} Install it, or choose another with worker_cls.")
-    registry.warn(f"{text} Another one is used.")
+        raise PluginNotFoundError(f"{text} Install it, or choose another worker with worker_cls.")
+    registry.warn(f"{text} Another {kind} is used.")
     return order
 
 

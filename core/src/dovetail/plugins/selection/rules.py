@@ -102,7 +102,7 @@ def _contract(subject: _Subject) -> Probe:
 
 def _waits_to_be_named(subject: _Subject) -> Probe:
     waits = subject.kind == "platform" and not subject.load().automatic
-    return _unless("it is used only if it is named" if waits else "")
+    return _unless("this platform is used only if it is requested" if waits else "")
 
 
 def _device(subject: _Subject) -> Probe:
@@ -171,6 +171,6 @@ def attention_refusals(
     own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(required))
     if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):
         raise ContractError(
-            f"The {whose} returned {shorten(own)} for refusals; it has to return a list of reasons."
+            f"The {whose} returned {shorten(own)} for refusals; it must return a list of reasons."
         )
     return [*backend.capabilities.refusals(required), *own]
