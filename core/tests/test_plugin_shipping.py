@@ -121,7 +121,7 @@ def test_a_plugin_of_an_earlier_contract_is_adapted(plugin_site):
         sequence = 4
 
     policy = adapted()
-    assert policy.rank(Request(), None) == -4 and policy.old.asked == 1
+    assert policy.rank(Request(), None) == -4 and policy.old.num_calls == 1
     assert (
         "Oldest implements the policy contract 0.0 and is used with an adapter."
         in registry.resolutions[0].notes

@@ -270,7 +270,7 @@ MUTANTS = [
     ("hooks", MisspellsAHook, "Did you mean 'on_request_error'"),
     ("worker_extension", DefinesInit, "__init__ is a special method"),
     ("worker_extension", OverridesAWorkerMethod, "load_model is also a member of"),
-    ("worker_extension", HasNoPublicMethod, "no public method"),
+    ("worker_extension", HasNoPublicMethod, "must have a public method"),
 ]
 
 
