@@ -15,6 +15,8 @@ from dovetail_sched_priority import PriorityPolicy
 
 POLICIES = [None, PriorityPolicy, FakePolicy]
 NUM_SOAKED = 2000
+PREEMPTED_FOR_NOTHING = (560025734, 3927509902, 687486590)
+"""Programs in which a step preempted a request and then ran none of the others."""
 
 
 def look_deeper(scheduler):
@@ -56,6 +58,12 @@ def programs(draw):
 @given(program=programs())
 def test_a_program_follows_the_contract(policy, program):
     check_program(Scheduler, program, policy=policy, after_step=look_deeper)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", PREEMPTED_FOR_NOTHING)
+def test_a_step_uses_what_its_preempted_request_has_freed(policy, seed):
+    check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)
 
 
 @pytest.mark.soak

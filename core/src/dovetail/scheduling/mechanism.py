@@ -63,6 +63,11 @@ class Mechanism:
         if draft.decode_batch is None and not self._continue_decode_batch():
             self._decode_batch.remove_all_members()
         self._continue_outside_batch()
+        if self.under_pressure and draft.empty:
+            # A preempted request freed a row, blocks and encoder outputs that others lacked.
+            if self._state.loads:
+                self.seat_loaded()
+            self._continue_outside_batch()
         return granted(before - draft.tokens_left)
 
     def _continue_decode_batch(self) -> bool:

@@ -37,8 +37,16 @@ class PolicyDriver:
             self._state.draft.held.clear()
             mechanism.continue_running()
             mechanism.admit_waiting()
-        elif self._state.draft.empty and policy.work_conserving and mechanism.can_grant():
-            host.warn_idle()
+        elif self._state.draft.empty and policy.work_conserving:
+            self._use_step()
+
+    def _use_step(self) -> None:
+        """Grant something in a step in which the policy got no grant, if possible."""
+        mechanism = self._mechanism
+        if mechanism.under_pressure:
+            mechanism.continue_running()  # with what a preempted request has freed
+        elif mechanism.can_grant():
+            self._host.warn_idle()
 
     def _follow(self) -> None:
         """Answer actions until the policy ends its plan or is replaced."""
