@@ -116,6 +116,14 @@ class StepDraft:
             if request in self.counts:
                 self.counts[request] = self.counts.pop(request)
 
+    def take_lost_tokens(self) -> int:
+        """Return how many tokens requests that were admitted again must compute again."""
+        total = 0
+        for request in self.joined:
+            lost, request.num_lost_tokens = request.num_lost_tokens, 0
+            total += max(0, lost - request.num_computed_tokens)
+        return total
+
     @property
     def empty(self) -> bool:
         """Whether no request runs in this step."""

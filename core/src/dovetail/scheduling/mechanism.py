@@ -65,8 +65,7 @@ class Mechanism:
         self._continue_outside_batch()
         if self.under_pressure and draft.empty:
             # A preempted request freed a row, blocks and encoder outputs that others lacked.
-            if self._state.loads:
-                self.seat_loaded()
+            self.seat_loaded()
             self._continue_outside_batch()
         return granted(before - draft.tokens_left)
 
@@ -348,12 +347,6 @@ class Mechanism:
             request.num_cached_tokens = num_computed_tokens
         self._decode_batch.admit(request)
         state.draft.join(request)
-
-    def count_recomputed_tokens(self) -> None:
-        """Count the tokens that requests admitted again in this step must compute again."""
-        for request in self._state.draft.joined:
-            lost, request.num_lost_tokens = request.num_lost_tokens, 0
-            self.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
 
     # --- requests that lose their row -----------------------------------------------------------
 

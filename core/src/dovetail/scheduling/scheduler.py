@@ -126,8 +126,8 @@ class Scheduler(SchedulerInterface):
         mechanism.begin_step()
         if self._pause is not PauseScope.ALL:
             self._plan_step()
-        mechanism.count_recomputed_tokens()
         draft = state.draft
+        mechanism.num_recomputed_tokens += draft.take_lost_tokens()
         state.builder.transfer(state.loads.take_instructions())
         plan, record = draft.emit(state.builder)
         for request, count in draft.counts.items():
