@@ -139,8 +139,11 @@ def _let_hooks_register(app: App, tokens: Sequence[str]) -> None:
 
 
 def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
+    from dovetail.cli.terminal import show_downloads
+
     try:
-        return _guard(app, tokens, delimiter="--")
+        with show_downloads():
+            return _guard(app, tokens, delimiter="--")
     except DovetailError as error:
         if traceback:
             tracebacks.print_exception(error)

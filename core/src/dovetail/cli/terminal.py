@@ -1,4 +1,4 @@
-"""Input and output of commands: standard streams, messages from the keyboard, text files.
+"""Input and output of commands: standard streams, downloads, messages, text files.
 
 If a line of a message ends with a backslash, the message continues in the next line. Three
 quotation marks at the start of a message open a block of lines, and three more close it.
@@ -7,10 +7,12 @@ quotation marks at the start of a message open a block of lines, and three more 
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 
 from dovetail.errors import ConfigError
 
@@ -20,6 +22,11 @@ MAX_FILE_BYTES = 2**28
 PROMPT = "> "
 MORE = ". "
 QUOTES = '"""'
+
+DOWNLOADS = "dovetail.downloads"
+"""The logger that receives the progress of downloads (`dovetail.config.model_sources`)."""
+_REPLACE_LINE = "\x1b[1A\x1b[K"
+"""Moves to the start of the previous line and clears it."""
 
 Ask = Callable[[str], str]
 """Prints a prompt and returns the next line without its newline; raises EOFError at the end."""
@@ -56,6 +63,39 @@ def progress_note() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("") as status:
         yield status.update
+
+
+@contextmanager
+def show_downloads() -> Iterator[None]:
+    """Show the latest line of progress on a terminal; print only the first line elsewhere."""
+    logger = logging.getLogger(DOWNLOADS)
+    before, display = logger.level, _Display()
+    logger.addHandler(display)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(display)
+        logger.setLevel(before)
+
+
+class _Display(logging.Handler):
+    """Writes log records to stderr."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_lines = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line of progress."""
+        line, stream = record.getMessage(), sys.stderr
+        self._num_lines += 1
+        if stream.isatty():
+            shown = "".join(c if c.isprintable() else "?" for c in line)
+            start = _REPLACE_LINE if self._num_lines > 1 else ""
+            print(f"{start}{shown[: get_terminal_size().columns - 1]}", file=stream, flush=True)
+        elif self._num_lines == 1:
+            print(line, file=stream, flush=True)
 
 
 def keyboard() -> Ask:

@@ -17,6 +17,8 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, call_plugin, make_instance
 
 logger = logging.getLogger(__name__)
+downloads = logging.getLogger("dovetail.downloads")
+"""Receives the progress of downloads at level INFO; the command line shows it on stderr."""
 
 KIND = "model_source"
 CACHE_VARIABLE = "DOVETAIL_MODEL_CACHE"
@@ -45,7 +47,7 @@ def find_model(
     plugins: PluginRegistry,
     *,
     fetch: bool = True,
-    report: Callable[[str], None] = logger.info,
+    report: Callable[[str], None] = downloads.info,
 ) -> Path | None:
     """Return the absolute path of the model; None if `reference` does not name a source.
 

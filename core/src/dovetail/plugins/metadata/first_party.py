@@ -25,6 +25,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-io-jsonl": "dovetail_io_jsonl",
         "dovetail-kv-memory": "dovetail_kv_memory",
         "dovetail-lab": "dovetail_lab",
+        "dovetail-model-sources": "dovetail_model_sources",
         "dovetail-models": "dovetail_models",
         "dovetail-no-repeat-ngram": "dovetail_no_repeat_ngram",
         "dovetail-ops-triton": "dovetail_ops_triton",

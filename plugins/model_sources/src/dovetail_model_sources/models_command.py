@@ -1,0 +1,115 @@
+"""`dovetail models`: list, verify and remove the models on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_json, print_line, print_table
+from dovetail.config.model_sources import local_models, model_cache_dir
+from dovetail.errors import ModelError, nearest
+from dovetail.plugins import PluginRegistry
+from dovetail.value_checks import shorten
+from dovetail_model_sources.store import Entry, Store, find_changes
+
+_VERIFY_HELP = "Compare the files of downloaded models with their recorded checksums."
+_JSON_HELP = "Print JSON instead of a table."
+_REMOVE_HELP = "Delete a downloaded model, named as in the list."
+_MAX_FILES = 1000
+_NO_CHECKSUM = "no checksum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model on this machine. checked: the result of `--verify`, or "" without it."""
+
+    name: str
+    num_bytes: int
+    format: str
+    license: str
+    path: Path
+    checked: str = ""
+
+
+def models(
+    *,
+    verify: Annotated[bool, Parameter(negative="", help=_VERIFY_HELP)] = False,
+    json: Annotated[bool, Parameter(negative="", help=_JSON_HELP)] = False,
+    remove: Annotated[str, Parameter(help=_REMOVE_HELP)] = "",
+) -> int:
+    """List the models on this machine; the exit code is 1 if one is damaged."""
+    store = Store(model_cache_dir())
+    downloaded = {entry.path: entry for entry in store.entries()}
+    found = list(_listed(downloaded, verify=verify))
+    if remove:
+        return _remove(store, downloaded, found, remove)
+    if json:
+        print_json(found)
+    else:
+        _print(found, verify=verify)
+    return int(any(model.checked not in ("", "ok", _NO_CHECKSUM) for model in found))
+
+
+def _listed(downloaded: dict[Path, Entry], *, verify: bool) -> Iterable[Model]:
+    """Yield each model once, with the shortest of its names."""
+    names: dict[Path, list[str]] = {}
+    licenses: dict[Path, str] = {}
+    for _, model in local_models(PluginRegistry()):
+        names.setdefault(model.path, []).append(model.name)
+        licenses[model.path] = model.license
+    for path, same in names.items():
+        entry = downloaded.get(path)
+        yield Model(
+            name=min(same, key=len),
+            num_bytes=entry.num_bytes if entry else _size(path),
+            format=_format(path),
+            license=licenses[path] or "unknown",
+            path=path,
+            checked=_check(entry) if verify else "",
+        )
+
+
+def _check(entry: Entry | None) -> str:
+    if entry is None:
+        return _NO_CHECKSUM
+    changed = find_changes(entry)
+    return f"changed: {', '.join(changed)}" if changed else "ok"
+
+
+def _print(found: Sequence[Model], *, verify: bool) -> None:
+    headings = ("name", "size", "format", "license", "path", *(("check",) if verify else ()))
+    rows = [
+        (one.name, f"{one.num_bytes / 1e6:.1f} MB", one.format, one.license, str(one.path))
+        + ((one.checked,) if verify else ())
+        for one in found
+    ]
+    print_table(headings, rows)
+
+
+def _remove(store: Store, downloaded: dict[Path, Entry], found: list[Model], name: str) -> int:
+    for model in found:
+        entry = downloaded.get(model.path)
+        if entry is None or name not in (model.name, f"pypi:{entry.folder.name}"):
+            continue
+        store.remove(entry)
+        print_line(f"Removed {model.name}: {model.num_bytes / 1e6:.1f} MB.")
+        return 0
+    names = [model.name for model in found if model.path in downloaded]
+    raise ModelError(
+        f"{shorten(name)} is not a downloaded model.{nearest(name, names)}\n"
+        f"Downloaded models: {', '.join(names) or 'none'}."
+    )
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file, or of the files in a directory."""
+    files = [path] if path.is_file() else sorted(path.iterdir())[:_MAX_FILES]
+    return sum(one.stat().st_size for one in files if one.is_file())
+
+
+def _format(path: Path) -> str:
+    return path.suffix[1:].lower() if path.is_file() else "safetensors"

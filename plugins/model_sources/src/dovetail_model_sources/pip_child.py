@@ -1,0 +1,32 @@
+"""The child process of a download: limits itself, then becomes pip.
+
+Run as a file: pip_child.py PARENT_PID ARGUMENT… The kernel ends the process when its parent dies,
+and limits its memory; both also apply after `execv`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+MAX_BYTES = 4 << 30
+"""Address space of pip."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Replace this process by pip."""
+    parent, *arguments = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    if os.getppid() != int(parent):
+        return
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "pip", *arguments])
+
+
+if __name__ == "__main__":
+    main()

