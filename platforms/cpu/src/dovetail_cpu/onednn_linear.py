@@ -44,10 +44,29 @@ class OneDNNLinearMethod(TorchLinearMethod):
         packed = layer.__dict__.get("packed_weight")
         if packed is None:
             return super().apply(layer, x_TI)
-        product_TO: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x_TI, packed, layer.bias, "none", [], ""
-        )
-        return product_TO
+        if torch.compiler.is_compiling():
+            return _multiply_opaque(x_TI, packed, layer.bias)
+        return _multiply(x_TI, packed, layer.bias)
+
+
+def _multiply(
+    x_TI: torch.Tensor, packed_OI: torch.Tensor, bias_O: torch.Tensor | None
+) -> torch.Tensor:
+    product_TO: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        x_TI, packed_OI, bias_O, "none", [], ""
+    )
+    return product_TO
+
+
+# Inductor lowers oneDNN's operation only for weights that are constants of the graph.
+_multiply_opaque = torch.library.custom_op(
+    "dovetail_cpu::onednn_linear", _multiply, mutates_args=()
+)
+
+
+@_multiply_opaque.register_fake
+def _(x_TI: torch.Tensor, packed_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    return x_TI.new_empty(x_TI.shape[0], packed_OI.shape[0])
 
 
 def packs(dtype: torch.dtype) -> bool:
