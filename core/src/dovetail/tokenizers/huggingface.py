@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -149,25 +149,40 @@ class HuggingFaceTokenizer(Tokenizer):
     @classmethod
     def from_directory(
         cls, path: Path, options: Mapping[str, Any] | None = None
-    ) -> HuggingFaceTokenizer:
+    ) -> Self:
         """Load from a model directory; raise ModelError, naming the file, on failure.
 
         options: the fields of `HuggingFaceOptions`.
         """
-        import tokenizers
-
-        file, given = Path(path) / "tokenizer.json", HuggingFaceOptions(**(options or {}))
+        file = Path(path) / "tokenizer.json"
         if not file_exists(file):
             raise ModelError(f"{file} is missing. {_REMEDY}")
         content, facts = read_model_file(file), TokenizerFacts.read(Path(path))
+        try:
+            return cls.from_content(file, content, facts, options)
+        except ModelError as error:
+            raise ModelError(f"{error} Copy the file again. {_REMEDY}") from None
+
+    @classmethod
+    def from_content(
+        cls,
+        file: Path,
+        content: bytes,
+        facts: TokenizerFacts,
+        options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Load the content of a tokenizer.json; raise ModelError, naming `file`, on failure.
+
+        file: the origin of `content`. options: the fields of `HuggingFaceOptions`.
+        """
+        import tokenizers
+
+        given = HuggingFaceOptions(**(options or {}))
         special = list(facts.special_tokens.values())
         limits = ChildLimits(
             timeout_s=given.tokenizer_timeout_s, memory_bytes=given.tokenizer_memory_mib * MIB
         )
-        try:
-            try_tokenizer(file, content, facts.added_tokens, special, limits)
-        except ModelError as error:
-            raise ModelError(f"{error} Copy the file again. {_REMEDY}") from None
+        try_tokenizer(file, content, facts.added_tokens, special, limits)
         return cls(tokenizers.Tokenizer.from_buffer(content), facts, given)
 
     @property

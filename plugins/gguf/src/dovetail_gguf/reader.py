@@ -32,6 +32,8 @@ MAX_NAME_BYTES = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_METADATA_BYTES = 512 << 20
 MAX_SPLITS = 1000
+MAX_STRINGS = 1 << 22
+"""Strings in one array of metadata."""
 
 _SCALARS = {
     0: struct.Struct("<B"),
@@ -108,6 +110,11 @@ class Metadata(Mapping[str, Any]):
         """Return the number of elements of an array without converting it; None for no array."""
         value = self._entries.get(key)
         return value.count if isinstance(value, _Array) else None
+
+    def num_bytes(self, key: str) -> int:
+        """Return the size of an array in the file; 0 for no array."""
+        value = self._entries.get(key)
+        return value.end - value.start if isinstance(value, _Array) else 0
 
 
 class GGUFFile:
@@ -333,9 +340,8 @@ class _Cursor:
         kind, count = self.unpack(_U32), self.unpack(_U64)
         start = self.place
         if kind == _STRING:
-            left = len(self._memory) - start
-            if count > left // 8:
-                raise _Damaged(f"an array states {count} strings in {left} bytes")
+            if count > MAX_STRINGS:
+                raise _Damaged(f"an array states {count} strings; at most {MAX_STRINGS} are read")
             for _ in range(count):
                 self.take(self.unpack(_U64))
         elif kind in _SCALARS:

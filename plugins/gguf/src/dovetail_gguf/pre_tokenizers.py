@@ -1,0 +1,146 @@
+"""How byte-level BPE splits a text into words, by the name in `tokenizer.ggml.pre`.
+
+The patterns are those of the original tokenizers. A wrong pattern gives other tokens than those of
+the training, which damages every answer, so only names in `PRE_TOKENIZERS` are supported.
+Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Component = Mapping[str, Any]
+"""A component in the form of tokenizer.json."""
+
+
+def _split(pattern: str) -> Component:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _byte_level(*, use_regex: bool) -> Component:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+_BYTES = _byte_level(use_regex=False)
+_GPT2_WORDS = _byte_level(use_regex=True)
+_DIGITS: Component = {"type": "Digits", "individual_digits": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreTokenizer:
+    """One way to split a text.
+
+    steps: from text to byte-level words. normalizer: changes the text before. ignores_merges:
+    whether a word that is in the vocabulary is one token. adds_bos: the default of
+    `tokenizer.ggml.add_bos_token`.
+    """
+
+    steps: tuple[Component, ...]
+    normalizer: Component | None = None
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WORD = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cased_words(digits: str, contractions: str = "") -> str:
+    """Return a pattern that splits words before capital letters."""
+    before, symbols = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    mostly_lower = f"{before}{_UPPER}*{_LOWER}+{contractions}"
+    mostly_upper = f"{before}{_UPPER}+{_LOWER}*{contractions}"
+    return f"{mostly_lower}|{mostly_upper}|{digits}{symbols}{_SPACES}"
+
+
+_LLAMA3 = PreTokenizer(
+    steps=(_split(_CONTRACTIONS + _WORD + r"|\p{N}{1,3}" + _SYMBOLS + _SPACES), _BYTES),
+    ignores_merges=True,
+    adds_bos=True,
+)
+_CL100K = PreTokenizer(steps=_LLAMA3.steps, ignores_merges=True)
+_QWEN2 = PreTokenizer(
+    steps=(_split(_CONTRACTIONS + _WORD + r"|\p{N}" + _SYMBOLS + _SPACES), _BYTES),
+    normalizer={"type": "NFC"},
+)
+_QWEN35 = PreTokenizer(
+    steps=(
+        _split(
+            _CONTRACTIONS
+            + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+            + _SPACES
+        ),
+        _BYTES,
+    ),
+    normalizer={"type": "NFC"},
+)
+_GPT2 = PreTokenizer(steps=(_GPT2_WORDS,))
+_SMOLLM = PreTokenizer(steps=(_DIGITS, _GPT2_WORDS))
+_GPT4O = PreTokenizer(
+    steps=(_split(_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")), _BYTES), ignores_merges=True
+)
+_TEKKEN = PreTokenizer(
+    steps=(_split(_cased_words(r"\p{N}")), _BYTES), ignores_merges=True, adds_bos=True
+)
+_DEEPSEEK_V3 = PreTokenizer(
+    steps=(
+        _split(r"\p{N}{1,3}"),
+        _split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+        _split(
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+            r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES
+        ),
+        _BYTES,
+    )
+)
+_DEEPSEEK_CODER = PreTokenizer(
+    steps=(
+        _split(r"[\r\n]"),
+        _split(r"\s?\p{L}+"),
+        _split(r"\s?\p{P}+"),
+        _split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+        _DIGITS,
+        _BYTES,
+    )
+)
+_DEFAULT = PreTokenizer(
+    steps=(
+        _split(r"[\p{P}\$\+<=>\^~\|]+"),
+        _split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
+        _split(r"\p{N}+"),
+        _split("[0-9][0-9][0-9]"),
+        _BYTES,
+    )
+)
+
+_NAMES = (
+    (_LLAMA3, "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"),
+    (_CL100K, "dbrx smaug-bpe"),
+    (_QWEN2, "qwen2 deepseek-r1-qwen"),
+    (_QWEN35, "qwen35"),
+    (_GPT2, "gpt-2 phi-2 mpt olmo mellum trillion"),
+    (_SMOLLM, "smollm starcoder refact command-r codeshell minerva-7b"),
+    (_GPT4O, "gpt-4o llama4 kanana2"),
+    (_TEKKEN, "tekken"),
+    (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense"),
+    (_DEEPSEEK_CODER, "deepseek-coder"),
+    (_DEFAULT, "default"),
+)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    name: row for row, names in _NAMES for name in names.split()
+}

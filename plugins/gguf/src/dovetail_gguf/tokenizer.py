@@ -1,0 +1,83 @@
+"""The tokenizer `gguf`: vocabulary and chat templates from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from dovetail.errors import ModelError
+from dovetail.model_files import MAX_TEMPLATE_BYTES, list_model_files
+from dovetail.tokenizers.huggingface import (
+    MAX_ADDITIONAL_TEMPLATES,
+    HuggingFaceTokenizer,
+    TokenizerFacts,
+)
+from dovetail.value_checks import shorten
+from dovetail_gguf.reader import GGUFFile, first_part
+from dovetail_gguf.tokenizer_content import tokenizer_content
+from dovetail_gguf.vocabulary import Vocabulary, read_vocabulary
+
+MAX_FILES = 1000
+_TEMPLATE = "tokenizer.chat_template"
+
+
+class GGUFTokenizer(HuggingFaceTokenizer):
+    """The tokenizer of a GGUF file in the `tokenizers` library."""
+
+    @classmethod
+    def from_directory(cls, path: Path, options: Mapping[str, Any] | None = None) -> Self:
+        """Load from a GGUF file, or from the only one in a directory.
+
+        options: the fields of `HuggingFaceOptions`. Raises ModelError, naming the file, on failure.
+        """
+        file = GGUFFile(_find_file(Path(path)))
+        vocabulary = read_vocabulary(file)
+        try:
+            content = tokenizer_content(vocabulary)
+        except ModelError as error:
+            raise ModelError(f"{file.path} cannot be used: {error}.") from None
+        return cls.from_content(file.path, content, _facts(file, vocabulary), options)
+
+
+def _find_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    files = list_model_files(path, ".gguf", at_most=MAX_FILES)
+    chosen = files[0] if len(files) == 1 else first_part(list(files))
+    if chosen is None:
+        raise ModelError(f"{path} has {len(files)} files *.gguf of different models; give one.")
+    return chosen
+
+
+def _facts(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerFacts:
+    special = {name: vocabulary.tokens[token] for name, token in vocabulary.special_ids.items()}
+    return TokenizerFacts(
+        special_tokens={name: text for name, text in special.items() if text},
+        eos_token_id=vocabulary.special_ids.get("eos_token"),
+        add_bos_token=vocabulary.adds_bos,
+        add_eos_token=vocabulary.adds_eos,
+        chat_templates=_read_templates(file),
+        added_tokens=(),
+    )
+
+
+def _read_templates(file: GGUFFile) -> dict[str, str]:
+    """Return the name and source of each template."""
+    keys = {"default": _TEMPLATE} if _TEMPLATE in file.metadata else {}
+    names = [key for key in file.metadata if key.startswith(f"{_TEMPLATE}.")]
+    keys |= {key.removeprefix(f"{_TEMPLATE}."): key for key in names}
+    if len(keys) > MAX_ADDITIONAL_TEMPLATES:
+        raise ModelError(
+            f"{file.path} has {len(keys)} chat templates; at most {MAX_ADDITIONAL_TEMPLATES} are "
+            "read."
+        )
+    templates = {}
+    for name, key in keys.items():
+        template = file.metadata[key]
+        if not isinstance(template, str):
+            raise ModelError(f"{file.path}: {key} is {shorten(template)}; it must be a string.")
+        if len(template.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+            raise ModelError(f"{file.path}: {key} is longer than {MAX_TEMPLATE_BYTES} bytes.")
+        templates[name] = template
+    return templates

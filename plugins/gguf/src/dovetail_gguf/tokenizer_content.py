@@ -1,0 +1,124 @@
+"""From the vocabulary of a GGUF file to the content of a tokenizer.json.
+
+Source: https://github.com/huggingface/tokenizers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.errors import ModelError
+from dovetail_gguf.vocabulary import MAX_MERGES, MAX_SPLITS, TokenType, Vocabulary
+
+_SPACE = "\u2581"
+"""The character that SentencePiece uses for a space."""
+_SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL)
+_ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
+_OUTSIDE_OF_TEXT = (*_ADDED, TokenType.BYTE)
+"""Types of tokens that no merge makes."""
+
+
+def tokenizer_content(vocabulary: Vocabulary) -> bytes:
+    """Return the content of a tokenizer.json. Raises ModelError with a clause about the problem."""
+    parts = _sentencepiece(vocabulary) if vocabulary.pre is None else _byte_level(vocabulary)
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(_added_tokens(vocabulary)),
+        "post_processor": None,  # `add_bos_token` and `add_eos_token` are settings of their own
+        **parts,
+    }
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _added_tokens(vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
+    """Yield the tokens that are found in a text before it is split into words."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind in _ADDED and token:
+            yield {"id": number, "content": token, "special": kind in _SPECIAL, **plain}
+
+
+def _bpe(vocabulary: Vocabulary, **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocabulary.ids,
+        **fields,
+    }
+
+
+def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+    pre = vocabulary.pre
+    assert pre is not None
+    merges = vocabulary.merges
+    return {
+        "normalizer": pre.normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.steps},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "model": _bpe(vocabulary, ignore_merges=pre.ignores_merges, merges=merges),
+    }
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
+    has_bytes = all(f"<0x{byte:02X}>" in vocabulary.ids for byte in range(256))
+    to_pieces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    to_text = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    normalizers, decoders = [to_pieces], [to_text, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if vocabulary.adds_space_prefix:
+        normalizers.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _bpe(
+            vocabulary,
+            unk_token=vocabulary.tokens[vocabulary.special_ids["unk_token"]],
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+            merges=derive_merges(vocabulary),
+        ),
+    }
+
+
+def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Return the pairs that make each piece, the piece with the highest score first.
+
+    SentencePiece joins the neighbors that make the piece with the highest score. The order is that
+    of published tokenizer.json files, which are converted from SentencePiece models.
+    """
+    pieces = [
+        (token, score)
+        for token, score, kind in zip(
+            vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True
+        )
+        if kind not in _OUTSIDE_OF_TEXT
+    ]
+    num_splits = sum(len(token) for token, _ in pieces)
+    if num_splits > MAX_SPLITS:
+        raise ModelError(f"its pieces have {num_splits} characters; at most {MAX_SPLITS} are read")
+    ids = {token: vocabulary.ids[token] for token, _ in pieces}
+    pieces.sort(key=lambda piece: piece[1], reverse=True)
+    merges: list[tuple[str, str]] = []
+    for token, _ in pieces:
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
+        merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        if len(merges) > MAX_MERGES:
+            raise ModelError(f"its pieces make more than {MAX_MERGES} merges")
+    return merges
