@@ -1,4 +1,4 @@
-"""The assets. Digests are of the packages, so that nothing else of a package needs to be trusted."""
+"""The assets. Digests are of whole packages, so nothing else in a package needs to be trusted."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from gguf_files.models import write_model
+from gguf_files.vocabularies import write_vocabulary
 
 from dovetail.interfaces import ModelContext, Platform, WeightLoaderContext
 from dovetail.plugins import PluginRegistry
@@ -107,6 +109,7 @@ def _tokenizer(subject: type[Any], folder: Path) -> Wants:
     core.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_vocabulary(folder, folder / "tiny.gguf", pre="gpt-2")
     return (folder,), {"lossless": True}
 
 
@@ -136,7 +139,15 @@ def _model(subject: type[Any], folder: Path) -> Wants:
 def _weight_loader(subject: type[Any], folder: Path) -> Wants:
     registry = PluginRegistry()
     llama = registry.load("model", "LlamaForCausalLM")
-    return (write_tiny_llama(folder), lambda: llama(model_context(llama))), {}
+    write_model(write_tiny_llama(folder), folder / "tiny.gguf")
+    return (folder, lambda: llama(model_context(llama))), {}
+
+
+def _model_format(subject: type[Any], folder: Path) -> Wants:
+    if not subject.__name__.startswith("GGUF"):
+        return (), {}  # the format has examples
+    path = write_model(write_tiny_llama(folder), folder / "tiny.gguf")
+    return (), {"files": {path.name: path.read_bytes()}}
 
 
 SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
@@ -150,6 +161,8 @@ SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "logits_processor": _host,
     "step_extension": _host,
     "model": _model,
+    "model_format": _model_format,
+    "model_source": _nothing,
     "ops": _device,
     "platform": _nothing,
     "policy": _nothing,

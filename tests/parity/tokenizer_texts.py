@@ -39,9 +39,9 @@ LANGUAGES = (
 CODE = (
     "def f(x: int) -> int:\n    return x ** 2  # square\n",
     "for (int i = 0; i < n; ++i) {\n\tsum += a[i] * b[i];\n}\n\n",
-    "<html>\n  <body class=\"x\">&amp;&nbsp;</body>\n</html>",
-    'SELECT * FROM t WHERE a >= 10 AND b LIKE \'%x_\' -- comment\r\n',
-    "fn main() { println!(\"{:?}\", vec![1u8; 3]); }",
+    '<html>\n  <body class="x">&amp;&nbsp;</body>\n</html>',
+    "SELECT * FROM t WHERE a >= 10 AND b LIKE '%x_' -- comment\r\n",
+    'fn main() { println!("{:?}", vec![1u8; 3]); }',
     '{"key": [1, 2.5e-10, null, true], "nested": {"a": "\\u00e9"}}',
     "$ grep -rn 'foo|bar' ./src/*.py | wc -l && echo $?",
     "https://example.org/a/b?c=d&e=%20#f user@example.org #hashtag @name",

@@ -147,9 +147,7 @@ class HuggingFaceTokenizer(Tokenizer):
         )
 
     @classmethod
-    def from_directory(
-        cls, path: Path, options: Mapping[str, Any] | None = None
-    ) -> Self:
+    def from_directory(cls, path: Path, options: Mapping[str, Any] | None = None) -> Self:
         """Load from a model directory; raise ModelError, naming the file, on failure.
 
         options: the fields of `HuggingFaceOptions`.

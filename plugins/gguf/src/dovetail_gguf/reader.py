@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail.model_files import open_model_file
+from dovetail.model_files import list_model_files, open_model_file
 from dovetail_gguf.tensor_types import TENSOR_TYPES, TensorType
 
 MAGIC = b"GGUF"
@@ -187,6 +187,17 @@ def first_part(paths: list[Path]) -> Path | None:
         return None
     first = [path for path, match in zip(paths, matches, strict=True) if int(match["number"]) == 1]
     return first[0] if first else None
+
+
+def find_file(path: Path) -> Path:
+    """Return `path`, or the only model in it if it is a directory; raise ModelError if none is."""
+    if not path.is_dir():
+        return path
+    files = list_model_files(path, ".gguf", at_most=MAX_SPLITS)
+    chosen = files[0] if len(files) == 1 else first_part(files)
+    if chosen is None:
+        raise ModelError(f"{path} has {len(files)} files *.gguf; give the path of one of them.")
+    return chosen
 
 
 class _Part:

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from dovetail.errors import ModelError
-from dovetail.model_files import MAX_TEMPLATE_BYTES, list_model_files
+from dovetail.model_files import MAX_TEMPLATE_BYTES
 from dovetail.tokenizers.huggingface import (
     MAX_ADDITIONAL_TEMPLATES,
     HuggingFaceTokenizer,
     TokenizerFacts,
 )
 from dovetail.value_checks import shorten
-from dovetail_gguf.reader import GGUFFile, first_part
+from dovetail_gguf.reader import GGUFFile, find_file
 from dovetail_gguf.tokenizer_content import tokenizer_content
 from dovetail_gguf.vocabulary import Vocabulary, read_vocabulary
 
-MAX_FILES = 1000
 _TEMPLATE = "tokenizer.chat_template"
 
 
@@ -31,23 +30,13 @@ class GGUFTokenizer(HuggingFaceTokenizer):
 
         options: the fields of `HuggingFaceOptions`. Raises ModelError, naming the file, on failure.
         """
-        file = GGUFFile(_find_file(Path(path)))
+        file = GGUFFile(find_file(Path(path)))
         vocabulary = read_vocabulary(file)
         try:
             content = tokenizer_content(vocabulary)
         except ModelError as error:
             raise ModelError(f"{file.path} cannot be used: {error}.") from None
         return cls.from_content(file.path, content, _facts(file, vocabulary), options)
-
-
-def _find_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    files = list_model_files(path, ".gguf", at_most=MAX_FILES)
-    chosen = files[0] if len(files) == 1 else first_part(list(files))
-    if chosen is None:
-        raise ModelError(f"{path} has {len(files)} files *.gguf of different models; give one.")
-    return chosen
 
 
 def _facts(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerFacts:

@@ -13,39 +13,49 @@ from typing import Any
 
 from gguf import GGUFWriter, TokenType
 
-PRE = {
-    "qwen3": "qwen2",
-    "llama3": "llama-bpe",
-    "llama3_1": "llama-bpe",
-    "deepseek_v3": "deepseek-v3",
-    "gptoss": "gpt-4o",
-    "gpt4o": "gpt-4o",
-}
-"""Byte-level vocabularies, and the names of their pre-tokenizers."""
-SENTENCEPIECE = ("llama2", "gemma3")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d+>|<(pad|mask|unk|bos|eos)>", re.DOTALL)
 
 
-def write_vocabulary(folder: Path, path: Path, name: str, *, omit: str = "") -> Path:
-    """Write the tokenizer in `folder` to the file `path`. omit: a key that is left out."""
+def write_vocabulary(folder: Path, path: Path, *, pre: str | None, template: str = "") -> Path:
+    """Write the tokenizer in `folder` to the file `path`, without a model.
+
+    pre: name of the pre-tokenizer of a byte-level vocabulary; None for SentencePiece. template:
+    chat template of a tokenizer that has none.
+    """
+    writer = GGUFWriter(path, "llama")
+    add_vocabulary(writer, folder, pre=pre, template=template)
+    finish(writer)
+    return path
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write everything to the file and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_vocabulary(
+    writer: GGUFWriter, folder: Path, *, pre: str | None, template: str = ""
+) -> None:
+    """Add the metadata of a tokenizer; the arguments are those of `write_vocabulary`."""
     source = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    writer = GGUFWriter(path, "llama")
     tokens, types = _tokens(source)
     ids = {token: number for number, token in enumerate(tokens)}
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    if name in SENTENCEPIECE:
+    if pre is None:
         writer.add_tokenizer_model("llama")
         writer.add_token_scores(_scores(source, tokens))
         writer.add_add_space_prefix("Prepend" in json.dumps(source["normalizer"]))
         writer.add_unk_token_id(ids["<unk>"])
     else:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(PRE[name])
-        writer.add_token_merges([one if isinstance(one, str) else " ".join(one)
-                                 for one in source["model"]["merges"]])  # fmt: skip
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges([" ".join(pair) for pair in merges_of(source)])
     for key, add in (
         ("bos_token", writer.add_bos_token_id),
         ("eos_token", writer.add_eos_token_id),
@@ -53,28 +63,31 @@ def write_vocabulary(folder: Path, path: Path, name: str, *, omit: str = "") -> 
     ):
         value = config.get(key)
         text = value["content"] if isinstance(value, dict) else value
-        if text is not None and key != omit:
+        if text is not None:
             add(ids[text])
     writer.add_add_bos_token(adds_bos(source, config))
-    if config.get("chat_template"):
-        writer.add_chat_template(config["chat_template"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    if config.get("chat_template") or template:
+        writer.add_chat_template(config.get("chat_template") or template)
+
+
+def merges_of(source: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the merges of a tokenizer.json, which are pairs or strings with a space."""
+    return [
+        tuple(one.split(" ") if isinstance(one, str) else one) for one in source["model"]["merges"]
+    ]
 
 
 def adds_bos(source: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Return whether the original adds the token; its config overrides its post-processor."""
     stated: bool | None = config.get("add_bos_token")
-    return "TemplateProcessing" in json.dumps(source["post_processor"]) if stated is None else stated
+    return (
+        "TemplateProcessing" in json.dumps(source["post_processor"]) if stated is None else stated
+    )
 
 
 def _scores(source: Mapping[str, Any], tokens: list[str]) -> list[float]:
     """Return scores in the order of the merges; tokenizer.json does not have the scores."""
-    made = ("".join(one.split(" ") if isinstance(one, str) else one)
-            for one in source["model"]["merges"])  # fmt: skip
+    made = map("".join, merges_of(source))
     ranks = {token: rank for rank, token in enumerate(dict.fromkeys(made))}
     return [-float(ranks.get(token, len(ranks))) for token in tokens]
 
