@@ -353,10 +353,21 @@ class _Cursor:
         if kind == _STRING:
             if count > MAX_STRINGS:
                 raise _Damaged(f"an array states {count} strings; at most {MAX_STRINGS} are read")
-            for _ in range(count):
-                self.take(self.unpack(_U64))
+            self._skip_strings(count)
         elif kind in _SCALARS:
             self.take(count * _SCALARS[kind].size)
         else:
             raise _Damaged(f"an array has elements of the type {kind}, which is not supported")
         return _Array(type=kind, count=count, start=start, end=self.place)
+
+    def _skip_strings(self, count: int) -> None:
+        # A vocabulary has 10^5 strings and is scanned at each start: no call of `take` for each.
+        memory, place, unpack = self._memory[:MAX_METADATA_BYTES], self.place, _U64.unpack_from
+        try:
+            for _ in range(count):
+                place += 8 + unpack(memory, place)[0]
+        except (struct.error, OverflowError):
+            place = len(memory) + 1
+        if place > len(memory):
+            raise _Damaged(f"{count} strings at {self.place} end beyond the end of the metadata")
+        self.place = place
