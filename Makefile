@@ -17,7 +17,7 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
+.PHONY: help demo chat test check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -35,6 +35,9 @@ $(STAMP): $(NEEDS) | $(BIN)/python
 
 demo: $(STAMP)  ## create a small model and generate from it
 	$(BIN)/dovetail demo
+
+chat: $(STAMP)  ## download SmolLM2-135M (93 MB) on first use, and chat with it
+	@$(BIN)/dovetail chat --model smollm2
 
 test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 	$(BIN)/python tests/features/suite.py

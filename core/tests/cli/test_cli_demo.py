@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -92,6 +93,30 @@ def test_the_demo_model_runs_its_tasks_and_its_answers_are_graded(demo_model, ca
         assert words in output
     assert "all 2 are equal" in output
     assert "attention_backend" not in output  # the run uses the requested plugin only
+
+
+PART = ("--scheduler-cls", "priority")
+
+
+def test_another_model_answers_simple_questions(checkpoint, capsys) -> None:
+    assert main(["demo", "--model", str(checkpoint), *PART]) == 0
+    output = capsys.readouterr().out
+    assert "What is the capital of France?" in output
+    assert " of 8 answers are correct" in output
+    assert "all 8 are equal" in output
+
+
+def test_a_model_without_a_chat_template_continues_prompts(tmp_path, capsys) -> None:
+    model = write_random_checkpoint(tmp_path / "model")
+    path = model / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    del settings["chat_template"]
+    path.write_text(json.dumps(settings), "utf-8")
+    assert main(["demo", "--model", str(model), *PART]) == 0
+    output = capsys.readouterr().out
+    assert "the sea is" in output
+    assert "capital" not in output
+    assert "answers are correct" not in output
 
 
 def test_an_unknown_plugin_is_reported_before_an_engine_starts(no_demo_model, capsys) -> None:

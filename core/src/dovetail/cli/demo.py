@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from dovetail.cli.demo_questions import Subject, demo_subject
+from dovetail.cli.demo_questions import demo_subject
 from dovetail.cli.demo_run import NUM_ROUNDS, PLUGIN_FIELDS, DemoRun, Part, run_demo, summary_of
 from dovetail.cli.terminal import forgive_encodings, printable
 from dovetail.config import EngineArgs
@@ -75,7 +75,7 @@ def demo(
         check_plugin_choices(config, make_registry(config))
         console.print(f"[bold]Dovetail[/] {subject.description}.\n")
         first = run_demo(subject, {})
-        _print_answers(console, subject, first)
+        _print_answers(console, first)
         others = [
             run_demo(subject, options, trust_local_code=trust_local_code)
             for options in ([asked] if asked else _other_options(first))
@@ -110,10 +110,10 @@ def _other_attention(registry: PluginRegistry, first: Part) -> str:
     return next((targets[name] for name in others if name in targets), first.resolution.target)
 
 
-def _print_answers(console: Console, subject: Subject, run: DemoRun) -> None:
+def _print_answers(console: Console, run: DemoRun) -> None:
     table = _table("question", "answer")
     num_right = num_graded = 0
-    for question, text in zip(subject.questions, run.texts, strict=True):
+    for question, text in zip(run.subject.questions, run.texts, strict=True):
         mark = ""
         if question.is_right is not None:
             right = question.is_right(text)

@@ -1,7 +1,8 @@
 """The model and the questions of `dovetail demo`.
 
 The installed demo model has tasks with a function that checks each answer. Without it, a checkpoint
-with random weights is created, which continues some prompts with random words.
+with random weights is created, which continues some prompts with random words. Another model
+answers simple questions, or continues the same prompts if it has no chat template.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ _BEGINNINGS = (
     "the door was not",
     "say one word",
 )
+_QUESTIONS = {
+    "What is the capital of France?": "Paris",
+    "What is the capital of Japan?": "Tokyo",
+    "Which planet is closest to the sun?": "Mercury",
+    "What is the chemical formula of water?": "H2O",
+    "How many days are in a week?": "seven 7",
+    "What color is the sky on a clear day?": "blue",
+    "Who wrote Romeo and Juliet?": "Shakespeare",
+    "What is the largest ocean on Earth?": "Pacific",
+}
+"""Questions for models with a chat template, and words of which a correct answer has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +59,15 @@ class Question:
 class Subject:
     """The model that the demo runs.
 
-    as_chat: whether the chat template is applied to questions. max_tokens: limit of an answer.
+    as_chat: whether the chat template is applied to questions. prompts: replace the questions if
+    the model has no chat template. max_tokens: limit of an answer.
     """
 
     model: str
     description: str
     questions: tuple[Question, ...]
     as_chat: bool = False
+    prompts: tuple[Question, ...] = ()
     max_tokens: int = 16
 
 
@@ -76,7 +90,14 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
     beginnings = tuple(Question(text=text) for text in _BEGINNINGS)
     if model is not None:
         yield Subject(
-            model=model, description=f"asks {model} to continue prompts", questions=beginnings
+            model=model,
+            description=f"gives {model} eight prompts",
+            questions=tuple(
+                Question(text=text, is_right=_any_of(words)) for text, words in _QUESTIONS.items()
+            ),
+            as_chat=True,
+            prompts=beginnings,
+            max_tokens=48,
         )
         return
     with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as folder:
@@ -103,3 +124,8 @@ def _installed_tasks() -> dict[str, Any]:
 def _question(task: Any) -> Question:
     prompt, _ = task.draw(random.Random(f"{task.name}:{_SEED}"), held_out=True)
     return Question(text=prompt, is_right=lambda answer: bool(task.check(prompt, answer)))
+
+
+def _any_of(words: str) -> Callable[[str], bool]:
+    """Return a function that checks whether an answer contains one of `words`."""
+    return lambda answer: any(word.lower() in answer.lower() for word in words.split())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dovetail.cli.demo_questions import Subject
 from dovetail.clock import MonotonicClock
 from dovetail.entrypoints.llm import LLM
+from dovetail.errors import RequestError
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
@@ -49,10 +50,12 @@ class Part:
 class DemoRun:
     """The result of one engine.
 
-    options: those that differ from the default. total_s: median duration of a timed round, in
-    seconds. parts: selected plugins by kind. changes: settings that the engine resolved.
+    subject: with the questions that were asked. options: those that differ from the default.
+    total_s: median duration of a timed round, in seconds. parts: selected plugins by kind. changes:
+    settings that the engine resolved.
     """
 
+    subject: Subject
     options: Mapping[str, str]
     outputs: tuple[RequestOutput, ...]
     total_s: float
@@ -100,6 +103,7 @@ def run_demo(
     with an empty prefix cache.
     """
     with LLM(subject.model, trust_local_code=trust_local_code, **options) as llm:
+        subject = _fit(subject, llm)
         outputs = _ask(llm, subject)
         seconds = [_time_round(llm, subject) for _ in range(NUM_ROUNDS)]
         engine = llm.llm_engine
@@ -108,12 +112,24 @@ def run_demo(
             for found in engine.plugins.chosen
         }
         return DemoRun(
+            subject=subject,
             options=dict(options),
             outputs=tuple(outputs),
             total_s=median(seconds),
             parts=parts,
             changes=tuple(engine.config.explain()),
         )
+
+
+def _fit(subject: Subject, llm: LLM) -> Subject:
+    """Return `subject` with prompts instead of questions if the model has no chat template."""
+    if not subject.prompts:
+        return subject
+    try:
+        llm.get_tokenizer().apply_chat_template([{"role": "user", "content": "?"}])
+    except RequestError:
+        return replace(subject, questions=subject.prompts, as_chat=False, max_tokens=16)
+    return subject
 
 
 def _time_round(llm: LLM, subject: Subject) -> float:
