@@ -5,6 +5,7 @@ With pytest-xdist, the controller collects the omitted tests and the notes of al
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections import Counter, defaultdict
@@ -69,6 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu_tests and not _has_accelerator():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="no accelerator on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests and modules out of later garbage collections.
+
+    Tests that call `gc.collect` need 0.01 s instead of 1 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _sample(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ Compiles the library's sources and `sanitize/*.cpp` into one program and runs it
 memory of the exact size; results are compared with plain sums (`sanitize/cases.h` says how to add a
 case). Exits with the program's status; 0 means success.
 
-    python platforms/cpu_kernels/sanitize.py [--turns 12] [--folder DIR] [--thread]
+    python platforms/cpu_kernels/sanitize.py [--turns 4] [--folder DIR] [--thread]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", type=int, default=12, help="runs of each case at each level")
+    parser.add_argument("--turns", type=int, default=4, help="runs of each case at each level")
     parser.add_argument("--folder", type=Path, help="keep objects here; only changes are compiled")
     parser.add_argument("--thread", action="store_true", help="look for data races instead")
     wish = parser.parse_args()

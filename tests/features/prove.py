@@ -18,7 +18,7 @@ from suite import Outcomes, commit, recorded, run_tests
 from table import Feature, read_features
 from wiring_trial import WiringFault, read_faults, try_faults
 
-SAMPLED = 2
+SAMPLED = 3
 """`make features` tries one fault in this many."""
 
 

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import distributions
@@ -22,7 +23,10 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".pytest_cache" / "suite.json"
-PARTS = (("--clock=without", "-n", "2", "--dist", "loadfile"), ("--clock=only",))
+PARALLEL = ("--clock=without", "-n", "3", "--dist", "loadfile")
+"""Three processes on two cores, because many tests wait for processes that they start."""
+ALONE = ("--clock=only",)
+CLOCK_MARK = "mark.clock"
 NO_TESTS = 5
 NUM_FILES_SHOWN = 25
 FINISHED_CODES = (0, 1, NO_TESTS)
@@ -41,12 +45,22 @@ def run_tests(
     """
     outcomes: Outcomes = {}
     codes = []
-    for part in PARTS:
-        found, code = _run(*part, *options, *tests, shown=shown)
+    for part, chosen in ((PARALLEL, tests), (ALONE, tests or files_with_clock_tests())):
+        found, code = _run(*part, *options, *chosen, shown=shown)
         codes.append(code)
         for test, seen in found.items():
             outcomes.setdefault(test, set()).update(seen)
     return outcomes, max(codes, key=abs)
+
+
+def files_with_clock_tests() -> list[str]:
+    """Return the test files that use the mark `clock`, so that no other file is imported."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    folders = settings["tool"]["pytest"]["ini_options"]["testpaths"]
+    files = {file for folder in folders for file in ROOT.glob(f"{folder}/**/test_*.py")}
+    return sorted(
+        str(file.relative_to(ROOT)) for file in files if CLOCK_MARK in file.read_text("utf-8")
+    )
 
 
 def _run(*arguments: str, shown: bool) -> tuple[Outcomes, int]:

@@ -1,8 +1,9 @@
 """Run every long test: `make soak`, or `PYTHONPATH=tests python -m soak [--fresh] [--only NAME …]`.
 
 The sections are the tests that `make test` omits (long tests, and cases of large test matrices that
-the commit did not select), tests that measure time, and a million steps of random scheduler
-programs. An interrupted run continues where it stopped if it is started again on the same tree.
+the commit did not select), tests that measure time, the kernels under sanitizers, and a million
+steps of random scheduler programs. An interrupted run continues where it stopped if it is started
+again on the same tree.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ def make_sections() -> list[Section]:
             name="tests that measure time",
             command=(*pytest, "-m", "not gpu", "--clock=only"),
             limit_s=1200,
+        )
+    )
+    sections.append(
+        Section(
+            name="sanitizers",
+            command=(python, "platforms/cpu_kernels/sanitize.py", "--turns", "40"),
+            limit_s=900,
         )
     )
     sections.append(

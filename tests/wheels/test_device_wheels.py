@@ -7,32 +7,26 @@ import re
 import subprocess
 
 import pytest
-from wheels.clean_environment import PIP, make_environment, run
-
-from architecture.sources import ROOT
+from wheels.clean_environment import make_environment, run
 
 pytestmark = pytest.mark.slow
 
 MEMBERS = (
-    "core",
-    "platforms/torch",
-    "platforms/cuda",
-    "platforms/ops_triton",
-    "attention_backends/triton",
-    "plugins/devkit",
+    "dovetail-core",
+    "dovetail-torch",
+    "dovetail-cuda",
+    "dovetail-ops-triton",
+    "dovetail-attn-triton",
+    "dovetail-devkit",
 )
 PLUGINS = ("platform:cuda", "worker:cuda", "attention:triton")
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def python(wheels, tmp_path_factory):
     """An interpreter with these wheels and their dependencies."""
     folder = tmp_path_factory.mktemp("device")
-    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder / "wheels")
-    run(*PIP, "wheel", "-q", *(ROOT / member for member in MEMBERS), *options)
-    wheels = sorted((folder / "wheels").glob("*.whl"))
-    assert len(wheels) == len(MEMBERS)
-    made = make_environment(folder / "environment", wheels)
+    made = make_environment(folder / "environment", [wheels[name] for name in MEMBERS])
     program = "import sys, torch; sys.exit(torch.cuda.is_available())"
     if subprocess.run([made, "-c", program], check=False).returncode:
         pytest.skip("there is a GPU")

@@ -72,7 +72,7 @@ def trials(request, wheels, tmp_path_factory):
         yield {one: pool.submit(kit_report, one, wheels, folders[one]) for one in members}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
 def test_a_wheel_with_only_its_dependencies_passes_the_kit(member, trials):
     output = trials[member].result()

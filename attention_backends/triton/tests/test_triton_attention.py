@@ -32,11 +32,23 @@ LEAST_CASES = 36
 @needs_triton
 @pytest.mark.timeout(500)
 def test_kernels_pass_in_the_interpreter():
-    """Runs the conformance suite in all dtypes, and the additional cases of this package."""
-    counts = run_interpreted(Path(__file__).parent / "interpreted", timeout_s=480)
+    """Runs the cases of this commit: of the conformance suite, and of this package."""
+    check_interpreted(LEAST_CASES)
+
+
+@needs_triton
+@pytest.mark.soak
+@pytest.mark.timeout(2000)
+def test_kernels_pass_all_cases_in_the_interpreter():
+    check_interpreted(5 * LEAST_CASES, complete=True)
+
+
+def check_interpreted(num_cases, **options):
+    folder = Path(__file__).parent / "interpreted"
+    counts = run_interpreted(folder, timeout_s=1980 if options else 480, **options)
     assert not counts.failed, counts.told
     assert not counts.skipped, counts.told
-    assert counts.passed >= LEAST_CASES, counts.told
+    assert counts.passed >= num_cases, counts.told
 
 
 def requirements(**changes):

@@ -33,15 +33,19 @@ class Counts:
     told: str
 
 
-def run_interpreted(folder: Path, *plugins: str, timeout_s: float) -> Counts:
+def run_interpreted(
+    folder: Path, *plugins: str, timeout_s: float, complete: bool = False
+) -> Counts:
     """Run the tests in `folder` interpreted, and return their counts.
 
     plugins: "kind:name" of plugins that the conformance kit checks in the same process, on the
-    host. Raises subprocess.TimeoutExpired after `timeout_s` seconds, and AssertionError if the run
+    host. complete: also run the cases that pytest's settings deselect, such as slow cases. Raises
+    subprocess.TimeoutExpired after `timeout_s` seconds, and AssertionError if the run
     ends without counts.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", _QUICK]
     command += ["-o", f"python_files={_FILES}", "-W", f"ignore::RuntimeWarning:{_INTERPRETER}"]
+    command += ["-m", ""] if complete else []
     command += [option for plugin in plugins for option in ("--dovetail-plugin", plugin)]
     done = subprocess.run(
         [*command, "--dovetail-device", "cpu", str(folder)],
