@@ -59,6 +59,7 @@ RESOLVED = {
 FIELDS = {
     "model": [
         "architecture",
+        "defaults",
         "dtype",
         "enforce_eager",
         "generation_config",

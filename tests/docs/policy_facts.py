@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "schedulers"
 TABLE = ROOT / "docs" / "schedulers.md"
 END = "<!-- end -->"
-_KIT = "keeps_its_contract"
+_KIT = "meets_its_contract"
 
 
 @dataclass(frozen=True, kw_only=True)

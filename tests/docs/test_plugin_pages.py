@@ -97,8 +97,11 @@ def test_an_example_passes_the_cases_of_the_kit_command(kind, install):
                 case.run()
             except NotHere as reason:
                 left_out.append(str(reason))
-    missing = [f"the worker does not declare '{one}'" for one in SAMPLING_CAPABILITIES.values()]
-    lacking = "the model declares that it lacks a final norm"
+    refused = "the engine refuses requests that need it"
+    missing = [
+        f"the worker does not declare '{one}'; {refused}" for one in SAMPLING_CAPABILITIES.values()
+    ]
+    lacking = "the model declares FINAL_NORM in `lacks`"
     due = {"worker": missing, "attention": [], "model": [lacking]}
     assert [one.split(",")[0] for one in left_out] == due[kind]
 
