@@ -15,15 +15,25 @@ from dovetail_ops_triton import availability
 from dovetail_ops_triton.ops import TritonOps
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-NUM_INTERPRETED = 69
+NUM_INTERPRETED, NUM_SAMPLED = 69, 44
 
 
 @needs_triton
 def test_the_kernels_pass_in_the_interpreter():
+    check_interpreted(NUM_SAMPLED)
+
+
+@needs_triton
+@pytest.mark.soak
+def test_the_kernels_pass_all_cases_in_the_interpreter():
+    check_interpreted(NUM_INTERPRETED, complete=True)
+
+
+def check_interpreted(num_cases, **options):
     folder = Path(__file__).parent / "interpreted"
-    counts = run_interpreted(folder, timeout_s=240)
+    counts = run_interpreted(folder, timeout_s=240, **options)
     assert (counts.failed, counts.skipped) == (0, 0), counts.told
-    assert counts.passed >= NUM_INTERPRETED, counts.told
+    assert counts.passed >= num_cases, counts.told
 
 
 def cases():

@@ -1,4 +1,4 @@
-"""All cases of the conformance suite for Triton's ops in the interpreter, with fewer draws."""
+"""Cases of the conformance suite for Triton's ops in the interpreter, with fewer draws."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ NUM_DRAWS = 60
 CASES = tuple(ops_cases(TritonOps, torch.device("cpu"), num_draws=NUM_DRAWS))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_the_ops_pass_the_conformance_suite_in_the_interpreter(case):
     case.run()
