@@ -8,7 +8,7 @@ relative to the bandwidth, the second is operations per second relative to the p
 the median of 7 passes, or of 3 passes above 64 rows. `--team` measures a pass as in a decode step,
 alone and beside one busy process.
 
-    python bench/cpu_kernels.py [--kinds bf16,int8,int4] [--group 32] [--threads 1,2]
+    python bench/cpu_kernels.py [--kinds bf16,int8,int4,Q4_K] [--group 32] [--threads 1,2]
         [--rows 1,2,4,8,16,32,64,256,512] [--shapes qkv,o,gate_up,down,head] [--team] [--json FILE]
 """
 

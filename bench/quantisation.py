@@ -55,7 +55,7 @@ FORMATS = (
     Format(name="int4 g32", method="int4", options={}),
     Format(name="int4 g64", method="int4", options={"group_size": 64}),
     Format(name="int4 g128", method="int4", options={"group_size": 128}),
-    Format(name="int4 g32, head int8", method="int4", options={"head": "int8"}),
+    Format(name="int4 g32, head int4", method="int4", options={"head": "int4"}),
 )
 
 

@@ -19,7 +19,7 @@
 #endif
 
 /* Incremented whenever a struct, a function or a packed format changes. */
-#define DK_ABI_VERSION 2
+#define DK_ABI_VERSION 3
 
 /* Instruction set levels. Each includes the lower ones. */
 enum { DK_PORTABLE = 0, DK_AVX2 = 1, DK_AVX512 = 2, DK_AVX512_BF16 = 3 };
@@ -56,10 +56,30 @@ DK_API void dk_record_free(const dk_call* calls);
 
 /* --- packed linear ------------------------------------------------------------------------------
  * Weights of [N, K] in panels of 32 output columns, K contiguous within a panel, padded with
- * zeros. int8: symmetric, a float scale per output column. int4: a bf16 scale of either sign per
- * column and group of `group` (32, 64, 128) consecutive k. Activations of both are quantized
- * dynamically: int8 per token (int8), int8 per token and group (int4). K <= 131072 for int8. */
-enum { DK_BF16 = 0, DK_INT8 = 1, DK_INT4 = 2 };
+ * zeros. All kinds but bf16 have codes of 4 or 8 bits in groups of consecutive k with a scale, and
+ * some a minimum, per column and group: weight = scale * code + minimum. Activations are quantized
+ * dynamically to int8, with a float scale per token and group.
+ *
+ * int8: symmetric, a bf16 scale per group of 32. int4: a bf16 scale of either sign per group of
+ * `group` (32, 64, 128). The others are the block types of GGUF files with their own codes, scales
+ * and minima; K is a multiple of the block (32; 256 for the K types).
+ *     codes of 4 bits: Q4_0, Q4_1, Q4_K       of 8 bits: Q5_0, Q5_1, Q8_0, Q5_K, Q6_K
+ *     a float16 per group: Q4_0, Q4_1 (and minimum), Q5_0, Q5_1 (and minimum), Q8_0
+ *     an int8 per group times a float16 per 256 k: Q4_K and Q5_K (and minimum), Q6_K (groups of 16)
+ */
+enum {
+  DK_BF16 = 0,
+  DK_INT8 = 1,
+  DK_INT4 = 2,
+  DK_Q4_0 = 3,
+  DK_Q4_1 = 4,
+  DK_Q5_0 = 5,
+  DK_Q5_1 = 6,
+  DK_Q8_0 = 7,
+  DK_Q4_K = 8,
+  DK_Q5_K = 9,
+  DK_Q6_K = 10
+};
 
 /* Flags of packing and of the operation; DK_GATE_UP must be the same in both. */
 enum {
@@ -72,24 +92,27 @@ enum {
 DK_API int64_t dk_packed_bytes(int64_t kind, int64_t N, int64_t K, int64_t group, int64_t flags);
 
 typedef struct dk_pack_linear_args {
-  const void* weight;     /* bf16 [N, K] */
+  const void* weight;     /* bf16 [N, K], or N rows of blocks */
   void* packed;           /* dk_packed_bytes, on a 64 byte boundary */
-  int64_t* num_nonfinite; /* out: number of NaN or infinite weights; if any, discard `packed` */
+  int64_t* num_nonfinite; /* out: number of NaN or infinite weights, or scales and minima of blocks;
+                             if any, discard `packed` */
   int64_t N, K;
-  int64_t ld;             /* stride of weight's rows, >= K */
-  int64_t group;          /* int4: 32, 64 or 128 */
-  int64_t flags;          /* 0 or DK_GATE_UP (N even) */
+  int64_t ld;    /* stride of weight's rows, >= K; of blocks in bytes */
+  int64_t group; /* int4: 32, 64 or 128 */
+  int64_t flags; /* 0 or DK_GATE_UP (N even) */
+  int64_t kind;  /* dk_pack_linear_blocks: DK_Q4_0 ... DK_Q6_K */
 } dk_pack_linear_args;
 DK_API void dk_pack_linear_bf16(const dk_pack_linear_args* args);
 DK_API void dk_pack_linear_int8(const dk_pack_linear_args* args);
 DK_API void dk_pack_linear_int4(const dk_pack_linear_args* args);
+DK_API void dk_pack_linear_blocks(const dk_pack_linear_args* args);
 
 /* y = epilogue(x W^T): plus bias, then silu(gate) * up with DK_GATE_UP, then plus residual;
- * summed in float32 (int8, int4: exact integers, then float32), rounded once to y's type. If a row
+ * summed in float32 (groups: exact integers, then float32), rounded once to y's type. If a row
  * of x has a NaN or an infinity, its row of y has no finite number. y may be the residual. */
 typedef struct dk_linear_args {
   const void* x;        /* bf16 [M, K] */
-  const void* packed;   /* by dk_pack_linear_* for the same N, K, group, DK_GATE_UP */
+  const void* packed;   /* by dk_pack_linear_* for the same N, K, group, kind, DK_GATE_UP */
   const void* bias;     /* bf16 [N] or NULL */
   const void* residual; /* bf16 [M, N or N/2] or NULL */
   void* y;              /* bf16 or float32 [M, N or N/2] */
@@ -97,10 +120,12 @@ typedef struct dk_linear_args {
   int64_t ldx, ldy, ld_residual;
   int64_t group; /* int4 */
   int64_t flags;
+  int64_t kind;  /* dk_linear_blocks */
 } dk_linear_args;
 DK_API void dk_linear_bf16(const dk_linear_args* args);
 DK_API void dk_linear_int8(const dk_linear_args* args);
 DK_API void dk_linear_int4(const dk_linear_args* args);
+DK_API void dk_linear_blocks(const dk_linear_args* args);
 
 /* --- probes: the limits of this machine, for benchmarks ------------------------------------------
  * The caller measures the time. Reads whole pieces of 256 KiB. */

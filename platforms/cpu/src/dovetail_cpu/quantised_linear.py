@@ -1,8 +1,8 @@
 """The linear methods `int8` and `int4`: weights are quantized when they are loaded.
 
-int8: one scale per output feature; activations are rounded to int8 with one scale per token. int4:
-one scale per group of input features, for weights and activations. Rounds to nearest; the kernels'
-header defines the formats. Inputs and outputs are bfloat16.
+Weights have one scale per output feature and group of input features, activations one per token and
+group: of 32 for int8, of `group_size` for int4. Rounds to nearest; the kernels' header defines the
+formats. Inputs and outputs are bfloat16.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import LinearShape
 from dovetail_cpu.native_linear import NativeLinearMethod
 from dovetail_cpu.options import Int4Options, Int8Options
-from dovetail_cpu_kernels.linear import BF16, INT4, INT8, MAX_INT8_K, PackedLinear
+from dovetail_cpu_kernels.linear import BF16, INT4, INT8, PackedLinear
 from dovetail_torch.layers.embedding import ParallelLMHead
 
 _KINDS = {"bfloat16": BF16, "int8": INT8, "int4": INT4}
 
 
 class QuantisedLinearMethod(NativeLinearMethod):
-    """The base class of both. name: the value of `quantization`. group_size: 0 without groups."""
+    """The base class of both. name: the value of `quantization`. group_size: of int4, else 0."""
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -46,8 +46,6 @@ class QuantisedLinearMethod(NativeLinearMethod):
                 "dtype='bfloat16', or remove quantization"
             )
         kind = _KINDS[self._head if isinstance(layer, ParallelLMHead) else self.name]
-        if kind == INT8 and shape.in_features > MAX_INT8_K:
-            kind = BF16  # otherwise sums of int8 products could overflow 32 bits
         return PackedLinear(
             kind=kind,
             N=shape.out_features,
@@ -57,7 +55,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
 
 
 class Int8LinearMethod(QuantisedLinearMethod):
-    """Uses eight bits per weight and one scale per output feature; 8-bit activations."""
+    """Uses eight bits per weight and activation; both have a scale per group of 32."""
 
     name: ClassVar[str] = "int8"
     error: ClassVar[float] = 0.05
@@ -67,7 +65,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
 
 
 class Int4LinearMethod(QuantisedLinearMethod):
-    """Uses four bits per weight; 8-bit activations; both have a scale per group."""
+    """Uses four bits per weight, eight in the head; 8-bit activations; all have group scales."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6

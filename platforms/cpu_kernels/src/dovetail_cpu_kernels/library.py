@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # DK_PORTABLE ... DK_AVX512_BF16
 LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
 MAX_THREADS = 64

@@ -13,9 +13,20 @@ from dovetail_cpu_kernels.library import library
 
 BF16, INT8, INT4 = 0, 1, 2
 GATE_UP, OUT_F32, BATCH_INVARIANT = 1, 2, 4
-KIND_NAMES = ("bf16", "int8", "int4")
 INT4_GROUPS = (32, 64, 128)
-MAX_INT8_K = 131072  # with this limit, sums of int8 products fit in 32 bits
+BLOCK_BYTES = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+"""The block types of GGUF files that have kernels: values and bytes of a block."""
+KIND_NAMES = ("bf16", "int8", "int4", *BLOCK_BYTES)
+"""Names by kind."""
 
 
 class PackLinearArgs(ctypes.Structure):
@@ -30,6 +41,7 @@ class PackLinearArgs(ctypes.Structure):
         ("ld", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("flags", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
     )
 
 
@@ -50,6 +62,7 @@ class LinearArgs(ctypes.Structure):
         ("ld_residual", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("flags", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
     )
 
 
@@ -57,9 +70,9 @@ class LinearArgs(ctypes.Structure):
 class PackedLinear:
     """Shape of a packed weight [N, K].
 
-    kind: BF16, INT8 or INT4. group: number of input features per scale, for INT4 only. gate_up: the
-    first half of the rows are gates and the second ups, and the linear returns silu(gate) * up of N
-    / 2 columns.
+    kind: an index of KIND_NAMES. group: number of input features per scale, for INT4 only. gate_up:
+    the first half of the rows are gates and the second ups, and the linear returns silu(gate) * up
+    of N / 2 columns.
     """
 
     kind: int
@@ -70,7 +83,6 @@ class PackedLinear:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a shape that cannot be packed."""
-        name = KIND_NAMES[self.kind]
         if self.N < 1 or self.K < 1:
             raise ValueError(f"a weight of [{self.N}, {self.K}] has no elements")
         if self.gate_up and self.N % 2:
@@ -79,8 +91,21 @@ class PackedLinear:
             )
         if self.kind == INT4 and self.group not in INT4_GROUPS:
             raise ValueError(f"an int4 group must have 32, 64 or 128 weights, not {self.group}")
-        if self.kind == INT8 and self.K > MAX_INT8_K:
-            raise ValueError(f"{name} supports at most {MAX_INT8_K} inputs, not {self.K}")
+        if self.is_blocks and self.K % self.block[0]:
+            raise ValueError(
+                f"a row of {KIND_NAMES[self.kind]} has a multiple of {self.block[0]} weights, "
+                f"not {self.K}"
+            )
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether the weight is packed from rows of blocks, not from bf16."""
+        return KIND_NAMES[self.kind] in BLOCK_BYTES
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Values and bytes of a block."""
+        return BLOCK_BYTES[KIND_NAMES[self.kind]]
 
     @property
     def flags(self) -> int:
@@ -103,9 +128,13 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
     """Pack bf16 `weight` [N, K] into `packed`; return the number of weights that are not finite.
 
     The thread team computes. weight, packed: addresses; `packed` is aligned to 64 bytes and has
-    `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. If the
-    result is not 0, `packed` is unusable.
+    `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. Of
+    blocks, `ld` counts bytes, and the result scales and minima. If the result is not 0, `packed` is
+    unusable.
     """
+    if ld is None:
+        values, num_bytes = shape.block if shape.is_blocks else (1, 1)
+        ld = shape.K // values * num_bytes
     num_nonfinite = ctypes.c_int64(0)
     args = PackLinearArgs(
         weight,
@@ -113,11 +142,12 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
         ctypes.addressof(num_nonfinite),
         shape.N,
         shape.K,
-        shape.K if ld is None else ld,
+        ld,
         shape.group,
         shape.flags,
+        shape.kind,
     )
-    function = getattr(library(), f"dk_pack_linear_{KIND_NAMES[shape.kind]}")
+    function = getattr(library(), f"dk_pack_linear_{_name_of(shape.kind)}")
     function(ctypes.byref(args))
     return num_nonfinite.value
 
@@ -126,12 +156,16 @@ def new_args(shape: PackedLinear, packed: int) -> LinearArgs:
     """Return a struct for `shape` and contiguous rows; x, y and M must be set."""
     args = LinearArgs(packed=packed, N=shape.N, K=shape.K, ldx=shape.K)
     args.ldy = args.ld_residual = shape.num_outputs
-    args.group, args.flags = shape.group, shape.flags
+    args.group, args.flags, args.kind = shape.group, shape.flags, shape.kind
     return args
 
 
 def operation(kind: int) -> ctypes._NamedFuncPointer:
     """Return the native function of `kind`: call it with the address of a LinearArgs."""
-    function = getattr(library(), f"dk_linear_{KIND_NAMES[kind]}")
+    function = getattr(library(), f"dk_linear_{_name_of(kind)}")
     function.argtypes, function.restype = [ctypes.c_void_p], None
     return function
+
+
+def _name_of(kind: int) -> str:
+    return "blocks" if KIND_NAMES[kind] in BLOCK_BYTES else KIND_NAMES[kind]

@@ -1,8 +1,9 @@
 // Packing of activations: rows of bf16 or quantized int8 into tiles [unit][row], zeros for padding.
 //
-// Quantization is symmetric: scale = max |x| / 127, q = x * (127 / max |x|) to nearest even. A
-// group whose maximum is below 1e-30 becomes zeros with scale 0. One with a NaN or an infinity
-// becomes zeros with scale NaN, so that its results are NaN and not plausible numbers.
+// Quantization is symmetric: scale = max |x| / 127, rounded up to 16 bits, q = x / scale to nearest
+// even. A group whose maximum is below 1e-30 becomes zeros with scale 0. One with a NaN, an
+// infinity or a number beyond 1e33 becomes zeros with scale NaN, so that its results are NaN and
+// not plausible numbers.
 #pragma once
 #include "linear.h"
 #include "simd.h"
@@ -16,9 +17,14 @@ struct GroupScale {
 DK_INLINE GroupScale scale_of(uint32_t largest_bits) {
   float largest;
   memcpy(&largest, &largest_bits, 4);
-  if (largest_bits >= 0x7f800000) return {__builtin_nanf(""), 0.0f};
+  if (largest_bits >= 0x7f800000 || largest > 1e33f) return {__builtin_nanf(""), 0.0f};
   if (largest < 1e-30f) return {0.0f, 0.0f};
-  return {largest / 127.0f, 127.0f / largest};
+  float scale = largest / 127.0f;
+  uint32_t bits;
+  memcpy(&bits, &scale, 4);
+  bits = (bits + 0xff) & ~0xffu;
+  memcpy(&scale, &bits, 4);
+  return {scale, 1.0f / scale};
 }
 
 // The largest magnitude of x[0, n), as a bf16 without its sign; NaN and infinities are the largest.

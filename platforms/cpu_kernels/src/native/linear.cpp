@@ -1,7 +1,7 @@
 // Packed linears: passes over the rows, packing of activations, distribution of panels.
 //
 // Results do not depend on the batch: neither the split of rows into passes and tiles nor the
-// thread of a panel changes the order of a sum (linear_level.cpp, linear_int4_level.cpp) or the
+// thread of a panel changes the order of a sum (linear_level.cpp, linear_groups_level.cpp) or the
 // quantization of a row (activations.h). So DK_BATCH_INVARIANT has no effect.
 #include "linear.h"
 
@@ -35,16 +35,17 @@ int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
   return best;
 }
 
-// Run one pass. Scratch contains packed activations, scales and corrections, one after the other.
-void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_groups,
-              int64_t num_panels) {
+// Run one pass. Scratch contains packed activations and four arrays of a number per group.
+void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_panels) {
   const int64_t num_tiles = job.num_tiles(), rows = num_tiles * job.tile_rows;
   const int64_t packed_bytes = padded(rows * job.num_units * kernels.unit_bytes, 64);
-  const int64_t scale_bytes = padded(rows * num_groups * 4, 64);
-  char* const memory = scratch(kOperationScratch, packed_bytes + 2 * scale_bytes);
+  const int64_t array_bytes = padded(rows * job.num_groups * 4, 64);
+  char* const memory = scratch(kOperationScratch, packed_bytes + 4 * array_bytes);
   job.activations = memory;
   job.scales = reinterpret_cast<float*>(memory + packed_bytes);
-  job.corrections = reinterpret_cast<int32_t*>(memory + packed_bytes + scale_bytes);
+  job.starts = reinterpret_cast<int32_t*>(memory + packed_bytes + array_bytes);
+  job.start_products = reinterpret_cast<float*>(memory + packed_bytes + 2 * array_bytes);
+  job.sums = reinterpret_cast<float*>(memory + packed_bytes + 3 * array_bytes);
   if (job.num_rows < kSharedPackingRows) {
     kernels.pack_rows(job, 0, num_tiles);
   } else {
@@ -73,7 +74,7 @@ struct Cut {
 void run_linear(const LinearKernels& kernels, int64_t kind, const dk_linear_args& args) {
   if (args.M == 0) return;
   const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
-  const int64_t num_groups = kind == DK_INT4 ? shape.num_units * 8 / args.group : 1;
+  const GroupFormat format = group_format(kind, args.group);
   const Cut cut(kernels, args.M, shape.num_units * kernels.unit_bytes);
   for (int64_t pass = 0; pass < cut.num_passes; ++pass) {
     const int64_t begin = cut.first_row(pass), end = std::min(cut.first_row(pass + 1), args.M);
@@ -84,7 +85,9 @@ void run_linear(const LinearKernels& kernels, int64_t kind, const dk_linear_args
     job.num_rows = end - begin;
     job.tile_rows = cut.tile_rows;
     job.num_units = shape.num_units;
-    run_pass(kernels, job, num_groups, shape.num_panels);
+    job.format = format;
+    job.num_groups = kind == DK_BF16 ? 0 : shape.num_units * 4 / format.group;
+    run_pass(kernels, job, shape.num_panels);
   }
 }
 
@@ -92,7 +95,7 @@ void run_packing(const PackKernels& kernels, int64_t kind, const dk_pack_linear_
   const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
   std::atomic<int64_t> num_nonfinite{0};
   parallel_for(shape.num_panels, 4, [&](int64_t begin, int64_t end) {
-    num_nonfinite += kernels.pack(args, begin, end);
+    num_nonfinite += kernels.pack(args, kind, begin, end);
   });
   *args.num_nonfinite = num_nonfinite;
 }
@@ -109,10 +112,13 @@ void dk_pack_linear_bf16(const dk_pack_linear_args* args) {
   dk::run_packing(DK_PICK(pack_bf16), DK_BF16, *args);
 }
 void dk_pack_linear_int8(const dk_pack_linear_args* args) {
-  dk::run_packing(DK_PICK(pack_int8), DK_INT8, *args);
+  dk::run_packing(DK_PICK(pack_groups), DK_INT8, *args);
 }
 void dk_pack_linear_int4(const dk_pack_linear_args* args) {
-  dk::run_packing(DK_PICK(pack_int4), DK_INT4, *args);
+  dk::run_packing(DK_PICK(pack_groups), DK_INT4, *args);
+}
+void dk_pack_linear_blocks(const dk_pack_linear_args* args) {
+  dk::run_packing(DK_PICK(pack_groups), args->kind, *args);
 }
 
 void dk_linear_bf16(const dk_linear_args* args) {
@@ -121,9 +127,13 @@ void dk_linear_bf16(const dk_linear_args* args) {
 }
 void dk_linear_int8(const dk_linear_args* args) {
   dk::note(dk_linear_int8, args);
-  dk::run_linear(DK_PICK(linear_int8), DK_INT8, *args);
+  dk::run_linear(DK_PICK(linear_groups), DK_INT8, *args);
 }
 void dk_linear_int4(const dk_linear_args* args) {
   dk::note(dk_linear_int4, args);
-  dk::run_linear(DK_PICK(linear_int4), DK_INT4, *args);
+  dk::run_linear(DK_PICK(linear_groups), DK_INT4, *args);
+}
+void dk_linear_blocks(const dk_linear_args* args) {
+  dk::note(dk_linear_blocks, args);
+  dk::run_linear(DK_PICK(linear_groups), args->kind, *args);
 }

@@ -1,14 +1,17 @@
 // The interface from linear.cpp, which distributes a packed linear over the team, to the kernels of
-// a level (linear_level.cpp, linear_int4_level.cpp, pack_level.cpp), which compute some panels.
+// a level (linear_level.cpp, linear_groups_level.cpp, pack_level.cpp), which compute some panels.
 //
-// Packed weights: panels of 32 columns, `num_units` units each, 128 bytes a unit.
-//     bf16   [panel][unit][32 columns][2 k]                          K padded to 8
-//     int8   [panel]{ [unit][32][4 k] of q + 128, 32 float scales }  K padded to 16
-//     int4   [panel][group]{ [unit][32][8 k], 32 bf16 scales }       K padded to the group
-// Of the 4 bytes of an int4 unit and column, low nibbles are k 0..3 and high ones k 4..7, of q + 8.
+// Packed weights: panels of 32 columns.
+//     bf16     [panel][unit][32 columns][2 k]             K padded to 8
+//     groups   [panel]{ [group]{ codes, scales, minima } }
+//     groups with scales of two levels
+//              [panel]{ [group]{ codes }, [256 k]{ scales, minima, [group]{ scales, minima } } }
+// Codes of 8 bits are [unit of 4 k][32][4 k] of q + 128. Codes of 4 bits are [8 k][32][4 bytes];
+// low nibbles are k 0..3 and high ones k 4..7, of q + 8, or of q if there are minima. Scales and
+// minima are [32] numbers of 16 bits; those of a group on the lower level [32] int8.
 // With DK_GATE_UP columns 0..15 of a panel are gates and 16..31 the ups of the same 16 outputs.
 // Packed activations: [tile of rows][unit][row], zero for padded rows and k; kernels choose the
-// bytes of a unit. int8 and int4 have scales and corrections in separate arrays.
+// bytes of a unit. Groups have a scale and other numbers in separate arrays.
 #pragma once
 #include "dispatch.h"
 
@@ -20,16 +23,67 @@ constexpr int64_t kUnitBytes = kColumns * 4;
 // Since each pass reads all weights, it should be long enough to be compute-bound.
 constexpr int64_t kFewestRows = 96, kMostRows = 240;
 constexpr int64_t kKeptBytes = 768 << 10;
+constexpr int64_t kSuperK = 256;  // k of a scale of the upper level
+
+enum ScaleKind { kBf16Scales, kHalfScales, kTwoLevelScales };
+
+// A format with groups.
+struct GroupFormat {
+  int64_t bits;   // of a code
+  int64_t group;  // number of k
+  ScaleKind scales;
+  bool has_minima;
+
+  DK_INLINE bool two_levels() const { return scales == kTwoLevelScales; }
+  // What is added to a code to store it unsigned.
+  DK_INLINE int64_t offset() const { return bits == 8 ? 128 : has_minima ? 0 : 8; }
+  DK_INLINE int64_t code_bytes() const { return group * bits / 8 * kColumns; }
+  // Of the scales and minima of a group; of one level, of 256 k.
+  DK_INLINE int64_t scale_bytes() const {
+    return kColumns * (two_levels() ? 1 : 2) * (has_minima ? 2 : 1);
+  }
+  DK_INLINE int64_t upper_bytes() const { return kColumns * 2 * (has_minima ? 2 : 1); }
+  DK_INLINE int64_t group_stride() const {
+    return code_bytes() + (two_levels() ? 0 : scale_bytes());
+  }
+  DK_INLINE int64_t super_stride() const {
+    return two_levels() ? upper_bytes() + kSuperK / group * scale_bytes() : 0;
+  }
+  // Of the part of a panel with all groups, and of a panel; K is a multiple of the group.
+  DK_INLINE int64_t all_groups_bytes(int64_t K) const { return K / group * group_stride(); }
+  DK_INLINE int64_t panel_bytes(int64_t K) const {
+    return all_groups_bytes(K) + K / kSuperK * super_stride();
+  }
+};
+
+DK_INLINE GroupFormat group_format(int64_t kind, int64_t group) {
+  switch (kind) {
+    case DK_INT8: return {8, 32, kBf16Scales, false};
+    case DK_INT4: return {4, group, kBf16Scales, false};
+    case DK_Q4_0: return {4, 32, kHalfScales, false};
+    case DK_Q4_1: return {4, 32, kHalfScales, true};
+    case DK_Q5_1: return {8, 32, kHalfScales, true};
+    case DK_Q4_K: return {4, 32, kTwoLevelScales, true};
+    case DK_Q5_K: return {8, 32, kTwoLevelScales, true};
+    case DK_Q6_K: return {8, 16, kTwoLevelScales, false};
+    default: return {8, 32, kHalfScales, false};  // Q5_0, Q8_0
+  }
+}
 
 // One pass over the weights for `num_rows` rows.
 struct LinearJob {
   const dk_linear_args* args;
   const uint16_t* x;     // first row of the pass
   int64_t first_row, num_rows, tile_rows;
-  int64_t num_units;     // of weights; int4: units of 8 k
+  int64_t num_units;     // of activations: 2 k (bf16) or 4 k
+  GroupFormat format;    // all that follow: groups
+  int64_t num_groups;
   char* activations;     // [tiles * tile_rows rows], unit_bytes a unit
-  float* scales;         // int8: [row]; int4: [tile][group][row in tile]
-  int32_t* corrections;  // the same shape: minus the contribution of the weights' offset
+  float* scales;         // [tile][group][row in tile]
+  // The same shape: where the integer sum of a group starts (linear_groups_level.cpp), what that
+  // contributes times the scale, negative, and the sum of the activations as rounded, for minima.
+  int32_t* starts;
+  float *start_products, *sums;
 
   DK_INLINE int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }
 };
@@ -37,28 +91,30 @@ struct LinearJob {
 struct LinearKernels {
   int64_t max_tile_rows;
   float row_cost;        // fixed cost of a tile, in rows
-  int64_t unit_bytes;    // of packed activations, per unit of weights and row
+  int64_t unit_bytes;    // of packed activations, per unit and row
   void (*pack_rows)(const LinearJob& job, int64_t first_tile, int64_t end_tile);
   void (*compute)(const LinearJob& job, int64_t first_panel, int64_t end_panel);
 };
 
 // Pack panels [first, end); returns the number of weights that are not finite.
 struct PackKernels {
-  int64_t (*pack)(const dk_pack_linear_args& args, int64_t first_panel, int64_t end_panel);
+  int64_t (*pack)(const dk_pack_linear_args& args, int64_t kind, int64_t first_panel,
+                  int64_t end_panel);
 };
 
-// Shape of packed weights.
+// Shape of packed weights; `units` as in LinearJob.
 struct PackedShape {
   int64_t num_panels, num_units, panel_bytes;
 };
 DK_INLINE PackedShape packed_shape(int64_t kind, int64_t N, int64_t K, int64_t group) {
-  const int64_t multiple = kind == DK_BF16 ? 8 : kind == DK_INT8 ? 16 : group;
-  const int64_t padded = (K + multiple - 1) / multiple * multiple;
-  const int64_t per_unit = kind == DK_BF16 ? 2 : kind == DK_INT8 ? 4 : 8;
-  const int64_t num_units = padded / per_unit;
-  const int64_t scales = kind == DK_BF16 ? 0 : kind == DK_INT8 ? kColumns * 4
-                                                               : padded / group * kColumns * 2;
-  return {(N + kColumns - 1) / kColumns, num_units, num_units * kUnitBytes + scales};
+  const int64_t num_panels = (N + kColumns - 1) / kColumns;
+  if (kind == DK_BF16) {
+    const int64_t num_units = (K + 7) / 8 * 4;
+    return {num_panels, num_units, num_units * kUnitBytes};
+  }
+  const GroupFormat format = group_format(kind, group);
+  const int64_t padded = (K + format.group - 1) / format.group * format.group;
+  return {num_panels, padded / 4, format.panel_bytes(padded)};
 }
 
 // The length of blocks that split n into as few as `most` allows, as equal as multiples of `step`
@@ -75,8 +131,6 @@ DK_INLINE int64_t num_outputs(int64_t N, int64_t flags) { return flags & DK_GATE
 }  // namespace dk
 
 DK_DECLARE_TABLES(dk::LinearKernels, linear_bf16)
-DK_DECLARE_TABLES(dk::LinearKernels, linear_int8)
-DK_DECLARE_TABLES(dk::LinearKernels, linear_int4)
+DK_DECLARE_TABLES(dk::LinearKernels, linear_groups)
 DK_DECLARE_TABLES(dk::PackKernels, pack_bf16)
-DK_DECLARE_TABLES(dk::PackKernels, pack_int8)
-DK_DECLARE_TABLES(dk::PackKernels, pack_int4)
+DK_DECLARE_TABLES(dk::PackKernels, pack_groups)

@@ -1,26 +1,30 @@
-// Packing of weights: row-major bf16 [N, K] into the panels of linear.h, with quantization.
+// Packing of weights into the panels of linear.h: row-major bf16 [N, K] with quantization, or rows
+// of GGUF's blocks with their own values (gguf_blocks.h).
 //
-// Rounds to nearest even. int8: symmetric, scale = max |w| / 127 per output column. int4: a bf16
-// scale of either sign per column and group, by least squares. Levels give the same bytes: every
-// step is a single rounded operation. Plain loops that compilers vectorize, because packing
-// happens once.
+// Rounds to nearest even. int8: symmetric, scale = max |w| / 127 per column and group, rounded up
+// to bf16. int4: a bf16 scale of either sign per column and group, by least squares. Levels give
+// the same bytes: every step is a single rounded operation. Plain loops that compilers vectorize,
+// because packing happens once.
 #include "activations.h"
+#include "gguf_blocks.h"
 #include "linear.h"
 #include "team.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 namespace {
 
-// The weight row in column n of a panel, or null for padding.
-DK_INLINE const uint16_t* column_row(const dk_pack_linear_args& args, int64_t panel, int64_t n) {
-  const auto* const weight = static_cast<const uint16_t*>(args.weight);
+// The row of weights or blocks in column n of a panel, or null for padding. row_bytes: from one to
+// the next.
+DK_INLINE const char* column_row(const dk_pack_linear_args& args, int64_t row_bytes, int64_t panel,
+                                 int64_t n) {
+  const auto* const weight = static_cast<const char*>(args.weight);
   if (!(args.flags & DK_GATE_UP)) {
     const int64_t row = panel * kColumns + n;
-    return row < args.N ? weight + row * args.ld : nullptr;
+    return row < args.N ? weight + row * row_bytes : nullptr;
   }
   const int64_t half = args.N / 2, row = panel * 16 + (n & 15);
   if (row >= half) return nullptr;
-  return weight + (n < 16 ? row : half + row) * args.ld;
+  return weight + (n < 16 ? row : half + row) * row_bytes;
 }
 
 DK_INLINE int64_t count_nonfinite(const uint16_t* row, int64_t K) {
@@ -69,17 +73,18 @@ struct PanelRows {
   char* row(int64_t n) { return bytes + n * row_bytes; }
 };
 
-int64_t pack_bf16_panels(const dk_pack_linear_args& args, int64_t first_panel, int64_t end_panel) {
+int64_t pack_bf16_panels(const dk_pack_linear_args& args, int64_t, int64_t first_panel,
+                         int64_t end_panel) {
   const PackedShape shape = packed_shape(DK_BF16, args.N, args.K, 0);
   PanelRows rows(shape.num_units * 4);
   int64_t nonfinite = 0;
   for (int64_t p = first_panel; p < end_panel; ++p) {
     for (int64_t n = 0; n < kColumns; ++n) {
-      const uint16_t* const row = column_row(args, p, n);
+      const char* const row = column_row(args, args.ld * 2, p, n);
       const int64_t filled = row ? args.K * 2 : 0;
       if (row) memcpy(rows.row(n), row, filled);
       memset(rows.row(n) + filled, 0, rows.row_bytes - filled);
-      if (row) nonfinite += count_nonfinite(row, args.K);
+      if (row) nonfinite += count_nonfinite(reinterpret_cast<const uint16_t*>(row), args.K);
     }
     char* const out = static_cast<char*>(args.packed) + p * shape.panel_bytes;
     transpose_panel(rows.words, shape.num_units, reinterpret_cast<uint32_t*>(out));
@@ -87,25 +92,21 @@ int64_t pack_bf16_panels(const dk_pack_linear_args& args, int64_t first_panel, i
   return nonfinite;
 }
 
-int64_t pack_int8_panels(const dk_pack_linear_args& args, int64_t first_panel, int64_t end_panel) {
-  const PackedShape shape = packed_shape(DK_INT8, args.N, args.K, 0);
-  PanelRows rows(shape.num_units * 4);
-  int64_t nonfinite = 0;
-  for (int64_t p = first_panel; p < end_panel; ++p) {
-    char* const out = static_cast<char*>(args.packed) + p * shape.panel_bytes;
-    auto* const scales = reinterpret_cast<float*>(out + shape.num_units * kUnitBytes);
-    for (int64_t n = 0; n < kColumns; ++n) {
-      const uint16_t* const row = column_row(args, p, n);
-      auto* const q = reinterpret_cast<int8_t*>(rows.row(n));
-      memset(q, 0, rows.row_bytes);
-      int32_t sum;
-      scales[n] = row ? quantise_group(row, args.K, q, &sum) : 0.0f;
-      if (row) nonfinite += count_nonfinite(row, args.K);
-      for (int64_t k = 0; k < rows.row_bytes; ++k) q[k] = static_cast<int8_t>(q[k] ^ -128);
-    }
-    transpose_panel(rows.words, shape.num_units, reinterpret_cast<uint32_t*>(out));
+// Quantize a group of n weights to q + 128; returns the bits of its bf16 scale, which is rounded up
+// so that no q is beyond 127.
+uint16_t quantise_int8(const uint16_t* w, int64_t n, uint8_t* q) {
+  const uint32_t largest = largest_of(w, n);
+  const float scale = bf16_to_float(static_cast<uint16_t>(largest)) / 127.0f;
+  uint32_t bits;
+  memcpy(&bits, &scale, 4);
+  const uint16_t rounded = static_cast<uint16_t>((bits + 0xffff) >> 16);
+  if (largest >= 0x7f80 || bf16_to_float(static_cast<uint16_t>(largest)) < 1e-30f) {
+    memset(q, 128, n);
+    return 0;
   }
-  return nonfinite;
+  round_group(w, n, 1.0f / bf16_to_float(rounded), reinterpret_cast<int8_t*>(q));
+  for (int64_t k = 0; k < n; ++k) q[k] ^= 128;
+  return rounded;
 }
 
 // Candidates for the scaled value of a group's greatest magnitude. Its sign is the scale's, so that
@@ -154,37 +155,86 @@ uint16_t quantise_int4(const uint16_t* w, int64_t n, uint8_t* q) {
   return float_to_bf16(static_cast<float>(scale * (static_cast<double>(greatest) / kSteps)));
 }
 
-int64_t pack_int4_panels(const dk_pack_linear_args& args, int64_t first_panel, int64_t end_panel) {
-  const PackedShape shape = packed_shape(DK_INT4, args.N, args.K, args.group);
-  const int64_t group = args.group, num_groups = shape.num_units * 8 / group;
-  const int64_t group_units = group / 8, group_bytes = group_units * kUnitBytes + kColumns * 2;
-  PanelRows rows(shape.num_units * 4);
-  auto* const q = reinterpret_cast<uint8_t*>(scratch(kOtherScratch, group));
+// --- panels of groups ---------------------------------------------------------------------------
+
+// Quantize group number `index` of a row; returns the number of weights that are not finite.
+int64_t read_weights(const dk_pack_linear_args& args, const GroupFormat& format, const char* row,
+                     int64_t index, Piece& piece) {
+  const int64_t begin = index * format.group, left = args.K - begin;
+  const int64_t n = left < format.group ? left : format.group;
+  const auto* const w = reinterpret_cast<const uint16_t*>(row) + begin;
+  piece.scale = format.bits == 8 ? quantise_int8(w, n, piece.codes)
+                                 : quantise_int4(w, n, piece.codes);
+  memset(piece.codes + n, static_cast<int>(format.offset()), format.group - n);
+  return count_nonfinite(w, n);
+}
+
+// The codes of a piece, two of 4 bits in a byte.
+void write_codes(const GroupFormat& format, const Piece& piece, int64_t piece_k, char* out) {
+  if (format.bits == 8) {
+    memcpy(out, piece.codes, piece_k);
+    return;
+  }
+  for (int64_t k = 0; k < piece_k; k += 8, out += 4) {
+    const uint8_t* const q = piece.codes + k;
+    for (int64_t b = 0; b < 4; ++b) out[b] = static_cast<char>(q[b] | q[4 + b] << 4);
+  }
+}
+
+// The scales of column n in a panel.
+void write_scales(const GroupFormat& format, const Piece& piece, int64_t num_groups, int64_t index,
+                  int64_t n, char* panel) {
+  const bool minima = format.has_minima;
+  char* upper = panel + index * format.group_stride() + format.code_bytes();
+  if (format.two_levels()) {
+    upper = panel + num_groups * format.group_stride() + index * format.super_stride();
+  }
+  auto* const scales = reinterpret_cast<uint16_t*>(upper);
+  scales[n] = piece.scale;
+  if (minima) scales[kColumns + n] = piece.minimum;
+  if (!format.two_levels()) return;
+  for (int64_t g = 0; g < kSuperK / format.group; ++g) {
+    char* const lower = upper + format.upper_bytes() + g * format.scale_bytes();
+    lower[n] = piece.scales[g];
+    if (minima) lower[kColumns + n] = piece.minima[g];
+  }
+}
+
+int64_t pack_group_panels(const dk_pack_linear_args& args, int64_t kind, int64_t first_panel,
+                          int64_t end_panel) {
+  const GroupFormat format = group_format(kind, args.group);
+  const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
+  const bool is_blocks = kind >= DK_Q4_0;
+  const int64_t num_groups = shape.num_units * 4 / format.group;
+  const int64_t piece_k = format.two_levels() ? kSuperK : format.group;
+  const int64_t num_pieces = shape.num_units * 4 / piece_k, piece_bytes = piece_k * format.bits / 8;
+  const int64_t group_words = format.group * format.bits / 32;
+  const int64_t stride = is_blocks ? args.ld : args.ld * 2;
+  PanelRows rows(num_pieces * piece_bytes);
+  Piece piece{};
   int64_t nonfinite = 0;
   for (int64_t p = first_panel; p < end_panel; ++p) {
-    char* const out = static_cast<char*>(args.packed) + p * shape.panel_bytes;
+    char* const panel = static_cast<char*>(args.packed) + p * shape.panel_bytes;
     for (int64_t n = 0; n < kColumns; ++n) {
-      const uint16_t* const row = column_row(args, p, n);
-      if (row) nonfinite += count_nonfinite(row, args.K);
-      for (int64_t g = 0; g < num_groups; ++g) {
-        const int64_t left = row ? args.K - g * group : 0, filled = left < group ? left : group;
-        const uint16_t scale = row ? quantise_int4(row + g * group, filled, q) : 0;
-        memset(q + filled, 8, group - filled);
-        auto* const scales =
-            reinterpret_cast<uint16_t*>(out + g * group_bytes + group_units * kUnitBytes);
-        scales[n] = scale;
-        auto* const nibbles = reinterpret_cast<uint8_t*>(rows.row(n)) + g * group / 2;
-        for (int64_t u = 0; u < group_units; ++u) {
-          for (int64_t b = 0; b < 4; ++b) {
-            nibbles[u * 4 + b] = static_cast<uint8_t>(q[u * 8 + b] | q[u * 8 + 4 + b] << 4);
-          }
+      const char* const row = column_row(args, stride, p, n);
+      if (!row) {
+        piece = Piece{};
+        memset(piece.codes, static_cast<int>(format.offset()), sizeof piece.codes);
+      }
+      for (int64_t i = 0; i < num_pieces; ++i) {
+        if (row) {
+          nonfinite += is_blocks ? read_block(kind, row, i, piece)
+                                 : read_weights(args, format, row, i, piece);
         }
+        write_codes(format, piece, piece_k, rows.row(n) + i * piece_bytes);
+        write_scales(format, piece, num_groups, i, n, panel);
       }
     }
     for (int64_t g = 0; g < num_groups; ++g) {
       const uint32_t* words[kColumns];
-      for (int64_t n = 0; n < kColumns; ++n) words[n] = rows.words[n] + g * group_units;
-      transpose_panel(words, group_units, reinterpret_cast<uint32_t*>(out + g * group_bytes));
+      for (int64_t n = 0; n < kColumns; ++n) words[n] = rows.words[n] + g * group_words;
+      transpose_panel(words, group_words,
+                      reinterpret_cast<uint32_t*>(panel + g * format.group_stride()));
     }
   }
   return nonfinite;
@@ -193,7 +243,6 @@ int64_t pack_int4_panels(const dk_pack_linear_args& args, int64_t first_panel, i
 }  // namespace
 
 const PackKernels pack_bf16 = {pack_bf16_panels};
-const PackKernels pack_int8 = {pack_int8_panels};
-const PackKernels pack_int4 = {pack_int4_panels};
+const PackKernels pack_groups = {pack_group_panels};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -4,7 +4,8 @@
 // forms touch the first n elements only (0 <= n; beyond kWidth counts as kWidth) and read zeros
 // for the rest. multiply_pairs multiplies signed 16 bit halves and adds the two products of each
 // 32 bit lane, multiply_bytes unsigned by signed bytes to 16 bit sums of two; add_halves adds 16
-// bit halves. bf16 is rounded to nearest even; NaN stays NaN.
+// bit halves. with_sign negates the bytes of its second operand where the first is negative; it may
+// return anything where the first is 0. bf16 is rounded to nearest even; NaN stays NaN.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -45,6 +46,20 @@ DK_INLINE uint16_t float_to_bf16(float value) {
   memcpy(&bits, &value, 4);
   if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// The value of a float16.
+DK_INLINE float half_to_float(uint16_t value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000) << 16;
+  uint32_t bits = static_cast<uint32_t>(value & 0x7fff) << 13;
+  if ((value & 0x7c00) == 0x7c00) bits |= 0x7f800000;
+  float magnitude;
+  memcpy(&magnitude, &bits, 4);
+  if ((value & 0x7c00) != 0x7c00) magnitude *= 5.192296858534828e33f;  // 2^112, exact
+  memcpy(&bits, &magnitude, 4);
+  bits |= sign;
+  memcpy(&magnitude, &bits, 4);
+  return magnitude;
 }
 
 #if DK_LEVEL >= 2  // ------------------------------------------------------------------- AVX-512
@@ -112,6 +127,18 @@ DK_INLINE VI add_halves(VI a, VI b) { return _mm512_add_epi16(a, b); }
 DK_INLINE VI low_nibbles(VI v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 DK_INLINE VI high_nibbles(VI v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
 DK_INLINE VF as_float(VI v) { return _mm512_castsi512_ps(v); }
+DK_INLINE VI flip_signs(VI v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
+DK_INLINE VI magnitudes(VI v) { return _mm512_abs_epi8(v); }
+DK_INLINE VI with_sign(VI sign, VI v) {
+  return _mm512_mask_sub_epi8(v, _mm512_movepi8_mask(sign), zero_int(), v);
+}
+DK_INLINE VF load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+DK_INLINE VF load_int8(const int8_t* p) {
+  const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return to_float(_mm512_cvtepi8_epi32(v));
+}
 
 #elif DK_LEVEL == 1  // ------------------------------------------------------------------- AVX2
 
@@ -166,6 +193,16 @@ DK_INLINE VI add_halves(VI a, VI b) { return _mm256_add_epi16(a, b); }
 DK_INLINE VI low_nibbles(VI v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 DK_INLINE VI high_nibbles(VI v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
 DK_INLINE VF as_float(VI v) { return _mm256_castsi256_ps(v); }
+DK_INLINE VI flip_signs(VI v) { return _mm256_xor_si256(v, _mm256_set1_epi8(-128)); }
+DK_INLINE VI magnitudes(VI v) { return _mm256_abs_epi8(v); }
+DK_INLINE VI with_sign(VI sign, VI v) { return _mm256_sign_epi8(v, sign); }
+DK_INLINE VF load_half(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+DK_INLINE VF load_int8(const int8_t* p) {
+  const __m128i v = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return to_float(_mm256_cvtepi8_epi32(v));
+}
 
 #else  // ------------------------------------------------------------------------------ portable
 
@@ -206,6 +243,10 @@ DK_INLINE VI add_int(VI a, VI b) { return a + b; }
 DK_INLINE VI shift_left(VI v, int bits) { return v << bits; }
 DK_INLINE VF to_float(VI v) { return __builtin_convertvector(v, VF); }
 DK_INLINE VF as_float(VI v) { return reinterpret_cast<VF>(v); }
+DK_INLINE VF load_half(const uint16_t* p) {
+  return VF{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+}
+DK_INLINE VF load_int8(const int8_t* p) { return to_float(VI{p[0], p[1], p[2], p[3]}); }
 DK_INLINE VI upper_half(VI v) { return v & -65536; }
 // Adding 1.5 * 2^23 leaves the integer, rounded to nearest even, in the low bits: |v| < 2^22.
 DK_INLINE VI round_to_int(VF v) {

@@ -1,0 +1,314 @@
+// Packed linear with codes in groups, one level: integer sums within a group, floats over the
+// groups.
+//
+// The integer sum of a group starts at -offset * sum(x), so that it becomes exactly the sum of
+// q * x, plus the bits of the float 1.5 * 2^23. Since sums are below 2^22, the result is the bits
+// of that float plus the sum: no conversion. Times the row's scale, which has 16 bits, this part of
+// the product is exact, and a fused multiply-add subtracts it with one rounding. Groups are added
+// in ascending order by one fused multiply-add each, and one for minima, for any tile height: a
+// row's bits do not depend on the batch.
+#include <utility>
+
+#include "activations.h"
+#include "group_codes.h"
+#include "linear_epilogue.h"
+#include "team.h"
+
+namespace dk::DK_LEVEL_NAMESPACE {
+namespace {
+
+constexpr int kStreamAhead = 8192;    // bytes of codes prefetched ahead in one pass over k
+constexpr int64_t kBlockK = 512;      // k of a block: 16 KiB of bytes, kept in the L1 cache
+constexpr int64_t kAheadTiles = 12;   // number of tiles that share the prefetch of the next block
+constexpr int32_t kStartBits = 0x4b400000;
+constexpr float kStart = 12582912.0f;  // 1.5 * 2^23, with these bits
+constexpr int kMaxRows = DK_LEVEL >= 2 ? 6 : DK_LEVEL == 1 ? 2 : 1;
+
+// --- scales and minima --------------------------------------------------------------------------
+
+// Those of one group of a panel; `next` goes to the next group.
+struct Scales {
+  const GroupFormat& format;
+  const char *own, *upper;  // upper: of two levels
+  int64_t left;             // groups in this part of 256 k, of two levels
+
+  DK_INLINE Scales(const GroupFormat& format_, const char* panel, int64_t K, int64_t group)
+      : format(format_), own(nullptr), upper(nullptr), left(0) {
+    if (format.two_levels()) {
+      const int64_t each = kSuperK / format.group;
+      upper = panel + format.all_groups_bytes(K) + group / each * format.super_stride();
+      own = upper + format.upper_bytes() + group % each * format.scale_bytes();
+      left = each - group % each;
+    } else {
+      own = panel + group * format.group_stride() + format.code_bytes();
+    }
+  }
+  DK_INLINE void next() {
+    if (!format.two_levels()) {
+      own += format.group_stride();
+    } else if (--left) {
+      own += format.scale_bytes();
+    } else {
+      upper += format.super_stride();
+      own = upper + format.upper_bytes();
+      left = kSuperK / format.group;
+    }
+  }
+  // kWidth numbers from `place`: a column's scale, or 32 + a column for its minimum.
+  template <ScaleKind kKind>
+  DK_INLINE VF load(int64_t place) const {
+    const auto* const numbers = reinterpret_cast<const uint16_t*>(own) + place;
+    if constexpr (kKind == kBf16Scales) return load_bf16(numbers);
+    if constexpr (kKind == kHalfScales) return load_half(numbers);
+    const auto* const factors = reinterpret_cast<const int8_t*>(own) + place;
+    return mul(load_half(reinterpret_cast<const uint16_t*>(upper) + place), load_int8(factors));
+  }
+};
+
+// What a tile has of a group, of each row (LinearJob).
+struct RowNumbers {
+  const float* scales;
+  const int32_t* starts;
+  const float *start_products, *sums;
+};
+
+// A group's sum times the row's scale, rounded once.
+DK_INLINE VF scaled(VI whole, VF scale, VF start_product) {
+#if DK_LEVEL >= 1
+  return fma(as_float(whole), scale, start_product);
+#else
+  static_cast<void>(start_product);
+  return mul(to_float(add_int(whole, set1_int(-kStartBits))), scale);
+#endif
+}
+
+template <ScaleKind kKind, int kRows, bool kMinima>
+DK_INLINE void add_scaled(VF (*acc)[kVectorsPerPanel], const VI (*whole)[kVectorsPerPanel],
+                          const Scales& from, const RowNumbers& row) {
+  DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+    const VF scale = from.load<kKind>(v * kWidth);
+    DK_UNROLL for (int r = 0; r < kRows; ++r) {
+      const VF sum = scaled(whole[r][v], set1(row.scales[r]), set1(row.start_products[r]));
+      acc[r][v] = fma(sum, scale, acc[r][v]);
+    }
+    if constexpr (kMinima) {
+      const VF minimum = from.load<kKind>(kColumns + v * kWidth);
+      DK_UNROLL for (int r = 0; r < kRows; ++r) {
+        acc[r][v] = fma(set1(row.sums[r]), minimum, acc[r][v]);
+      }
+    }
+  }
+}
+
+// --- tiles -------------------------------------------------------------------------------------
+
+// Some groups of a panel.
+struct Block {
+  const char *panel, *codes;  // codes of the first group: packed, or unpacked to bytes
+  int64_t code_stride;        // from one group to the next
+  int64_t first, num_groups;
+  const char* ahead;          // what tiles prefetch, `ahead_lines` lines a group
+  int64_t ahead_lines;
+};
+
+// How codes are stored and read. kUnits: units of 4 k in a part of a group.
+template <int kBits_, int kUnits_, bool kMinima_>
+struct Codes {
+  static constexpr int kBits = kBits_, kUnits = kUnits_;
+  static constexpr bool kMinima = kMinima_;
+  static constexpr int kPartBytes = kUnits * 4 * kBits / 8 * kColumns;
+};
+
+// Add the groups of a block to the sums [kRows][32] of a tile. kTiles: one of many tiles; otherwise
+// the weights are read once, as a stream.
+template <class Kind, int kRows, bool kTiles>
+__attribute__((noinline)) void add_block(const Block& block, const LinearJob& job, int64_t at,
+                                         float* sums, bool begins) {
+  const GroupFormat format = job.format;
+  const auto* x = reinterpret_cast<const uint32_t*>(job.activations) + at * (format.group / 4);
+  RowNumbers row{job.scales + at, job.starts + at, job.start_products + at, job.sums + at};
+  const int64_t num_parts = format.group / 4 / Kind::kUnits;
+  const char *codes = block.codes, *ahead = block.ahead;
+  Scales scales(format, block.panel, job.num_units * 4, block.first);
+  VF acc[kRows][kVectorsPerPanel];
+  DK_UNROLL for (int r = 0; r < kRows; ++r) {
+    DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+      acc[r][v] = begins ? zero() : load(sums + r * kPanel + v * kWidth);
+    }
+  }
+  for (int64_t g = 0; g < block.num_groups; ++g) {
+    if constexpr (kTiles) {
+      for (int64_t i = 0; i < block.ahead_lines; ++i) __builtin_prefetch(ahead + i * 64);
+      ahead += block.ahead_lines * 64;
+    } else {
+      prefetch_once(scales.own + kStreamAhead);
+    }
+    VI whole[kRows][kVectorsPerPanel];
+    DK_UNROLL for (int r = 0; r < kRows; ++r) {
+      const VI start = set1_int(row.starts[r]);
+      DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) whole[r][v] = start;
+    }
+    for (int64_t part = 0; part < num_parts; ++part) {
+      const char* const from = codes + part * Kind::kPartBytes;
+      if constexpr (!kTiles) {
+        DK_UNROLL for (int i = 0; i < Kind::kPartBytes / 64; ++i) {
+          prefetch_once(from + kStreamAhead + i * 64);
+        }
+      }
+      if constexpr (Kind::kBits == 8) {
+        add_bytes<kRows, Kind::kUnits>(from, x, whole);
+      } else {
+        add_nibbles<kRows>(from, x, whole);
+      }
+      x += Kind::kUnits * kRows;
+    }
+    switch (format.scales) {
+      case kBf16Scales:
+        add_scaled<kBf16Scales, kRows, Kind::kMinima>(acc, whole, scales, row);
+        break;
+      case kHalfScales:
+        add_scaled<kHalfScales, kRows, Kind::kMinima>(acc, whole, scales, row);
+        break;
+      case kTwoLevelScales:
+        add_scaled<kTwoLevelScales, kRows, Kind::kMinima>(acc, whole, scales, row);
+        break;
+    }
+    row = {row.scales + kRows, row.starts + kRows, row.start_products + kRows, row.sums + kRows};
+    codes += block.code_stride;
+    scales.next();
+  }
+  DK_UNROLL for (int r = 0; r < kRows; ++r) {
+    DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+      store(sums + r * kPanel + v * kWidth, acc[r][v]);
+    }
+  }
+}
+
+template <class Kind, int kRows>
+void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* bytes) {
+  constexpr bool kUnpack = kUnpacks && Kind::kBits == 4;
+  using Read = Codes<kUnpack ? 8 : Kind::kBits, Kind::kUnits, Kind::kMinima>;
+  const GroupFormat& format = job.format;
+  const int64_t num_tiles = job.num_tiles(), stride = format.group_stride();
+  const int64_t sharing = num_tiles < kAheadTiles ? num_tiles : kAheadTiles;
+  const int64_t lines = (stride / 64 + sharing - 1) / sharing;
+  const int64_t most = even_blocks(job.num_groups, kBlockK / format.group, 1);
+  for (int64_t g = 0; g < job.num_groups; g += most) {
+    const int64_t n = job.num_groups - g < most ? job.num_groups - g : most;
+    const char* const codes = panel + g * stride;
+    Block block{panel, codes, stride, g, n, codes + n * stride, lines};
+#if DK_LEVEL >= 3
+    if constexpr (kUnpack) {
+      block.codes = bytes;
+      block.code_stride = format.group * kColumns;
+      for (int64_t i = 0; i < n; ++i) {
+        unpack_group(codes + i * stride, format.code_bytes(), bytes + i * block.code_stride);
+      }
+    }
+#else
+    static_cast<void>(bytes);
+#endif
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      if (t >= kAheadTiles) block.ahead_lines = 0;
+      const int64_t at = (t * job.num_groups + g) * kRows;
+      add_block<Read, kRows, true>(block, job, at, sums + t * kRows * kPanel, g == 0);
+      block.ahead += lines * n * 64;
+    }
+  }
+}
+
+template <class Kind, int kRows>
+void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
+  const GroupFormat& format = job.format;
+  const int64_t num_tiles = job.num_tiles(), panel_bytes = format.panel_bytes(job.num_units * 4);
+  constexpr int64_t kUnpackedBytes = kUnpacks && Kind::kBits == 4 ? kBlockK * kColumns : 0;
+  char* const bytes = scratch(kRegionScratch, kUnpackedBytes + num_tiles * kRows * kPanel * 4);
+  auto* const sums = reinterpret_cast<float*>(bytes + kUnpackedBytes);
+  for (int64_t p = first_panel; p < end_panel; ++p) {
+    const char* const panel = static_cast<const char*>(job.args->packed) + p * panel_bytes;
+    if (num_tiles == 1) {
+      const Block all{panel, panel, format.group_stride(), 0, job.num_groups, nullptr, 0};
+      add_block<Kind, kRows, false>(all, job, 0, sums, true);
+    } else if constexpr (kRows * 2 >= kMaxRows) {
+      compute_tiles<Kind, kRows>(job, panel, sums, bytes);
+    }
+    const PanelOutput out = panel_output(*job.args, p);
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      const int64_t row = t * kRows, left = job.num_rows - row;
+      const float* const tile = sums + row * kPanel;
+      finish_tile(*job.args, out, job.first_row + row, left < kRows ? left : kRows,
+                  [&](int64_t r, int v) { return load(tile + r * kPanel + v * kWidth); });
+    }
+  }
+}
+
+template <class Kind, int... kSmaller>
+void compute_heights(const LinearJob& job, int64_t first_panel, int64_t end_panel,
+                     std::integer_sequence<int, kSmaller...>) {
+  using Compute = void (*)(const LinearJob&, int64_t, int64_t);
+  static constexpr Compute by_rows[] = {compute_rows<Kind, kSmaller + 1>...};
+  by_rows[job.tile_rows - 1](job, first_panel, end_panel);
+}
+
+template <class Kind>
+void compute_kind(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
+  compute_heights<Kind>(job, first_panel, end_panel, std::make_integer_sequence<int, kMaxRows>{});
+}
+
+void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
+  const bool minima = job.format.has_minima;
+  auto* kind = compute_kind<Codes<8, 4, false>>;
+  if (job.format.group > 16 && job.format.bits == 8) {
+    kind = minima ? compute_kind<Codes<8, 8, true>> : compute_kind<Codes<8, 8, false>>;
+  } else if (job.format.group > 16) {
+    kind = minima ? compute_kind<Codes<4, 8, true>> : compute_kind<Codes<4, 8, false>>;
+  }
+  kind(job, first_panel, end_panel);
+}
+
+// --- activations: int8 with a scale per row and group -------------------------------------------
+
+void quantise_row(const LinearJob& job, int64_t row, int64_t at, int8_t* q) {
+  const GroupFormat& format = job.format;
+  const int32_t offset = format.bits == 8 ? kByteOffset : static_cast<int32_t>(format.offset());
+  const int64_t K = job.args->K, group = format.group;
+  const uint16_t* const x = job.x + row * job.args->ldx;
+  for (int64_t k = 0; k < K; k += group, q += group, at += job.tile_rows) {
+    const int64_t n = K - k < group ? K - k : group;
+    int32_t sum;
+    job.scales[at] = quantise_group(x + k, n, q, &sum);
+    job.starts[at] = kStartBits - offset * sum;
+    job.start_products[at] = -kStart * job.scales[at];
+    if (format.has_minima) job.sums[at] = job.scales[at] * static_cast<float>(sum);
+    memset(q + n, 0, group - n);
+  }
+}
+
+void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
+  const int64_t padded_k = job.num_units * 4;
+  for (int64_t t = first_tile; t < end_tile; ++t) {
+    const int64_t first_row = t * job.tile_rows, left = job.num_rows - first_row;
+    const int64_t rows = left < job.tile_rows ? left : job.tile_rows;
+    const int64_t at = t * job.num_groups * job.tile_rows;
+    auto* const q = reinterpret_cast<int8_t*>(scratch(kRegionScratch, rows * padded_k));
+    for (int64_t r = 0; r < rows; ++r) quantise_row(job, first_row + r, at + r, q + r * padded_k);
+    for (int64_t r = rows; r < job.tile_rows; ++r) {
+      for (int64_t g = 0; g < job.num_groups; ++g) {
+        const int64_t place = at + g * job.tile_rows + r;
+        job.scales[place] = job.start_products[place] = job.sums[place] = 0.0f;
+        job.starts[place] = kStartBits;
+      }
+    }
+    auto* const out = reinterpret_cast<uint32_t*>(job.activations) + first_row * job.num_units;
+    transpose_words(reinterpret_cast<const char*>(q), padded_k, padded_k, rows, out, job.tile_rows,
+                    job.num_units);
+  }
+}
+
+constexpr float kRowCost = 1.43f;  // unpacking, scales
+
+}  // namespace
+
+const LinearKernels linear_groups = {kMaxRows, kRowCost, 4, pack_rows, compute};
+
+}  // namespace dk::DK_LEVEL_NAMESPACE
