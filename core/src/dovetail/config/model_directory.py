@@ -93,7 +93,7 @@ class ModelDirectory:
         stated = described.config
         config = {**stated, **(hf_overrides or {})}
         _check_architectures(described.file, config)
-        check_model_fields(config)
+        _check_fields(described.file, config)
         if "architectures" not in (hf_overrides or {}):
             _check_plain_names(described.file, stated["architectures"], plugins)
         notes = _check_auto_map(located, config, trust_remote_code)
@@ -301,6 +301,16 @@ def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
             f"{file} has {found}; it must have a list of names.\n"
             'Set it with, for example, hf_overrides={"architectures": ["LlamaForCausalLM"]}.'
         )
+
+
+def _check_fields(file: Path, config: Mapping[str, Any]) -> None:
+    """Check the fields; the error for a model file names that file instead of config.json."""
+    try:
+        check_model_fields(config)
+    except ModelError as error:
+        if file.name == CONFIG_FILE:
+            raise
+        raise ModelError(f"{file}: {str(error).removeprefix('config.json: ')}") from None
 
 
 def _shown(value: object) -> str:

@@ -116,7 +116,7 @@ def read_generation_config(file: GGUFFile) -> dict[str, Any]:
         value = file.metadata.get(f"tokenizer.ggml.{key}")
         if value is None:
             continue
-        if type(value) is not int or not 0 <= value < MAX_SIZE:
+        if type(value) is not int or not 0 <= value < _vocab_size(file):
             raise ModelError(f"{file.path}: tokenizer.ggml.{key} is {value!r:.80}, not a token id.")
         ids.append(value)
     return {"eos_token_id": sorted(set(ids))} if ids else {}

@@ -67,6 +67,11 @@ class TensorInfo:
     offset: int
     num_bytes: int
 
+    @property
+    def row_bytes(self) -> int:
+        """The size of the values along the last dimension."""
+        return self.shape[-1] // self.type.num_values * self.type.num_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Array:

@@ -109,13 +109,18 @@ def restore_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _fill(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> None:
     """Write one tensor to its target. num_heads: of permuted rows, otherwise 0."""
+    if num_heads and info.shape[0] % (2 * num_heads):
+        raise WeightError(
+            f"{info.path}: the tensor {info.name} has {info.shape[0]} rows, which {num_heads} "
+            "attention heads cannot share."
+        )
     memory = file.data(info.name)
     if info.type.is_plain:
         values = plain_tensor(memory, info.type, info.shape)
         permuted = restore_rows(values, num_heads) if num_heads else values
         target.fill(permuted, is_mapped=not num_heads)
         return
-    blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(info.shape[0], -1)
+    blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
     if num_heads:
         blocks_OB = restore_rows(blocks_OB, num_heads)
     target.fill(dequantize(blocks_OB, info.type).view(info.shape))

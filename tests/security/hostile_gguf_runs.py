@@ -1,0 +1,98 @@
+"""Loads damaged GGUF files in a process of its own.
+
+    python -m security.hostile_gguf_runs FIRST COUNT FOLDER
+
+loads the files FIRST to FIRST + COUNT - 1 and prints a report as JSON: the number of outcomes, the
+longest time, the growth of the peak memory, and every case that broke a rule.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from security.hostile_gguf import make_valid, write_damaged
+
+from dovetail.config import EngineArgs
+from dovetail.errors import DovetailError, RequestError
+from dovetail.plugins import PluginRegistry
+from dovetail_gguf.tokenizer import GGUFTokenizer
+
+
+class Victim:
+    """Loads files as an engine does: description, tokenizer, chat template, weights."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from dovetail.interfaces import ModelContext, WeightLoaderContext
+        from dovetail_torch.layers import TorchLinearMethod, TorchOps
+
+        registry = PluginRegistry()
+        self._model_cls = registry.load("model", "LlamaForCausalLM")
+        self._loader_cls = registry.load("weight_loader", "gguf")
+        self._make_loader_context = WeightLoaderContext
+        self._context = lambda config: ModelContext(
+            hf_config=config,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            linear_method=TorchLinearMethod(),
+            ops=TorchOps(),
+            max_model_len=64,
+        )
+        self._config: dict[str, Any] = {}
+
+    def load(self, path: Path) -> None:
+        """Raise DovetailError, or use everything that could be read."""
+        found = EngineArgs(str(path)).create_engine_config().model
+        tokenizer = GGUFTokenizer.from_directory(path)
+        tokenizer.decode(tokenizer.encode("hello <s> \u00e9"))
+        self._config = self._config or dict(found.hf_config)  # of the valid file, the first one
+        model = self._model_cls(self._context(self._config))
+        context = self._make_loader_context(model_dir=path, progress=False)
+        self._loader_cls(context).load(model)
+        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def main(first: int, count: int, folder: Path) -> dict[str, Any]:
+    """Load `count` damaged files; return the report."""
+    victim, valid = Victim(), folder / "valid.gguf"
+    valid.write_bytes(make_valid().to_bytes())
+    victim.load(valid)
+    outcomes: Counter[str] = Counter()
+    broken, slowest = [], 0.0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(first, first + count):
+        path, *_ = paths = write_damaged(folder, number)
+        start = time.monotonic()
+        try:
+            victim.load(path)
+            outcome = "accepted"
+        except DovetailError as error:
+            outcome = type(error).__name__
+            named = any(one.name in str(error) for one in paths)
+            if not isinstance(error, RequestError) and not named:
+                broken.append(f"{number}: not named: {str(error)[:300]}")
+        except BaseException as error:
+            outcome = "untyped"
+            broken.append(f"{number}: {type(error).__name__}: {str(error)[:300]}")
+        slowest = max(slowest, time.monotonic() - start)
+        outcomes[outcome] += 1
+        for one in paths:
+            one.unlink()
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {
+        "outcomes": outcomes,
+        "broken": broken,
+        "slowest_s": slowest,
+        "growth_mib": growth / 1024,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))))

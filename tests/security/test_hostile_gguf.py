@@ -1,0 +1,103 @@
+"""Damaged GGUF files give typed errors with the file's name, in limited time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from security.hostile_gguf import ARRAY, STRING, damage, make_valid
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import DovetailError, ModelError
+from dovetail_gguf.tokenizer import GGUFTokenizer
+
+TESTS = Path(__file__).resolve().parents[1]
+MAX_SECONDS = 10.0
+MAX_GROWTH_MIB = 400
+NUM_SHORT, NUM_ALL = 150, 2000
+OPTIONS = {
+    "max_model_len": 32,
+    "max_num_seqs": 2,
+    "num_gpu_blocks_override": 8,
+    "num_threads": 1,
+    "use_tqdm_on_load": False,
+    "platform": "cpu",
+    "plugin_options": {"worker:cpu": {"packed_cache": "off"}},
+}
+
+
+def report_of(first, count, folder):
+    command = (
+        sys.executable,
+        "-m",
+        "security.hostile_gguf_runs",
+        str(first),
+        str(count),
+        str(folder),
+    )
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stderr[-2000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(report, count):
+    assert not report["broken"], "\n".join(report["broken"][:10])
+    assert sum(report["outcomes"].values()) == count
+    assert report["outcomes"]["ModelError"] > count / 3
+    assert report["outcomes"]["WeightError"] and report["outcomes"]["RequestError"]
+    assert report["slowest_s"] < MAX_SECONDS
+    assert report["growth_mib"] < MAX_GROWTH_MIB
+
+
+def test_damaged_files_give_typed_errors(tmp_path):
+    check(report_of(0, NUM_SHORT, tmp_path), NUM_SHORT)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(8))
+def test_2000_damaged_files_give_typed_errors(part, tmp_path):
+    count = NUM_ALL // 8
+    check(report_of(part * count, count, tmp_path), count)
+
+
+def test_damaged_files_do_not_affect_other_engines(tmp_path):
+    path = tmp_path / "valid.gguf"
+    path.write_bytes(make_valid().to_bytes())
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    refused = 0
+    with LLM(str(path), **OPTIONS) as llm:
+        (before,) = llm.generate("hello hello", params, use_tqdm=False)
+        for number in range(12):
+            damaged = tmp_path / f"damaged{number}.gguf"
+            damaged.write_bytes(damage(number))
+            try:
+                LLM(str(damaged), **OPTIONS).shutdown()
+            except DovetailError as error:
+                refused += 1
+                assert damaged.name in str(error)
+        (after,) = llm.generate("hello hello", params, use_tqdm=False)
+    assert refused > 6
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "limit"),
+    [
+        ("tokens", (1 << 20) + 1, 1 << 20),
+        pytest.param("merges", (1 << 21) + 1, 1 << 21, marks=pytest.mark.slow),
+    ],
+)
+def test_a_list_beyond_its_limit_is_refused_before_it_is_read(key, count, limit, tmp_path):
+    parts, path = make_valid(), tmp_path / "long.gguf"
+    parts.metadata[f"tokenizer.ggml.{key}"] = (ARRAY, (STRING, ["a"] * count))
+    path.write_bytes(parts.to_bytes())
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=rf"long\.gguf.*{key} has {count} values.*most {limit}"):
+        GGUFTokenizer.from_directory(path)
+    assert time.monotonic() - start < MAX_SECONDS
