@@ -103,6 +103,10 @@ class Metadata(Mapping[str, Any]):
         except _Damaged as error:
             raise ModelError(f"{self._path} is damaged: {key}: {error}.") from None
 
+    def __contains__(self, key: object) -> bool:
+        """Return whether the key exists, without converting its value."""
+        return key in self._entries
+
     def __iter__(self) -> Iterator[str]:
         """Yield the keys in the order of the file."""
         return iter(self._entries)
@@ -347,7 +351,7 @@ class _Cursor:
     def elements(self, array: _Array) -> list[Any]:
         """Return the elements of an array that starts at this place."""
         if array.type == _STRING:
-            return [self.text() for _ in range(array.count)]
+            return self._texts(array.count)
         form = _SCALARS[array.type]
         content = self.take(array.end - array.start)
         return [value for (value,) in form.iter_unpack(content)]
@@ -366,13 +370,29 @@ class _Cursor:
         return _Array(type=kind, count=count, start=start, end=self.place)
 
     def _skip_strings(self, count: int) -> None:
-        # A vocabulary has 10^5 strings and is scanned at each start: no call of `take` for each.
-        memory, place, unpack = self._memory[:MAX_METADATA_BYTES], self.place, _U64.unpack_from
-        try:
-            for _ in range(count):
-                place += 8 + unpack(memory, place)[0]
-        except (struct.error, OverflowError):
-            place = len(memory) + 1
-        if place > len(memory):
-            raise _Damaged(f"{count} strings at {self.place} end beyond the end of the metadata")
-        self.place = place
+        for _ in self._string_places(count):
+            pass
+
+    def _texts(self, count: int) -> list[str]:
+        memory = self._memory
+        return [
+            str(memory[start:end], "utf-8", "replace") for start, end in self._string_places(count)
+        ]
+
+    def _string_places(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the next strings.
+
+        A vocabulary has 10^5 strings, which are read at each start, so `take` is too slow.
+        """
+        end, unpack = self.place, _U64.unpack_from
+        memory = self._memory[:MAX_METADATA_BYTES]
+        for _ in range(count):
+            try:
+                start = end + 8
+                end = start + unpack(memory, end)[0]
+            except (struct.error, OverflowError):
+                end = len(memory) + 1
+            if end > len(memory):
+                raise _Damaged(f"strings after {self.place} end beyond the end of the metadata")
+            yield start, end
+        self.place = end
