@@ -22,6 +22,9 @@ _PLAIN = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+_CHUNK_VALUES = 1 << 15
+"""Values that are dequantized at once: few, so that they stay in the processor's cache, and that
+torch converts them on this thread."""
 
 
 def plain_tensor(memory: memoryview, type_: TensorType, shape: tuple[int, ...]) -> torch.Tensor:
@@ -29,9 +32,19 @@ def plain_tensor(memory: memoryview, type_: TensorType, shape: tuple[int, ...]) 
     return torch.frombuffer(memory, dtype=_PLAIN[type_.name]).view(shape)
 
 
-def dequantize(blocks_OB: torch.Tensor, type_: TensorType) -> torch.Tensor:
-    """Return the values of rows of blocks: uint8 [O, bytes] to float32 [O, I]."""
+def dequantize(
+    blocks_OB: torch.Tensor, type_: TensorType, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return the values of rows of blocks: uint8 [O, bytes] to [O, I].
+
+    dtype: the float32 values are rounded to it. Memory for float32 values is needed only for some
+    rows at a time.
+    """
     kind = GGMLQuantizationType(type_.number)
-    with np.errstate(all="ignore"):  # a damaged file may have infinite scales
-        values = gguf_dequantize(blocks_OB.numpy(), kind)
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    row_values = blocks_OB.shape[1] // type_.num_bytes * type_.num_values
+    parts = []
+    for chunk in blocks_OB.split(max(1, _CHUNK_VALUES // max(1, row_values))):
+        with np.errstate(all="ignore"):  # a damaged file may have infinite scales
+            values = gguf_dequantize(chunk.numpy(), kind)
+        parts.append(torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(dtype))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

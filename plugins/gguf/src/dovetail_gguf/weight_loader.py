@@ -123,4 +123,4 @@ def _fill(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> N
     blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
     if num_heads:
         blocks_OB = restore_rows(blocks_OB, num_heads)
-    target.fill(dequantize(blocks_OB, info.type).view(info.shape))
+    target.fill(dequantize(blocks_OB, info.type, target.target.dtype).view(info.shape))
