@@ -7,11 +7,12 @@ empty.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _COMPILERS = ("c++", "g++", "clang++")
 _DEVICE_TOOLS = (
@@ -22,6 +23,9 @@ _DEVICE_TOOLS = (
 _TOOL_TIMEOUT_S = 10
 _MAX_DEVICES = 16
 _NO_LIMIT_BYTES = 1 << 60
+"""Version 1 reports a huge number if there is no limit."""
+_MAX_DEPTH = 64
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +37,19 @@ class Cores:
     quota: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CgroupLimits:
+    """cpu_quota: cores' worth of time, maybe below one. memory_bytes. None: no limit."""
+
+    cpu_quota: float | None
+    memory_bytes: int | None
+
+
 def read_cores() -> Cores:
     """Return the number of cores of the machine, of this process, and of its cgroup."""
     logical = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    quota, _, period = read_system_file("/sys/fs/cgroup/cpu.max").strip().partition(" ")
-    known = quota.isdigit() and period.isdigit() and int(period) > 0
-    return Cores(logical=logical, usable=usable, quota=int(quota) / int(period) if known else None)
+    return Cores(logical=logical, usable=usable, quota=read_cgroup_limits().cpu_quota)
 
 
 def read_memory() -> Mapping[str, int]:
@@ -51,10 +61,32 @@ def read_memory() -> Mapping[str, int]:
             facts[key] = int(value.split()[0]) * 1024
     names = {"total": "MemTotal", "available": "MemAvailable", "swap": "SwapTotal"}
     memory = {name: facts[key] for name, key in names.items() if key in facts}
-    limit = read_system_file("/sys/fs/cgroup/memory.max").strip()
-    if limit.isdigit() and int(limit) < _NO_LIMIT_BYTES:
-        memory["limit"] = int(limit)
+    limit = read_cgroup_limits().memory_bytes
+    if limit is not None:
+        memory["limit"] = limit
     return memory
+
+
+def read_cgroup_limits(proc: Path = Path("/proc/self")) -> CgroupLimits:
+    """Return the tightest limits of the cgroups of the process; None where there is none.
+
+    The cgroups are of version 1 and 2, from the process's own up to the mount points.
+    proc: the process's folder of /proc.
+    """
+    quotas: list[float] = []
+    limits: list[int] = []
+    for folder in _cgroup_folders(proc):
+        words = read_system_file(folder / "cpu.max").strip().split()
+        words = words or [
+            read_system_file(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if len(words) == 2 and all(word.isdigit() and int(word) > 0 for word in words):
+            quotas.append(int(words[0]) / int(words[1]))
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read_system_file(folder / name).strip()
+            if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
+                limits.append(int(text))
+    return CgroupLimits(cpu_quota=min(quotas, default=None), memory_bytes=min(limits, default=None))
 
 
 def read_resident_bytes() -> int:
@@ -74,7 +106,7 @@ def find_devices() -> list[tuple[str, str]]:
     return [(tool[0], line) for tool in _DEVICE_TOOLS for line in tool_output(*tool)[:_MAX_DEVICES]]
 
 
-def read_system_file(path: str) -> str:
+def read_system_file(path: str | Path) -> str:
     """Return the text of a system file, or "" if it does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
@@ -101,3 +133,38 @@ def tool_output(command: str, *arguments: str) -> list[str]:
         return []
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     return lines if done.returncode == 0 else []
+
+
+def _cgroup_folders(proc: Path) -> Iterator[Path]:
+    """Yield the process's folder in each mounted hierarchy, and the folders above it."""
+    paths = dict(_own_paths(read_system_file(proc / "cgroup").strip()))
+    for line in read_system_file(proc / "mountinfo").strip().splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        names = [""] if kind[0] == "cgroup2" else kind[2].split(",")
+        own = next((paths[name] for name in names if name in paths), None)
+        if own is not None:
+            yield from _folders(Path(_unescaped(fields[4])), _unescaped(fields[3]), own)
+
+
+def _own_paths(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (controller, path within its hierarchy); the controller of version 2 is ""."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        yield from ((name, path) for name in names.split(","))
+
+
+def _folders(mount_point: Path, root: str, own: str) -> Sequence[Path]:
+    """Return the folder of the cgroup `own` and those above, in a mount that shows `root`."""
+    path = PurePosixPath(own)
+    if ".." in path.parts or not path.is_relative_to(root):
+        return [mount_point]  # the process's cgroup lies outside of what is mounted
+    folder = mount_point / path.relative_to(root)
+    return [folder, *folder.parents][: min(_MAX_DEPTH, len(path.relative_to(root).parts) + 1)]
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

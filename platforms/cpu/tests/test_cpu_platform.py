@@ -1,10 +1,9 @@
 """The CPU platform and its worker meet their contracts and report memory and threads correctly."""
 
-import os
-
 import pytest
 import torch
 
+from dovetail_cpu.cores import default_threads
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_cpu.worker import CPUWorker
@@ -27,12 +26,12 @@ def test_the_worker_meets_its_contract(fields, tmp_path):
     check_worker(CPUWorker, context)
 
 
-def test_the_number_of_threads_is_the_requested_one_or_the_number_of_cores():
+def test_the_number_of_threads_is_the_requested_one_or_the_default():
     runtime = CPURuntime()
     assert runtime.activate(0, num_threads=1) == torch.device("cpu")
     assert torch.get_num_threads() == 1
     runtime.activate(0, num_threads=None)
-    assert torch.get_num_threads() == len(os.sched_getaffinity(0))
+    assert torch.get_num_threads() == default_threads(1).number
 
 
 def test_the_peak_counts_memory_since_the_reset():

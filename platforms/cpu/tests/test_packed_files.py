@@ -129,13 +129,26 @@ def test_a_failed_write_leaves_no_file(folder):
     assert names(folder) == []
 
 
-def test_incomplete_files_of_exited_processes_are_deleted(folder):
+def test_incomplete_files_whose_writer_ended_are_deleted_even_with_this_process_id(folder):
     store(folder, "a", 10)
-    ended, alive = folder.path / "b.999999999.part", folder.path / "b.1.part"
-    ended.touch()
-    alive.touch()
-    store(folder, "c", 10)
-    assert not ended.exists() and alive.exists()
+    leftovers = [folder.path / f"b.{pid}.part" for pid in (os.getpid(), 1, 999_999_999)]
+    for leftover in leftovers:
+        leftover.touch()
+    store(folder, "b", 10)
+    assert names(folder) == ["a", "b"]
+
+
+def test_a_file_that_another_process_is_writing_is_kept(folder, monkeypatch):
+    """The other process may run in a container: its process id means nothing here."""
+
+    def write(fd):
+        monkeypatch.setattr(os, "getpid", lambda: 12_345)
+        store(folder, "b", 10)
+        os.write(fd, b"x" * 10)
+
+    monkeypatch.setattr(os, "getpid", lambda: 999_999_999)
+    folder.store("a", 10, write)
+    assert names(folder) == ["a", "b"]
 
 
 def test_a_folder_that_others_may_write_to_is_refused(folder):

@@ -1,12 +1,17 @@
-"""The CPU platform. It is always usable and leaves memory to other programs."""
+"""The CPU platform. It leaves memory to other programs.
+
+Imports `cores` before anything imports torch: see there.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
+from dovetail_cpu.cores import has_affinity
 
 if TYPE_CHECKING:
     from dovetail.config import RequestedConfig
@@ -29,7 +34,13 @@ class CPUPlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return a usable probe: every machine has a CPU."""
+        """Return a usable probe, except on systems without the limits of Unix (Windows)."""
+        if importlib.util.find_spec("resource") is None:
+            reason = "this system lacks Python's module `resource` (Unix): use Linux, macOS or WSL"
+            return Probe(usable=False, reasons=(reason,))
+        if not has_affinity():
+            reason = "this system reports no affinity mask: a thread per CPU computes by default"
+            return Probe(usable=True, reasons=(reason,))
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:

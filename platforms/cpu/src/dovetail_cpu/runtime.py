@@ -6,12 +6,15 @@ import logging
 import mmap
 import os
 import resource
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from dovetail.machine import read_cgroup_limits
+from dovetail_cpu.cores import ThreadChoice, default_threads, unbind_thread
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.pairwise_ranks import PairwiseRanks
 from dovetail_cpu.rank_memory import share_memory
@@ -39,35 +42,47 @@ class CPURuntime:
 
     def __init__(self) -> None:
         self._base_bytes = 0
-        self.num_threads = len(os.sched_getaffinity(0))
+        self.num_threads = default_threads(1).number
         self.num_sharing = 1
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Set the threads of torch and the native kernels to `num_threads`.
 
-        None: the cores that this process may use, divided by the processes that share them.
+        None: this process's part of the physical cores that it may use (`default_threads`).
         Raises CapacityError if the system cannot start that many.
         """
-        num_cores = len(os.sched_getaffinity(0))
-        self.num_threads = num_threads or max(1, num_cores // self.num_sharing)
+        chosen = default_threads(self.num_sharing)
+        if num_threads:
+            chosen = ThreadChoice(number=num_threads, reason="requested")
+        self.num_threads = chosen.number
+        logger.info("Computing on %d threads (%s).", chosen.number, chosen.reason)
         start_threads(self.num_threads)
         library = find_library()
         if library is not None:
-            library.dk_set_num_threads(min(self.num_threads, _MAX_TEAM))
+            unbind_thread()
+            library.dk_set_num_threads(self._team_size())
         return torch.device("cpu")
 
     def leave_cores_to_team(self) -> None:
         """Restrict torch to one thread: two teams of spinning threads double the time."""
         torch.set_num_threads(1)
-        logger.info("Native kernels compute on %d threads, torch on one.", self.num_threads)
+        team_size = self._team_size()
+        logger.info("Native kernels compute on %d threads, torch on one.", team_size)
+        if team_size < self.num_threads:
+            logger.warning(
+                "The native kernels use %d of %d threads: their team has no more.",
+                team_size,
+                self.num_threads,
+            )
+
+    def _team_size(self) -> int:
+        return min(self.num_threads, _MAX_TEAM)
 
     def total_memory_bytes(self) -> int:
         """Return this process's part of the memory of the machine or of its cgroup."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = Path("/sys/fs/cgroup/memory.max")
-        text = limit.read_text().strip() if limit.exists() else "max"
-        allowed = min(total, int(text)) if text.isdigit() else total
-        return allowed // self.num_sharing
+        limit = read_cgroup_limits().memory_bytes
+        return min(total, limit or total) // self.num_sharing
 
     def memory_in_use_bytes(self) -> int:
         """Return this process's resident memory."""
@@ -136,7 +151,12 @@ def lazy_zeros(num_bytes: int) -> torch.Tensor:
 
 
 def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    """Return a size of this process; without /proc (macOS) its peak of resident memory."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    for line in status.read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return 0

@@ -6,7 +6,9 @@ files that another user could have written.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,9 +67,7 @@ class PackedFolder:
         self._check()
         self._drop_leftovers()
         self._make_room(num_bytes)
-        part = self.path / f"{name}.{os.getpid()}{_PART_ENDING}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(part, flags, 0o600)
+        fd, part = self._create_part(name)
         try:
             write(fd)
             part.rename(self.path / (name + ENDING))
@@ -76,6 +76,18 @@ class PackedFolder:
             raise
         finally:
             os.close(fd)
+
+    def _create_part(self, name: str) -> tuple[int, Path]:
+        """Create an incomplete file, locked while it is open, so that no process deletes it."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            part = self.path / f"{name}.{secrets.token_hex(8)}{_PART_ENDING}"
+            fd = os.open(part, flags, 0o600)
+            with suppress(OSError):  # without locks, nothing deletes incomplete files
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd, part
+            os.close(fd)  # another process deleted it before it was locked
 
     def drop(self, name: str) -> None:
         """Delete the file `name`, if possible."""
@@ -97,11 +109,15 @@ class PackedFolder:
             total -= facts.st_size
 
     def _drop_leftovers(self) -> None:
-        """Delete incomplete files of processes that have exited."""
-        for path in self.path.glob(f"*{_PART_ENDING}"):
-            pid = path.stem.rpartition(".")[2]
-            if pid.isdigit() and int(pid) != os.getpid() and not Path(f"/proc/{pid}").exists():
-                path.unlink(missing_ok=True)
+        """Delete incomplete files that no process has locked: their writers have ended."""
+        for part in self.path.glob(f"*{_PART_ENDING}"):
+            with suppress(OSError):  # locked, or deleted by another process
+                fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    part.unlink(missing_ok=True)
+                finally:
+                    os.close(fd)
 
 
 def _check_owner(facts: os.stat_result, is_kind: Callable[[int], bool], name: str) -> None:

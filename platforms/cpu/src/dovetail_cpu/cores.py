@@ -1,0 +1,120 @@
+"""The CPUs that this process may use, and how many threads compute by default.
+
+Does not import torch: OpenMP binds the main thread to one CPU when torch is imported if
+OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY is set, so the affinity mask is read before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.machine import read_cgroup_limits
+
+_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+_CPU_FOLDER = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadChoice:
+    """number: threads that compute. reason: what the number follows from, for the log."""
+
+    number: int
+    reason: str
+
+
+def has_affinity() -> bool:
+    """Return whether this system reports and sets the CPUs of a thread (not macOS, Windows)."""
+    return hasattr(os, "sched_getaffinity")
+
+
+def allowed_cpus() -> Set[int]:
+    """Return the CPUs of the process's affinity mask, unaffected by OpenMP's binding."""
+    if not has_affinity():
+        return frozenset(range(os.cpu_count() or 1))
+    if _is_bound() and _before_torch:
+        return _before_torch
+    return os.sched_getaffinity(0)
+
+
+def default_threads(num_sharing: int) -> ThreadChoice:
+    """Return the threads of one of `num_sharing` processes that share this process's cores.
+
+    That is its part of the least of: CPUs of the affinity mask, physical cores among them, and
+    the CPU quota of the cgroup, rounded to the nearest number. At least one.
+    """
+    cpus = allowed_cpus()
+    cores = _num_physical(cpus)
+    quota = read_cgroup_limits().cpu_quota
+    number = min(len(cpus), cores)
+    reason = f"{len(cpus)} CPUs in the affinity mask, {cores} physical cores"
+    if not has_affinity():
+        reason = f"{len(cpus)} CPUs; this system reports no affinity mask"
+    if quota is not None:
+        number = min(number, math.floor(quota + 0.5))
+        reason += f", CPU quota of the cgroup {quota:.2f}"
+    if num_sharing > 1:
+        reason += f", shared by {num_sharing} processes"
+    return ThreadChoice(number=max(1, number // num_sharing), reason=reason)
+
+
+def unbind_thread() -> None:
+    """Give the calling thread all CPUs of the process again if OpenMP bound it to some.
+
+    Threads that it starts inherit its CPUs.
+    """
+    if has_affinity() and os.sched_getaffinity(0) != allowed_cpus():
+        os.sched_setaffinity(0, allowed_cpus())
+
+
+def _num_physical(cpus: Set[int]) -> int:
+    """Return the physical cores of `cpus`; CPUs that report no siblings count as one each."""
+    seen = set()
+    for cpu in cpus:
+        try:
+            siblings = (_CPU_FOLDER / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        seen.add(siblings.strip())
+    return len(seen)
+
+
+def _is_bound() -> bool:
+    return "torch" in sys.modules and any(os.environ.get(name) for name in _BINDING_VARIABLES)
+
+
+def _read_mask() -> Set[int]:
+    """Return the affinity mask; if OpenMP has bound this thread, the CPUs of OpenMP's places."""
+    if not has_affinity():
+        return frozenset()
+    mask = os.sched_getaffinity(0)
+    places = _openmp_cpus() if _is_bound() else frozenset[int]()
+    if not places:
+        return mask
+    os.sched_setaffinity(0, places)  # the system takes only those that exist and are allowed
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, mask)
+    return allowed
+
+
+def _openmp_cpus() -> Set[int]:
+    """Return the CPUs over which the OpenMP runtime of this process distributes threads."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
+    cpus: set[int] = set()
+    for path in paths:
+        openmp = ctypes.CDLL(path)
+        for place in range(openmp.omp_get_num_places()):
+            ids = (ctypes.c_int * openmp.omp_get_place_num_procs(place))()
+            openmp.omp_get_place_proc_ids(place, ids)
+            cpus.update(ids)
+    return cpus
+
+
+_before_torch = _read_mask()
