@@ -23,7 +23,7 @@ def enter(admission_gates, name, now_ns=0):
     return request
 
 
-def test_a_request_that_no_gate_holds_is_admitted_at_once():
+def test_a_request_that_no_gate_holds_is_admitted_immediately():
     gate = FakeGate(wants=lambda request: request.request_id == "b")
     admission_gates = AdmissionGates([gate], 60)
     assert enter(admission_gates, "a").status is RequestStatus.WAITING
@@ -33,7 +33,7 @@ def test_a_request_that_no_gate_holds_is_admitted_at_once():
     assert admission_gates.take_ready() == admission_gates.take_failed(0) == []
 
 
-def test_all_gates_must_open_in_any_order():
+def test_a_request_is_admitted_when_all_its_gates_have_opened_in_any_order():
     first, second = FakeGate(), FakeGate(wants=lambda request: request.request_id != "c")
     admission_gates = AdmissionGates([first, second], 60)
     a, b, c = (enter(admission_gates, name) for name in "abc")
@@ -60,7 +60,7 @@ def test_one_failed_gate_rejects_the_request_at_all_gates():
     assert admission_gates.take_failed(0) == [(b, "too late")]
 
 
-def test_two_gates_can_fail_a_request_at_once():
+def test_two_gates_can_reject_a_request_in_the_same_step():
     first, second = FakeGate(), FakeGate()
     admission_gates = AdmissionGates([first, second], 60)
     a = enter(admission_gates, "a")

@@ -369,7 +369,9 @@ def answer(model, **args):
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.id)
-def test_a_broken_plugin_is_rejected_by_name_and_affects_nothing_else(plugin_site, model, case):
+def test_the_error_for_a_broken_plugin_names_it_and_other_plugins_still_work(
+    plugin_site, model, case
+):
     case.install(plugin_site)
     with pytest.raises(case.error) as refusal:
         case.use(model)

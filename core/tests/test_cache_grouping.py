@@ -189,6 +189,6 @@ def test_cache_specs_must_be_equal_on_all_ranks():
         )
 
 
-def test_blocks_hold_the_same_number_of_tokens():
+def test_layers_with_different_block_sizes_are_rejected():
     with pytest.raises(ModelError, match="layer0: 16; layer1: 8"):
         group(spec(), spec(block_size=8))

@@ -67,7 +67,7 @@ def test_the_number_of_blocks_depends_on_memory_only(changes, num_blocks):
 @pytest.mark.parametrize(
     "changes", [{"available_bytes": 2 * BYTES_PER_BLOCK - 1}, {"available_bytes": -5}]
 )
-def test_a_cache_needs_two_blocks(changes):
+def test_a_kv_cache_needs_at_least_two_blocks(changes):
     with pytest.raises(CapacityError, match="two blocks of 16 tokens"):
         size(**changes)
 
@@ -115,7 +115,7 @@ def test_the_longest_sequence_fits_exactly():
             assert sequence_blocks(cache, length + 1, max_step_tokens=24) >= num_blocks
 
 
-def test_sliding_windows_and_states_hold_any_length():
+def test_caches_of_sliding_windows_and_states_support_any_sequence_length():
     assert max_sequence_tokens(config(9, spec(32)), max_step_tokens=64) > MAX_TOKENS - SIZE
     assert max_sequence_tokens(config(9, spec(32))) == 8 * SIZE  # any step size is valid
     state = StateSpec(block_size=SIZE, num_bytes=64)

@@ -88,7 +88,7 @@ NAMES = {
 
 @pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme", "policy:f*@Acme"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_denied_class_is_rejected_by_every_name(site, name, rule):
+def test_a_denied_class_is_rejected_under_every_name(site, name, rule):
     with pytest.raises(PluginError, match="denied by the rule") as refusal:
         load(site, NAMES[name], rule)
     assert rule in str(refusal.value)
@@ -119,7 +119,7 @@ def test_a_file_with_a_denied_class_is_refused(site, tmp_path):
     assert load(site, f"{tmp_path}/own.py:Own", "policy:fast@acme", trust_local_code=True)
 
 
-def test_a_rule_on_a_distribution_holds_for_classes_that_it_does_not_declare(site):
+def test_a_rule_for_a_distribution_applies_to_its_undeclared_classes(site):
     for name in ("rival:Hidden", "rival:RenamedHidden", "acme.parts:Hidden"):
         with pytest.raises(PluginError, match=r"acme\.parts:Hidden"):
             load(site, name, "*:*@acme")
@@ -148,7 +148,7 @@ def test_a_distribution_without_plugins_can_be_denied(plugin_site):
         load(plugin_site, "acme_lib.parts:Hidden", "*:*@acme-lib")
 
 
-def test_no_plugins_rejects_classes_that_a_first_party_module_has_imported(plugin_site):
+def test_the_option_no_plugins_rejects_classes_that_a_first_party_module_has_imported(plugin_site):
     plugin_site.add("acme", {"policy": {"fast": ".parts:FastPolicy"}}, parts=PARTS)
     source = "from acme.parts import FastPolicy\nclass Own(FastPolicy.__base__): ...\n"
     plugin_site.add("dovetail-a", {"policy": {"own": ":Own"}}, init=source)

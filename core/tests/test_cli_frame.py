@@ -52,7 +52,9 @@ def run(site: Path, *arguments: str, check: str = "") -> subprocess.CompletedPro
     "arguments",
     [["--help"], ["plugins", "list"], ["plugins", "list", "--json"], ["collect-env"], ["nonsense"]],
 )
-def test_no_plugin_and_no_large_library_is_imported(site: Path, arguments: list[str]) -> None:
+def test_the_command_line_imports_no_plugin_and_no_large_library(
+    site: Path, arguments: list[str]
+) -> None:
     check = f"print('loaded', *[m for m in {BANNED!r} if m in sys.modules], sep=':')"
     done = run(site, *arguments, check=check)
     assert done.stdout.splitlines()[-1] == "loaded"

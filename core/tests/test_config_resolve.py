@@ -82,7 +82,7 @@ def refusal(config: RequestedConfig, platform: Platform | None = None) -> str:
     return str(caught.value)
 
 
-def test_every_unset_field_is_resolved() -> None:
+def test_every_unset_config_field_is_resolved() -> None:
     config = config_of()
     resolved = resolve(config, FakePlatform())
     seen = {change.field: (change.before, change.after) for change in resolved.explain()}
@@ -353,7 +353,7 @@ def test_platform_defaults_that_conflict_with_user_values_are_dropped() -> None:
     assert blocks.cache.kv_cache_memory_bytes is None
 
 
-def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() -> None:
+def test_invalid_platform_defaults_are_reported_as_contract_errors_of_the_platform() -> None:
     for changes, words in (
         (
             {"cache.blocksize": (16, "")},

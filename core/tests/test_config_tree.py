@@ -235,7 +235,7 @@ def test_extensions_are_lists_of_plugins(fields: dict[str, object], report: str)
         ExtensionsConfig(**fields)
 
 
-def test_no_extension_is_the_same_as_an_empty_name() -> None:
+def test_an_empty_extension_name_means_no_extension() -> None:
     assert ExtensionsConfig(worker_extension_cls="").worker_extension_cls is None
 
 
@@ -257,7 +257,7 @@ def test_classes_become_names_in_json() -> None:
     assert config.model_dump()["scheduler"]["scheduler_cls"] is Outer.SomePlugin
 
 
-def test_copies_and_pickles_are_equal_and_frozen() -> None:
+def test_copied_and_pickled_configurations_are_equal_and_frozen() -> None:
     config = make()
     for again in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
         assert again == config
@@ -266,7 +266,7 @@ def test_copies_and_pickles_are_equal_and_frozen() -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_unknown_and_missing_fields_are_rejected(nested: bool) -> None:
+def test_unknown_and_missing_config_fields_are_rejected(nested: bool) -> None:
     with pytest.raises(ConfigError) as caught:
         if nested:
             make(cache={"blocksize": 3})

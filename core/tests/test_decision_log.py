@@ -298,7 +298,7 @@ def test_a_truncated_log_is_read_up_to_its_last_complete_record(record, path, tm
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"dovetail decisions 2\nx", b"\n"])
-def test_an_unknown_or_newer_file_is_rejected(content, path):
+def test_a_log_file_of_an_unknown_or_newer_format_is_rejected(content, path):
     path.write_bytes(content)
     with pytest.raises(UserError, match="not a decision log of version 1"):
         LogReader(path)

@@ -41,7 +41,9 @@ def step(decode_batch):
     return due, taken
 
 
-def test_members_advance_together_and_other_requests_do_not(decode_batch):
+def test_members_of_the_decode_batch_advance_together_and_other_requests_do_not_advance(
+    decode_batch,
+):
     one, two, apart = decoding(0), decoding(1, computed=9), decoding(2)
     join(decode_batch, one, two)
     decode_batch.admit(apart)
@@ -106,7 +108,9 @@ def test_members_of_the_decode_batch_are_due_when_their_last_block_is_full(decod
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4, 5])
-def test_members_leave_after_the_step_of_their_last_token(decode_batch, max_tokens):
+def test_members_leave_the_decode_batch_after_the_step_of_their_last_token(
+    decode_batch, max_tokens
+):
     one = decoding(0, max_tokens=max_tokens)
     join(decode_batch, one, decoding(1, max_tokens=40))
     for number in range(1, max_tokens):

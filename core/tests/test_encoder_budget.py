@@ -55,7 +55,7 @@ def budget():
     return EncoderBudget(LIMITS)
 
 
-def test_a_run_ends_before_content_that_exceeds_the_budget(budget):
+def test_a_run_ends_before_an_encoder_input_that_exceeds_the_budget(budget):
     one = request("a", (2, 4, "x"), (7, 4, "y"))
     assert budget.reach(one, 0, 12) == 7  # 4 + 4 embeddings exceed the budget of 6
     assert budget.reach(one, 0, 2) == 2
@@ -67,7 +67,7 @@ def test_a_run_ends_before_content_that_exceeds_the_budget(budget):
     assert budget.reach(other, 0, 5) == 5
 
 
-def test_equal_content_is_encoded_and_counted_once(budget):
+def test_equal_encoder_inputs_are_encoded_and_counted_once(budget):
     one, other = request("a", (0, 4, "x")), request("b", (3, 4, "x"), row=1)
     budget.want(one, 0, 6)
     assert budget.reach(other, 0, 9) == 9
@@ -75,7 +75,7 @@ def test_equal_content_is_encoded_and_counted_once(budget):
     assert emit(budget) == ([(0, 0)], [])
 
 
-def test_the_least_recently_used_encoder_output_is_freed_when_room_is_needed(budget):
+def test_the_least_recently_used_encoder_output_is_freed_when_space_is_needed(budget):
     for row, name in enumerate("xyz"):
         one = request(name, (0, 4, name), row=row)
         assert budget.reach(one, 0, 6) == 6
@@ -98,7 +98,7 @@ def test_encoder_outputs_in_use_are_never_freed(budget):
     budget.check_integrity([held[1], late])
 
 
-def test_cached_content_that_a_step_needs_is_not_freed_in_that_step(budget):
+def test_cached_encoder_outputs_that_a_step_needs_are_not_freed_in_that_step(budget):
     for row, name in enumerate("xy"):
         budget.want(request(name, (0, 4, name), row=row), 0, 6)
         emit(budget)
@@ -108,7 +108,7 @@ def test_cached_content_that_a_step_needs_is_not_freed_in_that_step(budget):
 
 
 @pytest.mark.parametrize(("sizes", "chunks"), [([7], True), ([4, 4], False)])
-def test_content_that_can_never_be_encoded_is_refused(sizes, chunks):
+def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_refused(sizes, chunks):
     places, position = [], 0
     for size in sizes:
         places.append((position, size, str(position)))
@@ -150,7 +150,7 @@ def test_a_policy_receives_the_reason_of_a_denial():
     assert answers[1].denied is Denied.ENCODER
 
 
-def test_random_programs_with_content_follow_the_contract():
+def test_random_scheduler_calls_with_encoder_inputs_follow_the_contract():
     num_encoded = num_freed = 0
     for seed in range(20):
         program = random_program(seed, plain=True)

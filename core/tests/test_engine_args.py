@@ -256,7 +256,7 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
         ("model", 5, "path of a local directory"),
     ],
 )
-def test_errors_of_options_name_option_value_and_remedy(
+def test_option_errors_name_the_option_the_value_and_the_remedy(
     model: Path, option: str, value: object, remedy: str
 ) -> None:
     message = refusal(**{"model": model, option: value})
@@ -287,7 +287,7 @@ def test_a_token_budget_below_max_num_seqs_is_rejected(model: Path) -> None:
     assert "raise the former or lower the latter" in message
 
 
-def test_a_threshold_without_chunked_prefill_is_rejected(model: Path) -> None:
+def test_a_long_prefill_threshold_without_chunked_prefill_is_rejected(model: Path) -> None:
     message = refusal(model, long_prefill_token_threshold=9, enable_chunked_prefill=False)
     assert "long_prefill_token_threshold=9" in message
     assert "enable_chunked_prefill=False" in message

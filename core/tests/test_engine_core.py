@@ -208,7 +208,7 @@ def test_a_failed_step_ends_the_engine_core_and_reports_the_requests(make, depth
             call()
 
 
-def test_the_prefix_cache_can_be_reset_when_idle(make):
+def test_the_prefix_cache_can_be_reset_when_the_engine_is_idle(make):
     core, _ = make()
     core.add_request(request("a", range(1, 10)))
     core.step()
@@ -217,7 +217,7 @@ def test_the_prefix_cache_can_be_reset_when_idle(make):
     assert core.reset_prefix_cache()
 
 
-def test_shutdown_ends_scheduler_and_executor(make):
+def test_shutdown_of_the_engine_core_shuts_down_scheduler_and_executor(make):
     core, executor = make(2)
     core.add_request(request("a"))
     core.step_with_batch_queue()

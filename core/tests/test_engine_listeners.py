@@ -159,7 +159,7 @@ def test_statistics_are_current_when_no_request_runs(make):
         check(0, 0, 0)
 
 
-def test_a_step_in_several_messages_is_recorded_once(make):
+def test_a_step_sent_in_several_messages_is_recorded_once(make):
     with make(stat_loggers=[Logged]) as llm:
         listeners, (one,) = llm.llm_engine._listeners, Kept.made[Logged]
         llm.generate("say", GREEDY)
@@ -231,7 +231,7 @@ def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
         assert sum(message.num_failed for hook, message in entries if hook == "on_step") == 1
 
 
-def test_a_start_that_a_hook_aborts_is_undone(make):
+def test_an_engine_start_that_a_hook_aborts_is_undone(make):
     class Refuses(FakeHooks):
         def on_engine_start(self, config):
             raise RuntimeError("not today")

@@ -364,7 +364,7 @@ def test_no_platform_is_selected_if_a_probe_fails(world):
     assert states(explanation) == {"good": ABLE, "odd": FAILED}
 
 
-def test_an_ambiguous_name_is_explained_as_refused(world):
+def test_explain_reports_an_ambiguous_plugin_name_as_refused(world):
     for owner in ("acme", "bolt"):
         world.install(owner, [("policy", "twin", "GoodPolicy"), ("ops", "twin", "GoodOps")])
     for kind in ("policy", "ops"):

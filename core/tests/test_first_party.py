@@ -167,7 +167,7 @@ def two_sites(plugin_site, tmp_path):
     return before, plugin_site
 
 
-def test_an_impostor_does_not_hide_the_member(two_sites):
+def test_a_package_that_copies_the_name_of_a_member_does_not_replace_it(two_sites):
     before, site = two_sites
     before.add("Dovetail_A", {"policy": {"evil": "evil_pkg:Evil"}, "platform": {"evil": "x:Y"}})
     found = discover_in(before.path, site.path)
@@ -177,7 +177,7 @@ def test_an_impostor_does_not_hide_the_member(two_sites):
     assert warning.startswith("Dovetail_A 1.0 in ") and "is not used: dovetail-a 1.0" in warning
 
 
-def test_an_impostor_alone_is_a_third_party_package(plugin_site):
+def test_a_package_with_the_name_of_a_missing_member_counts_as_third_party(plugin_site):
     plugin_site.add("dovetail-a", {"policy": {"evil": "evil_pkg:Evil"}})
     registry = plugin_site.registry()
     assert registry.automatic("policy") == []

@@ -95,7 +95,7 @@ def test_a_subclass_of_hooks_subscribes_only_to_its_own_methods():
     assert [name for name in HOOK_NAMES if hooks.subscribers(name)] == ["on_step"]
 
 
-def test_the_error_for_a_listener_that_raises_at_the_start_names_it():
+def test_the_error_for_a_listener_that_raises_at_startup_names_it():
     with pytest.raises(PluginError, match="'Exits' failed in on_engine_start: SystemExit: 3") as e:
         load(Plain, Exits).notify("on_engine_start", config=None)
     assert isinstance(e.value.__cause__, SystemExit)

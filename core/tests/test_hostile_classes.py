@@ -108,7 +108,7 @@ def test_a_class_that_cannot_be_inspected_raises_a_typed_error_that_names_it(nam
     assert registry.load("policy", Quiet) is Quiet  # the other methods work
 
 
-def test_a_validator_that_raises_names_the_plugin():
+def test_the_error_for_an_options_validator_that_raises_names_the_plugin():
     registry = PluginRegistry(options={"WithRaisingOptions": {"count": 2}})
     with pytest.raises(DovetailError, match="WithRaisingOptions"):
         registry.load("policy", WithRaisingOptions)
@@ -158,7 +158,7 @@ def test_long_plugin_references_are_shortened_in_messages():
 
 @pytest.mark.parametrize("kind", ["worker", "ops", "linear_method"])
 @pytest.mark.parametrize("value", ["cpu", 5, None, ["cpu"], {5}, property(lambda self: 1 / 0)])
-def test_device_types_are_a_set_of_names(kind, value):
+def test_device_types_must_be_a_set_of_names(kind, value):
     cls = type("Odd", (load_fake(kind),), {"device_types": value})
     with pytest.raises(ContractError, match="device_types"):
         check_contract(kind, cls)
@@ -241,7 +241,7 @@ class Iterates(tuple):
     ],
     ids=range(10),
 )
-def test_preferences_must_be_a_tuple_of_names(answer):
+def test_the_preferences_of_a_platform_must_be_a_tuple_of_names(answer):
     cls = type("Odd", (load_fake("platform"),), {"prefer": lambda self, kind: answer})
     with pytest.raises(ContractError, match="prefer"):
         preferred_names(cls(), "worker")
@@ -251,13 +251,13 @@ def test_preferences_must_be_a_tuple_of_names(answer):
     ("field", "value"),
     [("automatic", "maybe"), ("automatic", 1), ("rank", "high"), ("rank", True), ("info", 5)],
 )
-def test_a_platform_declares_values_of_the_right_types(field, value):
+def test_platform_declarations_of_wrong_types_are_rejected(field, value):
     cls = type("Odd", (load_fake("platform"),), {field: value})
     with pytest.raises(ContractError, match=field):
         check_info(cls)
 
 
-def test_a_name_that_cannot_be_printed_is_refused():
+def test_a_plugin_name_with_unprintable_characters_is_refused():
     fake = load_fake("platform")
     cls = type("Odd", (fake,), {"info": replace(fake.info, name="x\n\x1b[31m")})
     with pytest.raises(ContractError, match=r"info\.name"):

@@ -78,7 +78,7 @@ def check_others_are_unharmed():
     [fifo, loop, device, large, content(b"[dovetail.policy]\nx\xff = a:B\n")],
     ids=["fifo", "loop", "device", "large", "not utf-8"],
 )
-def test_entry_points_that_cannot_be_read_are_set_aside(site, damage):
+def test_entry_points_that_cannot_be_read_are_skipped(site, damage):
     damage(site / "odd_mine-1.0.dist-info/entry_points.txt")
     registry = check_others_are_unharmed()
     assert any("odd_mine-1.0.dist-info" in one for one in registry.set_aside)
@@ -101,14 +101,14 @@ def test_entry_points_that_cannot_be_read_are_set_aside(site, damage):
         content(b"Name: " + b"x" * 100_000 + b"\nVersion: 1\n"),
     ],
 )
-def test_a_distribution_without_a_proper_name_is_set_aside(site, damage):
+def test_a_distribution_without_a_valid_name_is_skipped(site, damage):
     damage(site / "odd_mine-1.0.dist-info/METADATA")
     registry = check_others_are_unharmed()
     (message,) = [one for one in registry.set_aside if "odd_mine-1.0.dist-info" in one]
     assert message.isprintable() and len(message) < 500
 
 
-def test_the_first_of_two_names_in_a_file_is_used(site):
+def test_the_first_of_two_names_in_a_metadata_file_is_used(site):
     (site / "odd_mine-1.0.dist-info/METADATA").write_text(
         "Name: odd-mine\nName: dovetail-sched-fcfs\nVersion: 1\nVersion: \x1b[2J\n"
     )
@@ -138,7 +138,7 @@ def test_the_first_of_two_names_in_a_file_is_used(site):
     ],
     ids=range(16),
 )
-def test_an_entry_point_that_names_no_class_is_set_aside(site, line):
+def test_an_entry_point_that_names_no_class_is_skipped(site, line):
     points = site / "odd_mine-1.0.dist-info/entry_points.txt"
     points.write_text(f"[dovetail.policy]\n{line}\nmine = odd_mine:Mine [extra]\n")
     registry = check_others_are_unharmed()

@@ -146,7 +146,7 @@ def rss_kib():
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_hostile_tokenizer_is_rejected_and_this_process_survives(tmp_path, case, monkeypatch):
+def test_a_hostile_tokenizer_is_rejected_without_ending_the_process(tmp_path, case, monkeypatch):
     monkeypatch.setattr(tokenizer_trial, "PROBE_TIMEOUT_S", 0.6)
     write_tokenizer(tmp_path, **REFUSED[case])
     if case == "deep nesting":
@@ -230,7 +230,7 @@ class Panicking:
         return panic
 
 
-def test_a_panic_rejects_the_request_or_gives_a_replacement_character(tmp_path):
+def test_a_tokenizer_panic_rejects_the_request_or_gives_a_replacement_character(tmp_path):
     tokenizer = HuggingFaceTokenizer.from_directory(write_tokenizer(tmp_path))
     tokenizer._core, tokenizer._guarded = Panicking(), PanicGuard(Panicking())
     with pytest.raises(RequestError, match="retry-limit") as refusal:

@@ -25,7 +25,7 @@ class HoldsAll(Policy):
             yield Hold(request)
 
 
-def test_waits_grow_from_one_to_ten_milliseconds_and_are_reset_by_a_run():
+def test_idle_waits_grow_from_one_to_ten_milliseconds_and_are_reset_by_a_run():
     clock = ManualClock()
     idle = IdleWait(clock)
     waits = []
@@ -59,7 +59,7 @@ def make_core(request):
 
 
 @pytest.mark.parametrize("what", ["gate", "policy"])
-def test_a_core_whose_requests_only_wait_asks_its_caller_to_wait(make_core, what):
+def test_an_engine_core_without_runnable_requests_reports_a_wait_time(make_core, what):
     gate = FakeGate(lambda request: request.request_id == "held")
     core, step = make_core(HoldsAll) if what == "policy" else make_core(gates=[gate])
     core.add_request(make_request("held"))

@@ -154,12 +154,12 @@ def test_a_tokenizer_with_a_smaller_vocabulary_is_accepted(caplog):
     assert not caplog.text
 
 
-def test_the_longest_prompt_leaves_room_for_one_token():
+def test_a_prompt_of_max_model_len_minus_one_tokens_gets_one_output_token():
     request = one([1] * 31, max_tokens=None)
     assert (len(request.prompt_token_ids), request.max_tokens) == (31, 1)
 
 
-def test_truncation_keeps_the_tail_and_precedes_the_length_check():
+def test_prompt_truncation_keeps_the_last_tokens_and_precedes_the_length_check():
     request = one(list(range(100)), truncate_prompt_tokens=4)
     assert request.prompt_token_ids == (96, 97, 98, 99)
 
@@ -228,7 +228,7 @@ def test_a_request_without_parameters_gets_the_models_defaults():
 
 
 @pytest.mark.parametrize("defaults", [{"temprature": 1.0}, {"top_p": 7.0}])
-def test_bad_defaults_are_an_error_of_the_configuration(defaults):
+def test_invalid_default_sampling_parameters_are_configuration_errors(defaults):
     with pytest.raises(ConfigError, match="generation config"):
         processor(default_sampling=defaults)
 

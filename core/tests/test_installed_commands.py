@@ -89,7 +89,7 @@ def test_plugin_lists_show_commands_as_a_kind(zoo, capsys):
         ("zoo", "one command is a prefix of the other"),
     ],
 )
-def test_an_invalid_command_name_is_set_aside_with_the_reason(name, reason, zoo):
+def test_an_invalid_command_name_is_skipped_with_the_reason(name, reason, zoo):
     zoo.add("odd-one", {"command": {name: ":run"}}, init="def run():\n    return 9\n")
     found = find(zoo, "generate", "plugins list")
     aside = {one.plugin.name: why for one, why in found.set_aside}
@@ -146,7 +146,7 @@ def test_a_third_party_distribution_cannot_take_a_command_of_the_devkit(zoo):
     assert "first-party" in aside["plugins.new"]
 
 
-def test_importing_the_former_devkit_package_names_the_new_one():
+def test_the_error_for_importing_the_former_devkit_package_names_the_new_one():
     with pytest.raises(ImportError, match="dovetail_devkit"):
         import_module("dovetail.testing")
     with pytest.raises(ImportError, match="dovetail_devkit"):

@@ -10,7 +10,7 @@ from dovetail.int_columns import all_below, increment
 
 @pytest.mark.parametrize("typecode", ["i", "l", "q"])
 @pytest.mark.parametrize("num", [0, 1, 2, 7, 300])
-def test_the_first_values_are_incremented_by_one(typecode, num):
+def test_increment_adds_one_to_the_first_values_of_a_column(typecode, num):
     source = Random(num)
     bits = 8 * array(typecode).itemsize - 1
     numbers = [source.randrange((1 << bits) - 1) for _ in range(num)] + [5, 6]

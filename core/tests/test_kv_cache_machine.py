@@ -268,7 +268,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_kv_cache_manager_agrees_with_the_model(shape):
+def test_the_kv_cache_manager_agrees_with_a_simple_reference_model(shape):
     machine = type("Machine", (CacheMachine,), {"specs": SHAPES[shape]})
     case = machine.TestCase
     case.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

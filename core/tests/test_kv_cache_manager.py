@@ -113,7 +113,7 @@ def test_without_prefix_caching_no_block_is_cached():
     assert cache.prefix_queries == 0
 
 
-def test_a_hit_is_shared_while_its_owner_runs():
+def test_a_cached_prefix_is_shared_while_its_first_request_runs():
     cache, one, two = manager(), request(range(8)), request(range(9))
     cache.admit(one, NOTHING, 8)
     one.num_computed_tokens = 8
@@ -126,7 +126,7 @@ def test_a_hit_is_shared_while_its_owner_runs():
     cache.check_integrity([two])
 
 
-def test_a_hit_in_free_blocks_reduces_the_free_blocks():
+def test_a_prefix_hit_in_free_blocks_reduces_the_number_of_free_blocks():
     cache = manager(3)
     served(cache, range(8))
     one = request(range(13))  # needs two cached and two new blocks; one new block is free
@@ -147,7 +147,7 @@ def test_only_computed_tokens_with_known_values_are_committed():
     assert cache.lookup(request(range(9))).num_tokens == 8
 
 
-def test_hits_and_queries_are_counted_once_and_not_again_after_a_preemption():
+def test_prefix_cache_hits_and_queries_are_not_counted_again_after_a_preemption():
     cache = manager()
     served(cache, range(8))
     one = request(range(10))

@@ -34,7 +34,7 @@ def image(position, num_tokens, name=b"cat"):
     return EncoderInput(position=position, num_tokens=num_tokens, content_hash=name)
 
 
-def test_a_hash_covers_its_tokens_and_all_previous_tokens():
+def test_a_block_hash_covers_the_tokens_of_the_block_and_all_previous_tokens():
     plain = hashes()
     assert len(plain) == len(set(plain)) == 3
     assert hashes(range(8)) == plain[:2]
@@ -88,25 +88,25 @@ def test_the_block_size_changes_the_block_hash():
     ("item", "first_touched"),
     [(image(0, 2), 0), (image(3, 1), 0), (image(4, 4), 1), (image(7, 3), 1)],
 )
-def test_content_changes_the_blocks_from_its_first_token_on(item, first_touched):
+def test_a_multimodal_input_changes_the_block_hashes_from_its_first_token_on(item, first_touched):
     plain, with_it = hashes(), hashes(encoder_inputs=(item,))
     same = [one == other for one, other in zip(plain, with_it, strict=True)]
     assert same == [block < first_touched for block in range(3)]
 
 
-def test_content_hash_position_and_length_change_the_block_hash():
+def test_the_hash_position_and_length_of_a_multimodal_input_change_the_block_hash():
     items = [image(4, 3), image(5, 3), image(4, 2), image(4, 3, b"dog"), image(4, 3, b"ca")]
     found = {hashes(encoder_inputs=(item,))[1] for item in items}
     assert len(found) == len(items)
 
 
-def test_content_after_a_block_does_not_change_its_hash():
+def test_a_multimodal_input_after_a_block_does_not_change_the_hash_of_the_block():
     assert content_key((image(8, 4),), 4, 8) == b""
     assert content_key((image(0, 4),), 4, 8) == b""
     assert content_key((image(2, 4),), 4, 8) != b""
 
 
-def test_adjacent_content_names_are_hashed_unambiguously():
+def test_names_of_adjacent_multimodal_inputs_are_hashed_unambiguously():
     one = content_key((image(0, 1, b"ab"), image(1, 1, b"c")), 0, 4)
     other = content_key((image(0, 1, b"a"), image(1, 1, b"bc")), 0, 4)
     assert one != other
@@ -118,7 +118,7 @@ def test_the_inputs_of_a_block_hash_are_encoded_unambiguously():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_copied_hashes_equal_computed_hashes(seed):
+def test_copied_block_hashes_equal_computed_block_hashes(seed):
     rng, hasher = Random(seed), PrefixHasher(SIZE)
     stem = [rng.randrange(9) for _ in range(60)]
     for _ in range(60):
@@ -143,7 +143,7 @@ def test_copied_hashes_equal_computed_hashes(seed):
         assert made.block_hashes == hashes(tokens, **changes)
 
 
-def test_copied_hashes_do_not_count_toward_the_limit():
+def test_copied_block_hashes_do_not_count_toward_the_hashing_limit():
     hasher, made = PrefixHasher(SIZE), []
     for name in "abc":
         requested = EngineCoreRequest(

@@ -290,7 +290,7 @@ def test_the_cache_size_is_the_memory_that_requests_can_use(engine):
     assert FixedTextWorker.made[-1].num_blocks == 2 * 3 + 1
 
 
-def test_a_small_cache_lowers_the_length_and_reports_it(engine, caplog):
+def test_a_small_cache_lowers_max_model_len_with_a_warning(engine, caplog):
     with caplog.at_level(logging.WARNING):
         one = engine(num_gpu_blocks_override=4)
     assert one.max_model_len == 16
@@ -299,7 +299,7 @@ def test_a_small_cache_lowers_the_length_and_reports_it(engine, caplog):
     assert len(run(one)[-1].outputs[0].token_ids) == 6
 
 
-def test_a_length_set_by_the_user_must_fit(engine):
+def test_a_max_model_len_set_by_the_user_must_fit_into_the_cache(engine):
     with pytest.raises(CapacityError, match="max_model_len=17 needs 6 KV blocks"):
         engine(num_gpu_blocks_override=4, max_model_len=17)
     assert FixedTextWorker.made[-1].ended == 1

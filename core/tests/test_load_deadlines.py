@@ -104,7 +104,9 @@ def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_time
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_outcome_after_the_deadline_frees_the_blocks_at_once(driver, side, alone, fails):
+def test_the_result_of_a_load_after_its_deadline_frees_the_blocks_immediately(
+    driver, side, alone, fails
+):
     free = driver.scheduler.view.num_free_blocks
     driver.add("late", PROMPT, max_tokens=3)
     driver.step()

@@ -154,7 +154,7 @@ def test_the_budget_limits_the_drafts_of_a_second_request():
     assert runs(table.plan()) == [(3, 4, 1, 3), (3, 4, 1, 3), (3, 1, 1, 0)]
 
 
-def test_a_stop_token_within_accepted_drafts_drops_the_rest():
+def test_a_stop_token_within_accepted_drafts_drops_the_later_drafts():
     table = Table()
     table.add("a", stop=[52])
     table.settle(table.plan(), [[50]], [3])
@@ -172,7 +172,7 @@ def test_a_stop_token_within_accepted_drafts_drops_the_rest():
     assert table.scheduler.reset_prefix_cache()
 
 
-def test_the_length_limit_within_accepted_drafts_drops_the_rest():
+def test_the_length_limit_within_accepted_drafts_drops_the_later_drafts():
     table = Table()
     table.add("a", max_tokens=3)
     table.settle(table.plan(), [[50]], [3])

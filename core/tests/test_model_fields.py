@@ -75,7 +75,7 @@ def test_fields_of_other_architectures_are_accepted():
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
-def test_a_wrong_value_is_rejected_by_field_name(name, value):
+def test_the_error_for_an_invalid_config_value_names_the_field(name, value):
     for config, place in (({name: value}, name), ({"text_config": {name: value}}, name)):
         with pytest.raises(ModelError, match=rf"config\.json: (text_config\.)?{place} is "):
             check_model_fields(PLAIN | config)
@@ -91,7 +91,7 @@ def test_rope_parameters_are_checked_in_both_forms_and_by_kind_of_layer(table, n
 
 
 @pytest.mark.parametrize("value", [2**70, "wide"])
-def test_files_and_overrides_are_checked_before_anything_starts(folder, value):
+def test_config_files_and_overrides_are_checked_before_the_engine_starts(folder, value):
     with pytest.raises(ModelError, match=r"config\.json: hidden_size is"):
         EngineArgs(model=folder, hf_overrides={"hidden_size": value}).create_engine_config()
     (folder / "config.json").write_text(json.dumps(PLAIN | {"hidden_size": value}))
@@ -111,7 +111,7 @@ def test_files_and_overrides_are_checked_before_anything_starts(folder, value):
         ("min_p", True),
     ],
 )
-def test_the_error_for_a_wrong_sampling_default_names_file_and_field(folder, field, value):
+def test_the_error_for_an_invalid_sampling_default_names_file_and_field(folder, field, value):
     (folder / "generation_config.json").write_text(json.dumps({field: value}))
     with pytest.raises(ModelError, match=rf"generation_config\.json: {field} is "):
         EngineArgs(model=folder).create_engine_config()
@@ -119,7 +119,7 @@ def test_the_error_for_a_wrong_sampling_default_names_file_and_field(folder, fie
 
 @pytest.mark.parametrize("value", [2**33, 320, [1, 320], -1, "2", 1.0, True, [[1]], {}])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_an_eos_token_outside_of_the_vocabulary_is_rejected_before_the_start(folder, file, value):
+def test_an_eos_token_outside_of_the_vocabulary_is_rejected_before_startup(folder, file, value):
     stated = PLAIN if file == "config.json" else {}
     (folder / file).write_text(json.dumps({**stated, "eos_token_id": value}))
     with pytest.raises(ModelError, match=rf"eos_token_id.* {file}|{file}: eos_token_id"):

@@ -98,20 +98,20 @@ def test_a_local_directory_takes_precedence_over_a_source(site, tmp_path, monkey
     assert ModelDirectory.open("tiny-toy").path == own
 
 
-def test_listing_names_imports_nothing(site):
+def test_listing_model_names_imports_no_plugin(site):
     assert {"tiny-toy", "broken-toy"} <= set(source_names(PluginRegistry()))
     assert "'tiny-toy'" in refusal("tiny-tyo")
     assert "toy.parts" not in sys.modules
 
 
-def test_an_unknown_name_lists_the_sources(site):
+def test_the_error_for_an_unknown_model_name_lists_the_sources(site):
     report = refusal("zzzzzz")
     assert "does not exist" in report
     for name in ("absent-toy", "broken-toy", "tiny-toy"):
         assert name in report
 
 
-def test_a_path_is_not_a_name(site):
+def test_a_path_is_not_treated_as_a_model_name(site):
     assert "does not exist" in refusal("./tiny-toy")
 
 
@@ -124,13 +124,13 @@ def test_a_path_is_not_a_name(site):
         ("tiny-toy:x", "no argument"),
     ],
 )
-def test_a_source_that_fails_is_named(site, name, cause):
+def test_the_error_for_a_model_source_that_fails_names_it(site, name, cause):
     report = refusal(name)
     assert name.partition(":")[0] in report or "argument" in report
     assert cause in report
 
 
-def test_rules_for_plugins_apply_to_sources(site):
+def test_plugin_rules_apply_to_model_sources(site):
     for policy in (
         PluginPolicy(no_plugins=True),
         PluginPolicy(deny=("model_source:tiny-toy@toy",)),
@@ -142,7 +142,7 @@ def test_rules_for_plugins_apply_to_sources(site):
         EngineArgs("tiny-toy", no_plugins=True).create_engine_config()
 
 
-def test_local_models_skips_sources_that_fail(site, caplog):
+def test_the_list_of_local_models_skips_sources_that_fail(site, caplog):
     found = {model.name for _, model in local_models(PluginRegistry())}
     assert "tiny-toy" in found and "demo" in found
     assert "broken-toy" in caplog.text and "absent-toy" in caplog.text
@@ -177,7 +177,7 @@ def test_a_model_file_is_described_by_the_format_of_its_ending(model_file):
     assert config.model.tokenizer_dir == model_file
 
 
-def test_a_directory_with_one_model_file_is_that_model(model_file):
+def test_a_directory_with_one_model_file_selects_that_file(model_file):
     assert ModelDirectory.open(model_file.parent).path == model_file
     (model_file.parent / "two.fake").write_text("{}")
     assert "no config.json" in refusal(model_file.parent)
@@ -188,23 +188,23 @@ def test_config_json_takes_precedence_over_model_files(model_file):
     assert ModelDirectory.open(model_file.parent).path == model_file.parent
 
 
-def test_an_unknown_ending_lists_the_formats(model_file):
+def test_the_error_for_an_unknown_file_ending_lists_the_formats(model_file):
     other = model_file.with_suffix(".onnx")
     other.write_bytes(b"x")
     assert "*.fake" in refusal(other) and "no installed model format" in refusal(other)
 
 
-def test_a_damaged_model_file_is_named(model_file):
+def test_the_error_for_a_damaged_model_file_names_it(model_file):
     model_file.write_text("{")
     assert "one.fake" in refusal(model_file)
 
 
-def test_a_model_file_cannot_name_code(model_file):
+def test_a_model_file_that_names_code_is_rejected(model_file):
     model_file.write_text('{"architectures": ["os:system"]}')
     assert "installed model" in refusal(model_file)
 
 
-def test_an_own_tokenizer_has_the_default_mode(model_file, tmp_path):
+def test_a_tokenizer_given_by_the_user_gets_the_default_mode(model_file, tmp_path):
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     config = EngineArgs(model_file, tokenizer=tokenizer).create_engine_config()

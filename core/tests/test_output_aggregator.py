@@ -61,7 +61,7 @@ def test_a_transfer_finishes_when_all_ranks_have_finished_it():
     assert step(b"4", b"", b"4") == KVOutcome(failed={4: (41,)})
 
 
-def test_a_rank_finishes_a_transfer_only_once():
+def test_a_transfer_that_a_rank_reports_twice_is_counted_once():
     outcomes = OutcomeAggregator(2)
     outcomes.add(0, KVOutcome(done=(1,)))
     with pytest.raises(ContractError, match="rank 0 ends transfer 1 twice"):

@@ -91,7 +91,7 @@ def test_delta_outputs_contain_only_new_tokens():
 
 
 @pytest.mark.parametrize("options", [{}, {"stop": "never"}, {"logprobs": 0}])
-def test_the_kind_final_only_returns_one_output(options):
+def test_the_output_kind_final_only_returns_one_output(options):
     processor = ProcessorDriver()
     processor.add("r", FINAL_ONLY, **options)
     plain = options.get("logprobs") is None
@@ -215,7 +215,7 @@ def test_prompt_logprobs_begin_with_none_and_can_arrive_in_chunks():
     assert processor.step({"r": b"y"}).request_outputs[0].prompt_logprobs is None
 
 
-def test_fields_that_were_not_requested_are_none():
+def test_output_fields_that_were_not_requested_are_none():
     processor = ProcessorDriver()
     processor.add("r")
     (output,) = processor.step({"r": b"x"}, [("r", LENGTH)]).request_outputs
@@ -252,7 +252,7 @@ def test_delta_outputs_contain_only_completions_with_new_tokens():
     assert [o.index for o in output.outputs] == [0]
 
 
-def test_the_kind_final_only_waits_for_the_last_completion():
+def test_the_output_kind_final_only_waits_for_the_last_completion():
     processor = ProcessorDriver()
     processor.add("r", FINAL_ONLY, n=2)
     assert processor.step({"r#0": b"a", "r#1": b"b"}, [("r#0", LENGTH)]).request_outputs == []

@@ -52,7 +52,7 @@ def ask(**extra_args):
     return SamplingParams(max_tokens=2, extra_args=extra_args)
 
 
-def test_a_wrong_parameter_rejects_its_request_only(make):
+def test_an_invalid_parameter_rejects_only_its_own_request(make):
     llm = make(FakeLogitsProcessor)
     params = [ask(), ask(**{ARGUMENT: "yes"}), ask(**{ARGUMENT: True})]
     good, bad, asking = llm.generate(["a", "b", "c"], params, on_error="return")
@@ -63,7 +63,7 @@ def test_a_wrong_parameter_rejects_its_request_only(make):
     assert caught.value.parameter == f"extra_args.{ARGUMENT}"
 
 
-def test_a_check_that_raises_rejects_its_request_only(make):
+def test_a_parameter_check_that_raises_rejects_only_its_own_request(make):
     llm = make(Confused)
     with pytest.raises(
         RequestError, match="'Confused' failed to check extra_args: KeyError"

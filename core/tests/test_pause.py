@@ -26,7 +26,7 @@ def core():
 
 
 @pytest.mark.parametrize("step", ["step", "step_with_batch_queue"])
-def test_a_paused_core_has_no_work_after_its_plans_are_settled(core, step):
+def test_a_paused_engine_core_has_no_work_after_the_results_of_its_plans(core, step):
     step = getattr(core, step)
     core.add_request(make_request("a", max_tokens=9))
     step()

@@ -28,7 +28,7 @@ def joining(row=3, generation=1):
     return NewRequest.of(made)
 
 
-def test_columns_are_in_the_order_of_the_runs():
+def test_plan_columns_are_in_the_order_of_the_runs():
     builder = StepBuilder()
     builder.leave(9)
     builder.join(joining())
@@ -44,7 +44,7 @@ def test_columns_are_in_the_order_of_the_runs():
     assert [join.row for join in plan.joins] == [3]
 
 
-def test_columns_have_the_types_of_the_contract():
+def test_plan_columns_have_the_types_of_the_contract():
     builder = StepBuilder(num_groups=2)
     builder.run(0, 0, 1, samples=True)
     builder.grow(0, [4], group=1)
@@ -57,7 +57,7 @@ def test_columns_have_the_types_of_the_contract():
     assert array("i").itemsize == 4
 
 
-def test_run_many_gives_the_same_plan_as_run():
+def test_calling_run_many_gives_the_same_plan_as_calling_run():
     one, many = StepBuilder(), StepBuilder()
     for row in range(5):
         one.run(row, row * 2, 1, samples=row % 2 == 0)
@@ -65,7 +65,7 @@ def test_run_many_gives_the_same_plan_as_run():
     assert one.build() == many.build()
 
 
-def test_blocks_are_kept_by_group_in_order():
+def test_a_plan_keeps_the_blocks_of_each_group_in_order():
     builder = StepBuilder(num_groups=2)
     builder.grow(4, [10, 11])
     builder.grow(5, [])
@@ -129,7 +129,7 @@ def test_a_plan_is_frozen():
         plan.step_id = 3
 
 
-def test_a_joining_request_has_a_copy_of_its_tokens():
+def test_a_join_contains_a_copy_of_the_tokens_of_the_request():
     made = request()
     made.row, made.generation = 2, 4
     made.token_ids.append(99)
@@ -162,7 +162,7 @@ def test_a_request_ends_at_max_tokens_or_max_model_len(max_tokens, total):
     assert request(max_tokens=max_tokens).max_total_tokens == total
 
 
-def test_drafts_are_stored_per_run_or_not_at_all():
+def test_a_plan_has_drafts_for_every_run_or_no_drafts():
     builder = StepBuilder()
     builder.run(0, 3, 1, samples=True)
     assert not builder.build().num_drafts
@@ -187,7 +187,7 @@ def test_drafts_that_cannot_be_verified_are_rejected(count, samples, drafts):
         builder.build()
 
 
-def test_encoder_content_and_transfers_are_sent_with_one_plan():
+def test_encoder_inputs_and_transfers_are_sent_with_one_plan():
     builder = StepBuilder()
     builder.encode(2, 1)
     builder.free_encoded(b"x")

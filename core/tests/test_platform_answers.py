@@ -89,7 +89,9 @@ def test_an_invalid_return_value_is_reported_as_an_error_of_the_platform(case, s
     assert "StartError" not in type(refusal.value).__name__
 
 
-def test_a_preferred_worker_that_is_not_installed_is_named(start, plugin_site, tmp_path):
+def test_the_error_for_a_preferred_worker_that_is_not_installed_names_it(
+    start, plugin_site, tmp_path
+):
     missing = prefers(("npu", "npu2@acme"))
     message = (
         r"platform 'fake' prefers the worker 'npu', 'npu2@acme', which is not installed\. Inst"
@@ -131,7 +133,7 @@ class Odd(Sound):
 """
 
 
-def test_an_automatic_platform_with_an_invalid_info_is_set_aside(plugin_site, caplog):
+def test_an_automatic_platform_with_an_invalid_info_is_skipped(plugin_site, caplog):
     targets = {"odd": ":Odd", "sound": ":Sound"}
     plugin_site.add("dovetail-a", {"platform": targets}, init=ODD)
     registry = plugin_site.registry()

@@ -58,7 +58,7 @@ def install(site, *names, **more):
 # --- candidates that fail ----------- ------------------------------------------------------------
 
 
-def test_an_automatic_candidate_that_fails_is_set_aside_and_logged_once(plugin_site, caplog):
+def test_an_automatic_candidate_that_fails_is_skipped_and_logged_once(plugin_site, caplog):
     install(plugin_site, "dovetail-a", "dovetail-b")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     registry = plugin_site.registry()
@@ -98,7 +98,9 @@ def test_if_all_candidates_fail_every_reason_is_reported(plugin_site):
     assert "\n  - dovetail-a: Cannot load" in message
 
 
-def test_a_platform_that_cannot_be_loaded_is_set_aside_unless_it_is_named(plugin_site, caplog):
+def test_a_platform_that_cannot_be_loaded_is_skipped_unless_the_user_selects_it(
+    plugin_site, caplog
+):
     broken = PARTS + "\nimport gone_library\n"
     plugin_site.add("dovetail-a", {"platform": {"first": ".parts:Box"}}, parts=broken)
     plugin_site.add("dovetail-b", {"platform": {"second": ".parts:Box"}}, parts=PARTS)
@@ -176,7 +178,7 @@ def test_an_unmet_device_need_is_not_reported_as_a_misspelling(plugin_site):
     assert "Did you mean" not in str(refusal.value)
 
 
-def test_needs_are_met_by_the_core_and_the_platform(plugin_site):
+def test_the_needs_of_a_plugin_can_be_met_by_the_core_and_the_platform(plugin_site):
     needs = {"needs": '["box.lid", "box.hinge", "prefix_caching"]'}
     install(plugin_site, "acme", acme=needs)
     manifest = entry("box", kind="platform", provides='["box.hinge"]')

@@ -102,7 +102,7 @@ def test_a_class_of_another_kind_is_refused() -> None:
     assert found[0] == "it declares CONTRACT = 'policy', but is used as a scheduler"
 
 
-def test_all_contract_problems_are_reported_at_once() -> None:
+def test_all_contract_problems_are_reported_together() -> None:
     class Bad(SchedulerInterface):
         CONTRACT_VERSION = "7.0"
 
@@ -148,7 +148,7 @@ def test_a_class_without_init_does_not_accept_the_context() -> None:
     assert problems("weight_loader", Bare) == ["__init__: does not take 'context'"]
 
 
-def test_inheriting_a_protocols_body_is_not_an_implementation() -> None:
+def test_a_method_inherited_from_a_protocol_does_not_implement_the_contract() -> None:
     from dovetail.interfaces import Model
 
     class Half(Model):

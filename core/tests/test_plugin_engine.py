@@ -154,7 +154,7 @@ def test_a_plugin_that_prints_on_import_works_and_is_logged(plugin_site, start, 
     assert capsys.readouterr().out == ""
 
 
-def test_a_failed_automatic_plugin_is_set_aside_and_the_engine_works(plugin_site, start, caplog):
+def test_a_failed_automatic_plugin_is_skipped_and_the_engine_works(plugin_site, start, caplog):
     for name, rank, parts in (("bad", 9, "raise RuntimeError('no trunk')\n"), ("good", 8, PARTS)):
         entries = {"worker": {name: ".parts:MyWorker"}}
         manifest = entry("worker", name, rank=rank)

@@ -183,11 +183,11 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         ),
     ],
 )
-def test_a_broken_manifest_is_reported_by_name(plugin_site, manifest, message):
+def test_the_error_for_a_broken_manifest_names_the_distribution(plugin_site, manifest, message):
     assert message in broken_by(plugin_site, manifest)
 
 
-def test_all_manifest_errors_are_reported_at_once(plugin_site):
+def test_all_manifest_errors_are_reported_together(plugin_site):
     message = broken_by(plugin_site, HEAD + 'rank = "x"\napi = "1"\n')
     assert "rank = 'x'" in message and "api = '1'" in message
 

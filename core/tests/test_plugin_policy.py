@@ -66,14 +66,14 @@ def install(site, *names, **more):
         ("policy:unfair@acme", False),
     ],
 )
-def test_a_rule_is_a_glob_of_kind_name_and_distribution(rule, matches):
+def test_a_plugin_rule_is_a_glob_of_kind_name_and_distribution(rule, matches):
     allowing, denying = PluginPolicy(allow=(rule,)), PluginPolicy(deny=(rule,))
     assert allowing.consents("policy", "fair", "acme") is matches
     message = denying.denial("policy", "fair", "acme", first_party=False)
     assert (message == f"the rule {rule!r} of plugins_deny") is matches
 
 
-def test_distribution_names_are_normalized():
+def test_distribution_names_in_plugin_rules_are_normalized():
     policy = PluginPolicy(deny=("*:*@My_Dist.x",))
     assert policy.denial("ops", "o", "my-dist-x", first_party=True)
 
@@ -187,7 +187,7 @@ def test_a_denied_plugin_does_not_make_a_name_ambiguous(plugin_site):
 # --- precedence ---------------------------------------------------------------------------------
 
 
-def test_precedence_is_preference_rank_first_party_and_name(plugin_site):
+def test_candidates_are_ordered_by_preference_rank_first_party_and_name(plugin_site):
     install(
         plugin_site,
         *("zeta", "acme", "aardvark", "dovetail-b", "dovetail-a", "dovetail-low"),
@@ -268,7 +268,7 @@ def test_a_plugin_with_another_name_can_replace_a_built_in(plugin_site):
     assert order(registry, "fair") == ["turbo@acme"]
 
 
-def test_a_denied_plugin_replaces_nothing(plugin_site):
+def test_a_denied_plugin_does_not_replace_other_plugins(plugin_site):
     built_in_and_rival(plugin_site)
     policy = PluginPolicy(allow=CONSENT.allow, deny=CONSENT.allow)
     assert (
@@ -276,7 +276,7 @@ def test_a_denied_plugin_replaces_nothing(plugin_site):
     )
 
 
-def test_a_broken_manifest_neither_ranks_nor_replaces(plugin_site):
+def test_a_broken_manifest_gives_no_rank_and_replaces_no_plugin(plugin_site):
     plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     manifest = entry("turbo", rank=9, **REPLACES) + entry("polished", rank="'x'")
     entries = {"policy": {"turbo": ".parts:Fair", "polished": ".parts:Fair"}}

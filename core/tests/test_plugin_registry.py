@@ -146,7 +146,7 @@ def test_candidates_are_ordered_and_read_from_metadata_only(
     assert "zeta_mod" not in sys.modules
 
 
-def test_other_groups_are_ignored_and_unreadable_metadata_is_set_aside(
+def test_other_entry_point_groups_are_ignored_and_unreadable_metadata_is_skipped(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("other", "[console_scripts]\nrun = dovetail.cli:main\n[dovetail.unheard]\na = b:C\n")

@@ -63,7 +63,7 @@ def test_equal_resolutions_on_all_ranks_are_accepted():
     assert compare_resolutions([]) == compare_resolutions([[one]]) == []
 
 
-def test_ranks_with_different_plugins_are_named():
+def test_the_error_for_different_plugins_on_ranks_names_the_ranks():
     per_rank = [[resolution()], [resolution(version="1.1")], [resolution()], []]
     (problem,) = compare_resolutions(per_rank)
     assert problem == (
@@ -137,7 +137,7 @@ def test_the_latest_matching_adapter_is_used(plugin_site):
 
 
 @pytest.mark.parametrize("api", ["==0.0", ">=1.0"])
-def test_a_contract_mismatch_names_both_versions_before_the_import(plugin_site, api):
+def test_the_error_for_a_contract_mismatch_names_both_versions_before_the_import(plugin_site, api):
     registry = old(plugin_site, api)
     with pytest.raises(ContractError) as refusal:
         registry.load("policy", "old")

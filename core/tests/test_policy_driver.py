@@ -99,7 +99,7 @@ def test_granted_actions_form_the_plan_in_order(steer):
     assert answers == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
 
 
-def test_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
+def test_the_action_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
     driver = steer(running="abcd")
 
     def script(view):
@@ -226,7 +226,7 @@ def test_an_explicit_eviction_does_not_block_admissions(steer):
 # --- preemption -------------------------------------------------------------------------------
 
 
-def test_a_preemption_takes_the_fewest_requests_in_the_order_of_victim(steer):
+def test_as_few_victims_as_possible_are_preempted_in_the_order_of_the_policy(steer):
     driver = steer(running="abc", waiting="0", num_blocks=3, prompt=4)
     runs, answers = driver.plan_by(action(("0", PreemptAndAdmit)))
     assert runs == {"0": (0, 4)} and all(answers)

@@ -275,7 +275,7 @@ def note_blocks(computed, name, prompt, places):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programs_compute_each_shared_block_once(drive, alone, seed):
+def test_each_shared_block_is_computed_once_in_random_scheduler_calls(drive, alone, seed):
     rng = random.Random(seed)
     ample = seed % 2 == 0
     limits = {

@@ -95,7 +95,7 @@ def load(cache, remote, name="r", tokens=range(13)):
     return one, hit, remote.load(one, hit)
 
 
-def test_committed_blocks_are_offered_once_and_held_until_stored():
+def test_committed_blocks_are_offered_once_and_kept_until_they_are_stored():
     cache, side, remote = make()
     one = request(range(14))
     cache.admit(one, remote.lookup(one), 14)
@@ -119,7 +119,7 @@ def test_committed_blocks_are_offered_once_and_held_until_stored():
     cache.check_integrity([])
 
 
-def test_known_blocks_are_not_stored_again_and_rejected_blocks_are_not_held():
+def test_blocks_known_to_the_connector_are_not_stored_again_and_rejected_blocks_are_not_kept():
     cache, side, remote = stored_elsewhere()
     side.stores.clear()
     one, _, _ = load(cache, remote)

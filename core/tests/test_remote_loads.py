@@ -149,7 +149,7 @@ def test_a_loaded_request_is_the_next_to_be_admitted():
     referee.drain()
 
 
-def test_random_programs_with_a_failing_connector_follow_the_contract():
+def test_random_scheduler_calls_with_a_failing_connector_follow_the_contract():
     counted = Counter()
     for seed in range(20):
         program = replace(random_program(seed, plain=True), connected=True, depth=1 + seed % 2)

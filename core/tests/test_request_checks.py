@@ -32,7 +32,7 @@ def check(*provides, **changes):
     ("field", "value", "capability"),
     [("lora_id", "poet", "lora"), ("encoder_inputs", (IMAGE,), "encoder")],
 )
-def test_a_feature_without_worker_support_is_rejected_by_name(field, value, capability):
+def test_the_error_for_a_feature_without_worker_support_names_it(field, value, capability):
     check(capability, **{field: value})
     with pytest.raises(RequestError, match=f"does not declare '{capability}'") as refusal:
         check("logits_processors", **{field: value})
@@ -79,7 +79,7 @@ def test_parameters_without_effect_do_not_need_a_capability():
         (replace(IMAGE, position=0), replace(IMAGE, position=7)),
     ],
 )
-def test_adjacent_content_up_to_the_last_token_is_accepted(inputs):
+def test_adjacent_multimodal_inputs_up_to_the_last_token_are_accepted(inputs):
     check("encoder", encoder_inputs=inputs)
 
 
@@ -101,7 +101,7 @@ def test_adjacent_content_up_to_the_last_token_is_accepted(inputs):
         (replace(IMAGE, position=8),),
     ],
 )
-def test_content_outside_of_the_prompt_is_rejected(inputs):
+def test_multimodal_inputs_outside_of_the_prompt_are_rejected(inputs):
     with pytest.raises(RequestError) as refusal:
         check("encoder", encoder_inputs=inputs)
     assert refusal.value.parameter == "encoder_inputs"

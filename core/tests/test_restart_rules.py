@@ -41,7 +41,7 @@ def test_a_crash_caused_by_a_request_does_not_count_unless_restarts_are_off():
         {"first_delay_s": 11},
     ],
 )
-def test_invalid_restart_rules_are_rejected_by_name(wrong):
+def test_the_error_for_an_invalid_restart_rule_names_it(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         SupervisionRules(**wrong)
 
@@ -156,7 +156,7 @@ def test_after_the_abort_of_a_suspect_the_next_suspect_runs(tracker):
         tracker.admit("a", pair[0])
 
 
-def test_an_external_kill_is_no_evidence_until_few_restarts_are_left(tracker):
+def test_an_external_kill_is_not_blamed_on_a_request_until_few_restarts_are_left(tracker):
     alone = request("a")
     for restarts_left in (4, 3):
         die(tracker, alone, restarts_left=restarts_left, was_killed=True)
@@ -166,7 +166,7 @@ def test_an_external_kill_is_no_evidence_until_few_restarts_are_left(tracker):
         tracker.admit("a", alone)
 
 
-def test_several_requests_with_one_prompt_are_no_evidence_until_few_restarts_are_left(tracker):
+def test_several_requests_with_one_prompt_are_not_blamed_until_few_restarts_are_left(tracker):
     crowd = [request(f"{number}") for number in range(4)]
     for restarts_left in (4, 3):
         die(tracker, *crowd, restarts_left=restarts_left)

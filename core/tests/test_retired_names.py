@@ -16,7 +16,7 @@ IMPORTS = [(module, *pair) for module, names in RETIRED_IMPORTS.items() for pair
 
 
 @pytest.mark.parametrize(("module", "old", "new"), IMPORTS)
-def test_importing_an_old_name_names_the_new_one(module, old, new):
+def test_the_error_for_importing_an_old_name_names_the_new_one(module, old, new):
     """`from module import name` in a plugin fails; the new name in the message exists."""
     with pytest.raises(ImportError) as refusal:
         exec(f"from {module} import {old}")  # a plugin would use this import statement
@@ -31,7 +31,7 @@ def test_unknown_names_that_were_never_used_raise_the_usual_errors(module):
     assert not hasattr(import_module(module), "Typo")
 
 
-def test_importing_the_old_devkit_names_the_new_package():
+def test_the_error_for_importing_the_old_devkit_names_the_new_package():
     with pytest.raises(ImportError, match="dovetail_devkit"):
         import_module("dovetail.testing.fake_worker")
 

@@ -29,7 +29,7 @@ def test_a_freed_row_is_not_reused_until_the_last_step_that_uses_it_is_executed(
     assert rows.acquire() == (0, 2)
 
 
-def test_a_row_whose_last_step_is_executed_is_free_at_once():
+def test_a_row_is_free_immediately_if_its_last_step_is_executed():
     rows = RowAllocator(1)
     rows.acquire()
     rows.executed(7)

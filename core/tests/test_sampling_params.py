@@ -66,7 +66,7 @@ def test_nested_parameters_are_checked_and_copied():
         ({"form": "regex", "text": b"a"}, "structured_output.text"),
     ],
 )
-def test_the_error_for_wrong_nested_parameters_names_the_field(section, parameter):
+def test_the_error_for_invalid_nested_parameters_names_the_field(section, parameter):
     with pytest.raises(RequestError) as refusal:
         StructuredOutputParams(**section)
     assert refusal.value.parameter == parameter
@@ -129,7 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_values_out_of_bounds_are_rejected_by_name(name, value):
+def test_errors_for_values_out_of_bounds_name_the_parameter(name, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.parameter == name

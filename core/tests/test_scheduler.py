@@ -56,7 +56,7 @@ def test_long_prefill_token_threshold_limits_the_chunks_of_all_requests(drive):
     assert driver.step() == {"long": (8, 2), "short": (4, 1)}
 
 
-def test_without_chunked_prefill_a_prompt_waits_for_a_step_with_room(drive):
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_with_enough_budget(drive):
     driver = drive(enable_chunked_prefill=False, max_num_batched_tokens=10, max_model_len=10)
     driver.add("a", 6, max_tokens=2)
     driver.add("b", 6, max_tokens=2)
@@ -74,7 +74,7 @@ def test_at_most_max_num_seqs_requests_run(drive):
     assert driver.step() == {"c": (0, 3)}
 
 
-def test_no_request_is_admitted_before_a_denied_first_request(drive):
+def test_no_request_is_admitted_before_the_first_waiting_request(drive):
     driver = drive(num_blocks=6, enable_prefix_caching=False)
     driver.add("a", 12, max_tokens=3)
     driver.add("head", 16, max_tokens=1)
@@ -268,7 +268,7 @@ def test_plans_are_made_before_the_tokens_are_known(drive, alone):
     assert driver.tokens["a"] == alone(prompt, 3)
 
 
-def test_a_plan_beyond_a_stop_token_is_dropped(drive, alone):
+def test_the_result_of_a_step_planned_beyond_a_stop_token_is_dropped(drive, alone):
     driver = drive(max_num_seqs=1)
     expected = alone(range(5), 2)
     driver.add("a", range(5), max_tokens=9, stop=[expected[1]])

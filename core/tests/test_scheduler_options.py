@@ -132,7 +132,7 @@ def test_an_option_without_worker_support_is_rejected(tmp_path, given, message):
         start(tmp_path, **given)
 
 
-def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
+def test_encoder_inputs_are_encoded_within_the_configured_budget(tmp_path):
     started = start(tmp_path, max_num_encoder_tokens=4, scheduler_cls=Scheduler)
     core = started.core
     content = tuple(

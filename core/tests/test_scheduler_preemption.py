@@ -57,7 +57,7 @@ def crowded(drive, **limits):
     return driver, prompts
 
 
-def test_the_last_admitted_is_preempted_and_no_request_is_admitted(drive, alone):
+def test_the_last_admitted_request_is_preempted_and_no_waiting_request_is_admitted(drive, alone):
     driver, prompts = crowded(drive)
     assert driver.step() == {"a": (12, 1)}
     assert driver.running() == ["a"]
@@ -143,7 +143,7 @@ def policy(request):
     return request.param
 
 
-def test_the_lower_priority_number_is_served_first(drive, policy):
+def test_the_request_with_the_lower_priority_number_is_served_first(drive, policy):
     driver = drive(max_num_seqs=1, policy=policy)
     for name, priority in (("c", 5), ("a", -1), ("d", 5), ("b", 0)):
         driver.add(name, 3, max_tokens=1, priority=priority)
@@ -151,7 +151,7 @@ def test_the_lower_priority_number_is_served_first(drive, policy):
     assert list(driver.reasons) == list("abcd")
 
 
-def test_a_seat_is_taken_from_a_request_of_lower_priority(drive, policy, alone):
+def test_a_request_of_lower_priority_is_preempted_for_its_row(drive, policy, alone):
     driver = drive(max_num_seqs=2, policy=policy)
     prompts = {n: driver.add(n, 3, max_tokens=4, priority=p) for n, p in (("a", 1), ("b", 2))}
     driver.step()
@@ -162,7 +162,7 @@ def test_a_seat_is_taken_from_a_request_of_lower_priority(drive, policy, alone):
     assert {n: driver.tokens[n] for n in prompts} == {n: alone(p, 4) for n, p in prompts.items()}
 
 
-def test_blocks_are_taken_from_a_request_of_lower_priority(drive, policy):
+def test_a_request_of_lower_priority_is_preempted_for_its_blocks(drive, policy):
     driver = drive(num_blocks=6, policy=policy)
     for name, priority in (("low", 9), ("mid", 5)):
         driver.add(name, 8, max_tokens=3, priority=priority)

@@ -60,7 +60,9 @@ def program(driver, rng, depth):
 @pytest.mark.parametrize("policy", [None, Priority, Longest])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_request_of_a_random_program_gets_its_tokens_once(drive, alone, policy, depth, seed):
+def test_every_request_gets_its_tokens_once_in_random_scheduler_calls(
+    drive, alone, policy, depth, seed
+):
     rng = random.Random(seed)
     limits = {
         "num_blocks": rng.choice([9, 14, 40]),
@@ -80,7 +82,7 @@ def test_every_request_of_a_random_program_gets_its_tokens_once(drive, alone, po
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_program_always_gives_the_same_plans(drive, seed):
+def test_the_same_scheduler_calls_always_give_the_same_plans(drive, seed):
     def plans():
         return program(drive(num_blocks=12), random.Random(seed), depth=2)[0]
 

@@ -268,7 +268,7 @@ def backends(make):
     return make(dovetail_a=section("attention", **names))
 
 
-def test_the_first_suitable_backend_is_selected(make):
+def test_the_first_suitable_attention_backend_is_selected(make):
     registry, order = backends(make), ("unbuilt", "plain", "windowed")
     assert choose_attention(registry, box(attention=order), "auto", requirements()).name == "plain"
     needed = requirements(features=WINDOW)
@@ -305,7 +305,7 @@ def test_a_third_party_backend_is_not_selected_automatically(make):
     )
 
 
-def test_reasons_come_from_declared_capabilities_and_the_backend(make):
+def test_reasons_against_a_backend_include_its_capabilities_and_its_own_check(make):
     backends(make)
     import parts
 

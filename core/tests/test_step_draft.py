@@ -40,7 +40,7 @@ def test_grants_reduce_the_token_budget_and_become_runs(draft):
     assert plan.samples.tolist() == [1, 0]
 
 
-def test_nothing_of_a_request_changes_before_the_plan_is_emitted(draft):
+def test_the_state_of_a_request_does_not_change_before_the_plan_is_emitted(draft):
     one = request(0, computed=2)
     draft.grant(one, 4)
     assert (one.num_computed_tokens, one.num_tokens_with_pending) == (2, 6)

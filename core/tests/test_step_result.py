@@ -73,7 +73,7 @@ def test_tokens_go_to_their_requests_in_plan_order():
         (8, {"stop_token_ids": [9]}, None, None),
     ],
 )
-def test_a_stop_token_ends_and_only_user_stop_tokens_are_reported(
+def test_a_stop_token_ends_a_request_and_only_user_stop_tokens_are_reported(
     token, params, status, stop_reason
 ):
     one = request(stop=(9,), **params)
@@ -188,7 +188,7 @@ def decoding(row, **requested):
     return made
 
 
-def test_the_decode_batch_receives_one_token_each_before_the_other_runs():
+def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_runs():
     one, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
     result = give_decode_record([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
     assert result.request_ids == ["r0", "r1", "r3"] and result.advanced == [one, two, first]

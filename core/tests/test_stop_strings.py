@@ -53,7 +53,7 @@ def test_the_stop_string_is_shown_when_requested():
     assert run(["b", "bc"], ["a", "bcd"], include=True) == ("ab", "b")
 
 
-def test_the_earliest_and_then_longest_match_wins():
+def test_the_earliest_and_then_the_longest_stop_string_match_is_used():
     assert run(["abcdef", "bcd"], ["abcdef"]) == ("a", "bcd")
     assert run(["cd", "bcd"], ["abcdef"]) == ("a", "bcd")
 
@@ -77,5 +77,5 @@ def test_empty_stop_strings_are_rejected(stops):
     st.lists(st.text("ab<", max_size=4), max_size=8),
     st.booleans(),
 )
-def test_results_do_not_depend_on_the_chunks(stops, pieces, include):
+def test_stop_string_results_do_not_depend_on_the_division_into_chunks(stops, pieces, include):
     assert run(stops, pieces, include) == by_characters(stops, "".join(pieces), include)

@@ -131,7 +131,7 @@ def test_a_masked_step_is_executed_before_and_sampled_after_the_previous_result(
             assert executed < place["result", before]
 
 
-def test_steps_without_masks_are_sampled_at_once(engine):
+def test_steps_without_grammar_masks_are_sampled_immediately(engine):
     add(engine, "a")
     run(engine)
     calls = engine.executor.calls

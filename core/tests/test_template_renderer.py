@@ -106,7 +106,9 @@ def pool():
 
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
-def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer, attacks):
+def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_works(
+    renderer, attacks
+):
     """The peak memory of this process must not grow; a valid chat must be rendered correctly."""
     attacked, refused = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
@@ -140,7 +142,7 @@ def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer
     assert len(gaps) > 10
 
 
-def test_simultaneous_attacks_do_not_delay_a_valid_chat(pool):
+def test_simultaneous_malicious_templates_do_not_delay_a_valid_chat(pool):
     """Three children reach their deadline while a fourth renders."""
 
     def request(template):
@@ -166,7 +168,7 @@ def test_simultaneous_attacks_do_not_delay_a_valid_chat(pool):
 
 
 @pytest.mark.clock
-def test_a_warm_child_adds_less_than_a_millisecond(renderer):
+def test_a_running_template_process_adds_less_than_a_millisecond(renderer):
     messages = [{"role": "user", "content": "hi " * 100}] * 20
     environment = ChatTemplateEnvironment(now=datetime.now)
     template = environment.compile_template(PLAIN)
@@ -197,7 +199,7 @@ def test_a_warm_child_adds_less_than_a_millisecond(renderer):
         ("hello", "list of messages"),
     ],
 )
-def test_invalid_template_arguments_are_rejected_by_name(renderer, messages, reason):
+def test_the_error_for_an_invalid_template_argument_names_it(renderer, messages, reason):
     for given, name in ((messages, "messages"), (TALK, "tools")):
         variables = {"tools": messages} if name == "tools" else {}
         if name == "tools" and not isinstance(messages, list):
@@ -209,7 +211,7 @@ def test_invalid_template_arguments_are_rejected_by_name(renderer, messages, rea
         assert refusal.value.parameter == name
 
 
-def test_a_recursive_list_is_rejected(renderer):
+def test_a_recursive_list_as_a_template_argument_is_rejected(renderer):
     own = []
     own.append(own)
     with pytest.raises(RequestError, match="64 levels") as refusal:
@@ -217,7 +219,7 @@ def test_a_recursive_list_is_rejected(renderer):
     assert refusal.value.parameter == "tools"
 
 
-def test_any_mappings_sequences_and_unusual_strings_are_accepted(renderer):
+def test_template_arguments_may_be_any_mappings_sequences_and_unusual_strings(renderer):
     chat = UserList([UserDict(role="user", content=("a\ud800", "é😀\0", 2**70, 1.5, None, True))])
     text = renderer.render("{{ messages[0].content | tojson }}|{{ messages[0].role }}", chat, {})
     assert text == '["a\ud800", "é😀\\u0000", 1180591620717411303424, 1.5, null, true]|user'
@@ -236,12 +238,12 @@ def test_an_error_with_unusual_characters_can_be_shown(renderer):
     assert str(refusal.value).encode()
 
 
-def test_the_child_uses_the_local_date_of_the_parent():
+def test_the_template_process_uses_the_local_date_of_its_parent():
     renderer = TemplateRenderer(now=lambda: datetime(2026, 2, 3))
     assert renderer.render("{{ strftime_now('%d %b %Y') }}", TALK, {}) == "03 Feb 2026"
 
 
-def test_the_child_inherits_nothing_from_the_parent(pool, monkeypatch):
+def test_the_template_process_inherits_no_environment_or_files_of_its_parent(pool, monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
@@ -264,7 +266,7 @@ def test_the_child_inherits_nothing_from_the_parent(pool, monkeypatch):
         os.close(writing)
 
 
-def test_a_killed_template_child_is_replaced(pool):
+def test_a_killed_template_process_is_replaced(pool):
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
     (child,) = pool._children
@@ -274,7 +276,7 @@ def test_a_killed_template_child_is_replaced(pool):
     assert len(pool._children) == 1 and child not in pool._children
 
 
-def test_a_forked_process_starts_its_own_children(pool):
+def test_a_forked_process_starts_its_own_template_processes(pool):
     """A fork neither uses nor stops its parent's child, and closes its connections."""
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
@@ -291,7 +293,7 @@ def test_a_forked_process_starts_its_own_children(pool):
     assert set(before) <= set(children())
 
 
-def test_a_child_that_cannot_start_raises_a_typed_error(monkeypatch):
+def test_a_template_process_that_cannot_start_raises_a_typed_error(monkeypatch):
     pool = ChildPool(_TASK, TIGHT)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(StartError, match="could not start"):

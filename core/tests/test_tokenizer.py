@@ -170,7 +170,7 @@ def test_the_chat_template_is_found_in_all_locations(directory):
     assert render() == "three"
 
 
-def test_importing_the_modules_loads_no_tokenizer_library():
+def test_importing_the_tokenizer_modules_loads_no_tokenizer_library():
     program = "import sys\nimport dovetail.tokenizers.huggingface\nprint(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -289,7 +289,7 @@ def test_a_timeout_of_a_handle_is_not_a_failure(make, asynchronous, timeout):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("on the device"), CapacityError("on the device")])
-def test_a_failure_in_a_handle_ends_the_executor(make, error):
+def test_an_error_in_a_result_handle_ends_the_executor(make, error):
     executor, worker = make(LateWorker)
     worker.fails["result"] = error
     with pytest.raises((EngineDeadError, CapacityError), match="on the device"):

@@ -38,7 +38,7 @@ def queue(request):
     return request.param(by_priority)
 
 
-def test_the_lowest_rank_is_first_and_ties_are_in_arrival_order(queue):
+def test_the_request_of_the_lowest_rank_is_first_and_ties_are_in_arrival_order(queue):
     for sequence, priority in [(0, 5), (1, 1), (2, 5), (3, 0), (4, 1)]:
         queue.push(request(sequence, priority))
     queue.begin_step()

@@ -154,7 +154,7 @@ def test_an_existing_attribute_name_is_rejected(start, extension, message):
     assert "cannot extend the worker dovetail_devkit.fakes.worker:FakeWorker" in str(caught.value)
 
 
-def test_all_conflicting_names_are_reported_at_once():
+def test_all_conflicting_names_are_reported_together():
     both = type("Both", (), {"load_model": 1, "profile": 2, "fresh": 3})
     with pytest.raises(ContractError) as caught:
         extend_worker(FakeWorker, both)

@@ -73,7 +73,7 @@ def test_commands_report_a_deleted_directory_in_three_lines(command, deleted, ca
     assert message.startswith("dovetail: ") and len(message.splitlines()) <= 3
 
 
-def test_commands_that_need_no_directory_work(deleted, capsys):
+def test_commands_that_need_no_directory_work_in_a_deleted_directory(deleted, capsys):
     assert main(["plugins", "list"]) == 0
     found = [one for one in check_environment() if one.subject == "working directory"]
     assert [one.verdict for one in found] == [BROKEN]

@@ -26,6 +26,6 @@ def test_names_of_test_files_are_unique():
     assert not twice, f"rename these files, so that a report names only one file: {twice}"
 
 
-def test_names_such_as_utils_are_refused():
+def test_a_module_name_such_as_utils_is_reported():
     assert all(map(is_refused, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
     assert not any(map(is_refused, ("utilization", "commonality", "plan", "llama", "qwen2")))

@@ -145,7 +145,7 @@ def test_the_page_is_written_from_stored_results(tmp_path):
         (("--results", "/no/such/file"), "/no/such/file"),
     ],
 )
-def test_the_error_names_a_wrong_option(arguments, word):
+def test_the_error_for_an_invalid_option_names_it(arguments, word):
     done = run("cpu_vs.py", *arguments)
     assert done.returncode != 0
     assert word in done.stderr and "Traceback" not in done.stderr

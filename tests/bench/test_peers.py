@@ -103,7 +103,7 @@ def test_ratios_to_the_best_peer_are_computed_per_round():
     assert ratio_to_best(alone, "bf16", "decode1") is None
 
 
-def test_engines_are_ordered_by_the_shortest_start():
+def test_engines_in_the_report_are_ordered_by_startup_time():
     result = result_of(*(turn(name, 0, v, case="startup") for name, v in (("a", 3.0), ("b", 1.0))))
     assert list(medians(result, "bf16", "startup")) == ["b", "a"]
 
@@ -115,7 +115,7 @@ def test_cpu_time_of_other_processes_and_steal_time_count_as_lost():
     assert begin.lost_since(begin) == 0.0
 
 
-def test_engines_come_from_the_file_and_the_environment(tmp_path):
+def test_the_compared_engines_are_read_from_the_file_and_the_environment(tmp_path):
     (tmp_path / "m-bf16").touch()
     file = tmp_path / "peers.toml"
     file.write_text(

@@ -56,7 +56,7 @@ def programs(draw):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(program=programs())
-def test_a_program_follows_the_contract(policy, program):
+def test_the_scheduler_follows_the_contract_in_generated_calls(policy, program):
     check_program(Scheduler, program, policy=policy, after_step=look_deeper)
 
 
@@ -68,6 +68,6 @@ def test_a_step_uses_what_its_preempted_request_has_freed(policy, seed):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES)
-def test_many_programs_follow_the_contract(policy):
+def test_the_scheduler_follows_the_contract_in_many_generated_calls(policy):
     for seed in random.Random(1).sample(range(100, 2**32), NUM_SOAKED):
         check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)

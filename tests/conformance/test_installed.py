@@ -54,6 +54,6 @@ def test_every_kind_has_a_suite_and_a_fake():
     assert built_on <= settled, "a plugin implements a sketched kind: give it a suite and a fake"
 
 
-def test_plugins_are_installed():
+def test_at_least_one_plugin_of_each_main_kind_is_installed():
     kinds = {param.values[0] for param in INSTALLED}
     assert {"platform", "worker", "executor", "scheduler", "policy", "attention"} <= kinds

@@ -166,7 +166,7 @@ MUTANTS = [
 ]
 
 
-def test_the_fake_meets_the_contract():
+def test_the_fake_kv_connector_meets_the_contract():
     check_kv_connector(FakeKVConnector, CPU)
 
 

@@ -14,13 +14,13 @@ _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_have_targets(page):
+def test_links_in_documents_have_targets(page):
     links = _LINK.findall(page.read_text("utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing
 
 
-def test_links_are_found():
+def test_the_link_check_finds_all_forms_of_links():
     text = "[a](x.md) and [b](../y.md#part), not [c](https://example.org) or [d](#here)"
     assert _LINK.findall(text) == ["x.md", "../y.md"]
 

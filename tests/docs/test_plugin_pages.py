@@ -115,7 +115,7 @@ def test_the_worker_page_has_a_row_for_each_sampling_parameter():
 
 
 @pytest.mark.parametrize("one", PAGES)
-def test_an_example_is_short(one):
+def test_the_example_of_a_plugin_page_is_short(one):
     for block in one.blocks("python"):
         most = LONGER.get(one.kind, MAX_LINES)
         assert len(block.splitlines()) <= most, f"{len(block.splitlines())} lines"

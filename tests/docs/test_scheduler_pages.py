@@ -17,14 +17,14 @@ OWN = PAGES / "write_your_own.md"
 ADVICE = "run `python tests/docs/record_schedulers.py`"
 
 
-def test_the_table_is_current():
+def test_the_table_of_schedulers_is_current():
     facts = read_facts()
     assert recorded(TABLE.read_text("utf-8"), "policies") == render_table(facts), ADVICE
     assert {path.stem for path in PAGES.glob("*.md")} == {one.name for one in facts} | {OWN.stem}
 
 
 @pytest.mark.parametrize("one", FACTS)
-def test_a_page_is_current(one):
+def test_the_page_of_a_scheduler_is_current(one):
     text = one.page.read_text("utf-8")
     assert recorded(text, "facts") == one.render(), ADVICE
     shown = re.findall(r"`(\w+)` \(`(.*?)`\)", text)

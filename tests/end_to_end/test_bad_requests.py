@@ -145,7 +145,7 @@ def check_engine(engine, expected, prompt, params, parameter):
 
 
 @named(BAD_PROMPTS)
-def test_bad_prompts_are_refused(llm, engine, expected, bad):
+def test_invalid_prompts_are_refused(llm, engine, expected, bad):
     check_llm(llm, expected, bad, greedy(), "prompt")
     check_engine(engine, expected, bad, greedy(), "prompt")
 

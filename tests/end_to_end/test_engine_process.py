@@ -59,7 +59,7 @@ def test_answers_equal_those_of_an_in_process_engine(model_dir, options, ahead):
     assert there == here
 
 
-def test_a_start_that_fails_in_the_child_raises_in_the_parent(tmp_path, options):
+def test_a_failed_start_in_the_engine_process_raises_in_the_parent(tmp_path, options):
     path = make_checkpoint(tmp_path)
     weights = next(path.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-64])

@@ -59,7 +59,7 @@ def warned_kinds(model, options, caplog):
 
 
 @pytest.mark.parametrize("given", CASES, ids=lambda given: "-".join(map(str, given.values())))
-def test_explain_names_the_plugins_that_the_start_warns_about(model, given, caplog):
+def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model, given, caplog):
     options = arguments(given)
     args = EngineArgs(model=model, **options)
     explained = {kind: explain_choice(kind, args) for kind in KINDS}

@@ -79,7 +79,7 @@ def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
     assert extended.reset_prefix_cache()
 
 
-def test_wrong_arguments_are_refused_before_the_request_runs(extended):
+def test_invalid_extension_arguments_are_refused_before_the_request_runs(extended):
     with pytest.raises(RequestError, match="must be 'count_up' or one of") as refusal:
         extended.generate(PROMPTS[0], greedy("fly"))
     assert refusal.value.parameter == f"extra_args.{ARGUMENT}"

@@ -116,7 +116,7 @@ def test_stop_strings_are_found_across_token_boundaries(llm, readable):
         assert shown.outputs[0].text == whole.text[: end + len(stop)]
 
 
-def test_n_completions_have_different_tokens(llm, readable):
+def test_the_n_completions_of_a_request_have_different_tokens(llm, readable):
     outputs = llm.generate([PROMPT, "Sphinx"], readable(n=3, max_tokens=12))
     for output in outputs:
         assert [completion.index for completion in output.outputs] == [0, 1, 2]
@@ -130,7 +130,7 @@ def test_n_completions_have_different_tokens(llm, readable):
     assert next_seed not in [completion.token_ids for completion in outputs[0].outputs]
 
 
-def test_a_seed_fixes_the_tokens_in_any_batch(llm, readable):
+def test_a_seed_determines_the_tokens_in_any_batch(llm, readable):
     alone = llm.generate(PROMPT, readable())[0].outputs[0].token_ids
     other = [readable(seed=n, max_tokens=9, temperature=0.5 + n / 10) for n in range(9)]
     for place in (0, 4, 9):

@@ -57,7 +57,7 @@ def test_a_declared_position_table_limits_max_model_len(start):
 
 
 @pytest.mark.parametrize("config", [{}, {"max_position_embeddings": 64}])
-def test_an_undeclared_position_table_is_found_at_start(start, config):
+def test_an_undeclared_position_table_is_found_at_startup(start, config):
     with pytest.raises(ConfigError, match=r"Undeclared fails at position (63|2047) .*lower"):
         start("Undeclared", {"block_length": 24, **config})
     llm = start("Undeclared", {"block_length": 24, **config}, max_model_len=24)

@@ -66,7 +66,7 @@ def test_unused_positions_of_a_large_max_model_len_use_no_memory(start, dtype):
 
 
 @pytest.mark.clock
-def test_a_large_max_model_len_takes_no_time_at_start(start):
+def test_a_large_max_model_len_does_not_slow_down_startup(start):
     started(start, 1000)
     short = min(started(start, 1000)[1] for _ in range(3))
     long = min(started(start, LONG)[1] for _ in range(3))

@@ -306,7 +306,7 @@ def test_max_waiting_limits_waiting_requests(model_dir, options):
 # --- every option ---------------------------------------------------------------------------------
 
 
-def test_an_option_with_a_value_of_a_wrong_type_is_named(model_dir):
+def test_the_error_for_an_option_value_of_a_wrong_type_names_the_option(model_dir):
     """Each option refuses a value of a type that no option has."""
     for name in EngineArgs.descriptions():
         with pytest.raises((ConfigError, ValueError), match=name):

@@ -75,7 +75,7 @@ def refused(path, method, **options):
 
 
 @pytest.mark.parametrize("method", STATED)
-def test_a_quantization_format_that_no_linear_method_reads_is_refused_by_name(folder, method):
+def test_the_error_for_an_unsupported_quantization_format_names_it(folder, method):
     text = refused(folder(STATED[method]), method)
     assert "config.json" in text and "torch" in text and '"quantization.' in text
 
@@ -101,7 +101,7 @@ def test_a_plain_checkpoint_is_served(folder, config):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_invalid_quantization_fields_are_named(folder, value):
+def test_the_error_for_an_invalid_quantization_field_names_it(folder, value):
     with pytest.raises(ModelError, match=r"config\.json: quantization_config(\.quant_method)? is"):
         EngineArgs(model=folder({"quantization_config": value})).create_engine_config()
     if isinstance(value, dict) and "bits" not in value:

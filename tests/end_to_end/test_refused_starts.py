@@ -251,7 +251,7 @@ def test_a_damaged_model_is_refused_with_the_file_or_field(name, model_dir, tmp_
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=options_of)
-def test_an_invalid_setting_is_refused_by_name(case, model_dir):
+def test_the_error_for_an_invalid_setting_names_it(case, model_dir):
     message = message_of(case, model_dir)
     # The message names the class that does not qualify.
     assert case.error is ContractError or any(name in message for name in case.options), message
@@ -267,7 +267,9 @@ def test_an_engine_process_refuses_a_damaged_model(model_dir, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["of_a_long_name" * 8, "that/is/not/there"])
-def test_an_unusable_socket_folder_names_tmpdir(folder, model_dir, tmp_path, monkeypatch):
+def test_the_error_for_an_unusable_socket_folder_mentions_tmpdir(
+    folder, model_dir, tmp_path, monkeypatch
+):
     if "/" not in folder:
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))

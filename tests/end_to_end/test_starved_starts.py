@@ -154,12 +154,12 @@ def test_a_start_with_enough_memory_succeeds(outcomes):
     assert not outcomes[f"room {ROOMS_MIB[-1]}"]["error"]
 
 
-def test_threads_without_memory_are_reported_with_the_setting(outcomes):
+def test_the_error_for_too_little_memory_for_threads_names_the_setting(outcomes):
     assert outcomes["threads"]["error"] == "CapacityError"
     assert "num_threads=64" in outcomes["threads"]["message"]
 
 
-def test_too_few_file_descriptors_are_reported_with_the_file(outcomes):
+def test_too_few_file_descriptors_at_startup_are_reported(outcomes):
     assert outcomes["descriptors"]["error"]
     assert "Too many open files" in outcomes["descriptors"]["message"]
 

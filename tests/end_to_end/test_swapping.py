@@ -150,7 +150,7 @@ def test_a_replacement_plugin_is_used_everywhere(
     assert all(used.values()), used  # the default plugins serve all other kinds
 
 
-def test_all_plugins_are_replaced_at_once(model_dir, options, parts, defaults, expected):
+def test_all_plugins_can_be_replaced_together(model_dir, options, parts, defaults, expected):
     swaps = {field: f"loose_parts:{name}" for field, (name, *_) in SWAPS.items()}
     with LLM(model_dir, **options, **swaps) as llm:
         assert tokens(llm) == expected

@@ -65,7 +65,9 @@ def expected(llm):
     [{}, {"async_scheduling": True}, {"async_scheduling": True, "engine_process": True}],
     ids=["one step", "two steps", "two steps, from a process"],
 )
-def test_tokens_and_logprobs_are_the_same(model_dir, options, expected, changes):
+def test_worker_processes_return_the_same_tokens_and_logprobs(
+    model_dir, options, expected, changes
+):
     with LLM(model_dir, executor_backend="multiproc", **options, **changes) as llm:
         assert answers(llm) == expected
         assert answers(llm) == expected  # with a warm prefix cache
@@ -91,7 +93,7 @@ def listeners_of(pid):
     return found
 
 
-def test_worker_processes_open_no_port_and_one_killed_while_idle_is_named(model_dir, options):
+def test_worker_processes_open_no_port_and_a_worker_killed_while_idle_is_named(model_dir, options):
     """One engine with two ranks for both checks, because its start is slow."""
     before = children()
     options = options | {"executor_backend": "mp", "tensor_parallel_size": 2}

@@ -16,7 +16,7 @@ from wiring_trial import WiringFault, read_faults
 IDS = {"P": 9, "E": 19, "S": 13, "W": 19, "M": 13, "D": 7, "A": 6}
 
 
-def test_every_system_has_a_row() -> None:
+def test_every_part_of_the_engine_has_a_row_in_the_features_table() -> None:
     expected = [
         f"{letter}{number}" for letter, last in IDS.items() for number in range(1, last + 1)
     ]

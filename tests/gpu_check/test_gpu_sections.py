@@ -26,7 +26,7 @@ ops:torch: 3 passed, 0 failed, 0 error, 0 skipped
 """
 
 
-def test_counts_of_the_kit_are_parsed():
+def test_counts_that_the_kit_prints_are_parsed():
     counts = {"passed": 150, "failed": 1, "error": 0, "skipped": 7}
     assert read_counts("attention:torch", SAID) == counts
     assert read_counts("attention:triton", SAID) == {}
@@ -70,12 +70,12 @@ def test_the_worst_agreement_of_several_runs_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_is_written_as_a_model_directory(name, tmp_path):
+def test_a_model_shape_is_written_as_a_model_directory(name, tmp_path):
     model = ModelDirectory.open(write_shape(name, tmp_path))
     assert model.architecture == "Qwen3ForCausalLM"
 
 
-def test_shapes_have_the_parameter_counts_of_their_names():
+def test_model_shapes_have_the_parameter_counts_of_their_names():
     for name, billions in (("qwen3-0.6b", 0.6), ("qwen3-8b", 8.2)):
         one = SHAPES[name]
         hidden, heads, kv_heads = (

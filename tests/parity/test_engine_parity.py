@@ -269,7 +269,7 @@ class MixingWorker(RecordingWorker):
 
 
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[:1], indirect=True)
-def test_wrong_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -> None:
+def test_wrong_kv_cache_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -> None:
     ran = run_engine(checkpoint, 64, SITUATIONS[0], MixingWorker)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
     assert agreement.max_error > 1000 * TOLERANCE

@@ -175,7 +175,9 @@ def tokens_of(output):
     return [completion.token_ids for completion in output.outputs]
 
 
-def test_hostile_values_are_refused_by_name_and_valid_requests_continue(front_end, refusals):
+def test_errors_for_hostile_values_name_the_parameter_and_valid_requests_continue(
+    front_end, refusals
+):
     (alone,) = front_end.ask_all([{"request_id": "alone"} | VALID])
     expected = tokens_of(alone)
     for name, parameter, given in hostile_requests():
@@ -291,7 +293,7 @@ def test_prompts_may_come_from_any_iterable(llm):
         ("sampling_params", "hot"),
     ],
 )
-def test_wrong_arguments_of_generate_are_refused(llm, name, value):
+def test_invalid_arguments_of_generate_are_refused(llm, name, value):
     with pytest.raises(RequestError) as refused:
         llm.generate("a", **{name: value})
     assert refused.value.parameter in (name, "params")
@@ -325,7 +327,7 @@ USER = {"role": "user", "content": "hello"}
     ],
     ids=shorten,
 )
-def test_wrong_conversations_are_refused(llm, parameter, given):
+def test_invalid_conversations_are_refused(llm, parameter, given):
     with pytest.raises(RequestError) as refused:
         llm.chat(**given)
     assert refused.value.parameter == parameter and len(str(refused.value)) < 400
@@ -390,7 +392,7 @@ def test_limits_of_requests_can_be_changed_by_options(tmp_path):
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("token", [300, 2**33, [5, 2**33]])
-def test_an_eos_token_beyond_the_vocabulary_is_found_at_start(tmp_path, file, token):
+def test_an_eos_token_beyond_the_vocabulary_is_reported_at_startup(tmp_path, file, token):
     options = engine_options(tmp_path)
     path = tmp_path / file
     known = json.loads(path.read_text()) if path.exists() else {}

@@ -13,7 +13,7 @@ from dovetail.scheduling.waiting_queue import HeapQueue
 NUM_STEPS, MAX_SEATS = 72, 8
 
 
-def test_every_policy_on_every_shape_follows_the_contract():
+def test_every_policy_follows_the_contract_with_every_cache_shape():
     policies, tally = policy_names(), Tally()
     for number in range(len(policies) * len(SHAPES)):
         tally.add(play(make_program(number, policies, num_steps=NUM_STEPS, max_seats=MAX_SEATS)))
@@ -23,7 +23,7 @@ def test_every_policy_on_every_shape_follows_the_contract():
     assert all(tally.counts[what] > 50 for what in (*LEAST, "verified drafts", "encoder runs"))
 
 
-def test_a_full_run_reports_events_that_are_too_rare():
+def test_a_full_soak_run_reports_events_that_are_too_rare():
     tally = Tally()
     tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(LEAST, 20_000))
     assert find_missing(tally) == ["grants 19.0 a step"]

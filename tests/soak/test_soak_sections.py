@@ -35,7 +35,7 @@ def test_a_failed_section_does_not_stop_the_others(start):
     assert "soak: failed: a. Run the same command to try them again." in lines
 
 
-def test_a_run_resumes_with_the_sections_that_have_not_passed(start, tmp_path):
+def test_a_soak_run_resumes_with_the_sections_that_have_not_passed(start, tmp_path):
     mark = tmp_path / "ran"
     count = f"open({str(mark)!r}, 'a').write('x')"
     start([section("a", count), section("b", "raise SystemExit(1)")])

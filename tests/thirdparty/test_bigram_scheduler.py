@@ -143,7 +143,7 @@ def test_a_model_with_a_cache_is_rejected():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_programs_follow_the_contract(seed):
+def test_random_scheduler_calls_follow_the_contract(seed):
     rng = random.Random(seed)
     subject = scheduler(max_num_seqs=rng.choice([1, 3]), max_num_batched_tokens=rng.choice([1, 5]))
     out, wanted, given = [], {}, {}

@@ -116,6 +116,6 @@ def test_the_environment_has_only_declared_packages(wheels, tmp_path):
     assert run(python, "-c", program, cwd=tmp_path).strip() == '["pydantic"]'
 
 
-def test_every_member_is_tested():
+def test_the_wheel_of_every_member_is_tested():
     assert len(OURS) >= 7
     assert ROOT / "core" in OURS.values()

@@ -210,7 +210,7 @@ SHAPES = [
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "not grouped", "window", "capped"])
-def test_bits_of_a_row_do_not_depend_on_other_rows(level, shape, dtype):
+def test_the_exact_attention_output_of_a_row_does_not_depend_on_other_rows(level, shape, dtype):
     lengths = (530, 3, 270)
     native.set_num_threads(1)
     whole = Rows(lengths, **shape).with_cache(dtype).step(lengths)
@@ -225,7 +225,7 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(level, shape, dtype):
 
 
 @needs_library
-def test_long_contexts_are_split_among_threads_exactly(level):
+def test_the_number_of_threads_does_not_change_attention_over_long_contexts(level):
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32}
     outs = []
     for num_threads in (1, 2, 4):
@@ -239,7 +239,7 @@ def test_long_contexts_are_split_among_threads_exactly(level):
 
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_nan_of_one_row_does_not_spread(level, dtype):
+def test_nan_in_one_row_does_not_affect_other_rows(level, dtype):
     rows = Rows((40, 40), num_heads=4, num_kv_heads=2).with_cache(dtype)
     rows.qkv[0][20] = torch.nan
     rows.step((39, 39)).step((1, 1))
@@ -255,7 +255,7 @@ def test_a_token_of_zeros_has_a_scale_of_zero():
 
 
 @needs_library
-def test_a_recorded_call_reads_the_contents_of_the_next_step():
+def test_a_recorded_attention_call_reads_the_inputs_of_the_next_step():
     """The struct, the metadata and the tensors keep their addresses; only their contents change."""
     rows = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
@@ -327,7 +327,7 @@ def test_a_model_in_float32_is_refused():
     )
 
 
-def test_a_missing_library_is_reported(monkeypatch):
+def test_a_missing_kernel_library_is_reported(monkeypatch):
     missing = native.NativeStatus(available=False, level="", reason="no compiler", compiler="")
     monkeypatch.setattr(availability, "status", lambda: missing)
     assert not availability.probe().usable

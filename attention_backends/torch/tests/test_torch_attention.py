@@ -109,7 +109,7 @@ def test_a_row_without_tokens_is_skipped():
     assert [chunk.tokens for chunk in metadata.chunks] == [slice(0, 2)]
 
 
-def test_groups_have_similar_lengths_within_the_budget():
+def test_rows_are_grouped_by_similar_lengths_within_the_budget():
     lengths = [4000, 10, 3900, 10, 100, 2000, 10]
     groups = group_by_length(range(7), lengths, 8000)
     assert groups == [[0, 2], [5], [4, 1, 3, 6]]

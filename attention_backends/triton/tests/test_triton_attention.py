@@ -80,7 +80,7 @@ def gpu(monkeypatch):
     return pretend
 
 
-def test_without_a_gpu_the_device_is_refused():
+def test_the_cpu_device_is_refused():
     reasons = TritonAttentionBackend.capabilities.refusals(requirements(device_type="cpu"))
     assert reasons == ["device cpu is not supported; supported: cuda, xpu"]
 
@@ -113,7 +113,7 @@ def test_a_cache_of_another_dtype_is_refused(gpu):
     assert "'float16' is not supported for dtype bfloat16" in reason
 
 
-def test_fp8_is_refused_on_other_devices_than_cuda(gpu, monkeypatch):
+def test_fp8_caches_are_refused_on_devices_other_than_cuda(gpu, monkeypatch):
     (reason,) = TritonAttentionBackend.refusals(
         requirements(device_type="xpu", kv_cache_dtype="fp8_e4m3")
     )

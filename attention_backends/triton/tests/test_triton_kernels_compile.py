@@ -15,12 +15,12 @@ from dovetail_devkit.triton.compiled_kernels import check_kernel
 CASES = kernel_cases()
 
 
-def test_cases_have_unique_names():
+def test_kernel_compile_cases_have_unique_names():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_kernel_compiles_within_registers_and_shared_memory(case):
+def test_every_kernel_compiles_within_the_register_and_shared_memory_limits(case):
     for made in check_kernel(case):
         assert 0 < made.registers <= 255

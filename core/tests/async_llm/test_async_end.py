@@ -152,7 +152,7 @@ def test_finished_outputs_are_read_before_the_engine_error(bench, nothing_left):
     one.shutdown()
 
 
-def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
+def test_an_engine_stopped_by_sigstop_is_not_ready_until_it_continues(bench, nothing_left):
     one = bench.start(worker_config={"step_s": 0.01})
     pid = one.client.process_id
 

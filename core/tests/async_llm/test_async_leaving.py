@@ -180,7 +180,7 @@ def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monk
     assert bench.run(is_idle_within(slow, 2))
 
 
-def test_the_id_of_an_aborted_request_can_be_used_at_once(bench, slow):
+def test_the_id_of_an_aborted_request_can_be_reused_immediately(bench, slow):
     async def ask():
         params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
         alone = await last(slow.generate("b", params, "x", output_kind=FINAL))
@@ -226,7 +226,7 @@ def test_an_expired_timeout_ends_the_request(bench, slow, reads):
 
 
 @pytest.mark.clock
-def test_no_first_token_by_the_deadline_ends_the_request(bench, slow):
+def test_a_request_without_a_first_token_by_its_deadline_is_ended(bench, slow):
     async def ask():
         await slow.pause()
         end_s = time.monotonic() + 0.1

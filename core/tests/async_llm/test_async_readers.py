@@ -117,7 +117,7 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
 
 @pytest.mark.clock
 @pytest.mark.parametrize("sliced", [True, False])
-def test_large_log_probabilities_do_not_block_the_event_loop(
+def test_many_log_probabilities_do_not_block_the_event_loop(
     bench, wide, no_collector, monkeypatch, sliced
 ):
     """Each chunk takes 1 ms, and a step has far more than 50 chunks."""

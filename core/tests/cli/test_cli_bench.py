@@ -36,7 +36,9 @@ def bench(command: str, options: list[str], *more: str, input_len: int = 9) -> l
     return ["bench", command, *options, *lengths, *more]
 
 
-def test_latency_runs_one_request_at_a_time(spell, requested, tmp_path, capsys) -> None:
+def test_the_latency_benchmark_runs_one_request_at_a_time(
+    spell, requested, tmp_path, capsys
+) -> None:
     file = tmp_path / "out.json"
     arguments = bench("latency", spell(), "--repeats", "3", "--warmup", "2", "--json", str(file))
     assert main(arguments) == 0
@@ -70,7 +72,7 @@ def test_the_report_names_the_selected_platform(spell, tmp_path, capsys, monkeyp
     assert [one["name"] for one in plugins if one["kind"] == "platform"] == ["cpu"]
 
 
-def test_throughput_submits_all_requests_at_once(spell, requested, tmp_path) -> None:
+def test_the_throughput_benchmark_submits_all_requests_together(spell, requested, tmp_path) -> None:
     file = tmp_path / "out.json"
     more = ("--num-prompts", "4", "--repeats", "2", "--warmup", "0", "--json", str(file))
     assert main(bench("throughput", spell(), *more)) == 0
@@ -93,7 +95,7 @@ def test_benchmark_prompts_are_determined_by_the_seed(spell, requested) -> None:
     assert prompts[0:2] == prompts[2:4] != prompts[4:6]
 
 
-def test_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
+def test_a_run_with_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
     assert main(["bench", "latency", *spell(), "--output-len", "1", "--repeats", "1"]) == 0
     output = capsys.readouterr().out
     assert "time to first token" in output and "between tokens" not in output
@@ -132,7 +134,7 @@ def test_run_times_are_measured_from_the_start_of_the_run() -> None:
     assert (run.first_token_s, run.total_s) == (0.5, 3.0)
 
 
-def test_the_shared_cases_have_the_recorded_sizes(monkeypatch) -> None:
+def test_the_shared_benchmark_cases_have_the_recorded_sizes(monkeypatch) -> None:
     spec = util.spec_from_file_location("bench_cases", CASES_FILE)
     module = util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bench_cases", module)

@@ -69,7 +69,7 @@ def test_only_answers_are_written_to_a_pipe(spell, monkeypatch, capsys) -> None:
     assert (output.out, output.err) == ("abc\nabc\n", "")
 
 
-def test_history_is_kept_until_it_is_reset(session) -> None:
+def test_the_chat_history_is_kept_until_it_is_reset(session) -> None:
     chat = session(system="Be brief.")
     assert list(chat.answer("one", interrupted=never)) == ["a", "b", "c", ""]
     assert "".join(chat.answer("two", interrupted=never)) == "abc"

@@ -91,7 +91,7 @@ def test_the_load_option_adds_the_declarations_of_the_class(site, capsys):
     assert "none; default values apply" in shown["manifest"]
 
 
-def test_json_output_is_one_object(site, capsys):
+def test_the_json_option_prints_one_object(site, capsys):
     assert main(["plugins", "show", "policy:shown", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert output["plugin"]["description"]["entry"]["rank"] == 4

@@ -34,7 +34,7 @@ def named_facts(facts):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_all_kinds_of_clients_give_the_same_outputs(client_of, ahead, traffic):
+def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, traffic):
     requests = [
         *traffic.random_requests(),
         traffic.request("long", range(90), 500),

@@ -67,7 +67,7 @@ def test_only_the_owner_can_access_the_files_of_a_running_engine(client_of):
     assert modes and set(modes.values()) == {0o600}, modes
 
 
-def test_a_full_disk_at_the_start_is_reported(client_of, monkeypatch):
+def test_a_full_disk_at_engine_startup_is_reported(client_of, monkeypatch):
     def fail(prefix):
         raise OSError(errno.ENOSPC, "No space left on device", prefix)
 

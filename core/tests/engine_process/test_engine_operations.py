@@ -46,7 +46,7 @@ def test_the_error_for_a_worker_without_sleep_names_the_worker(client_of, kind):
         client_of(kind).sleep()
 
 
-def test_statistics_and_health_can_be_requested(client_of, traffic):
+def test_engine_statistics_and_health_can_be_requested(client_of, traffic):
     client = client_of("sync")
     assert client.get_stats() is None and client.check_health() is None
     client.add_request(traffic.request("a", max_tokens=3))
@@ -63,7 +63,7 @@ def test_statistics_and_health_can_be_requested(client_of, traffic):
     assert asyncio.run(serve()).step_id >= 2
 
 
-def test_the_types_of_arguments_and_results_are_checked():
+def test_the_types_of_operation_arguments_and_results_are_checked():
     pause = OPERATIONS["pause"]
     assert pause.decode_arguments(pause.encode_arguments((PauseScope.NEW,))) == (PauseScope.NEW,)
     with pytest.raises(MessageError):

@@ -26,7 +26,7 @@ class SlowCore:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_requests_are_added_in_time_slices_and_delay_only_idle_engines(runs):
+def test_the_request_intake_works_in_time_slices_and_delays_the_steps_of_idle_engines_only(runs):
     clock = ManualClock()
     core = SlowCore(clock, runs)
     intake = RequestIntake(clock)

@@ -61,7 +61,7 @@ def serve_standard(client, traffic):
     return traffic.Answers().collect_until(client, "standard")[0]["standard"]
 
 
-def test_work_of_an_engine_that_died_before_the_receive_is_reported(
+def test_receive_reports_the_requests_of_an_engine_that_died_before_the_call(
     supervised, traffic, monkeypatch
 ):
     """`receive` itself finds the dead engine: it must not wait for the next engine's messages."""

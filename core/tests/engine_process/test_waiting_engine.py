@@ -77,7 +77,7 @@ def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, tr
     assert traffic.Answers().collect(client, 1)[0] == {"other": answers.tokens["other"]}
 
 
-def test_the_blocks_of_a_load_that_never_ends_are_computed(waiting, traffic):
+def test_blocks_are_computed_if_their_load_never_ends(waiting, traffic):
     client = waiting("load", timeout_s=0.2)
     answers, end = traffic.Answers(), time.monotonic() + 20
     while not answers.ends and time.monotonic() < end:

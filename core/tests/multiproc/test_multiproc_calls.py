@@ -208,6 +208,6 @@ def test_the_error_for_plugins_that_differ_from_the_engines_names_them(monkeypat
         check_plugins(registry, [reported(Resolution(version="9", **given))])
 
 
-def test_result_sizes_above_the_limit_are_rejected_at_the_start(make):
+def test_result_sizes_above_the_limit_are_rejected_at_startup(make):
     with pytest.raises(ConfigError, match="max_logprobs=1024 "):
         make(config={"max_logprobs": 1024, "max_num_batched_tokens": 1 << 17})

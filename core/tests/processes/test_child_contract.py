@@ -62,7 +62,7 @@ def test_a_stopped_child_has_no_heartbeat_and_a_killed_child_reports_its_signal(
     ("how", "message"),
     [("exits", "status 3"), ("raises", "InjectedError|the handler melted")],
 )
-def test_the_error_for_a_child_that_fails_at_its_start_names_the_cause(
+def test_the_error_for_a_child_process_that_fails_at_startup_names_the_cause(
     kinds, clean, model_dir, monkeypatch, name, how, message
 ):
     kind = kinds.KINDS[name]

@@ -101,7 +101,7 @@ def test_a_plan_with_all_fields_round_trips():
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 40))
-def test_plans_of_random_programs_round_trip(seed):
+def test_plans_of_random_scheduler_calls_round_trip(seed):
     rng, program = Random(seed), random_program(seed, plain=True)
     scheduler = Scheduler(
         SchedulerContext(limits=program.limits, kv_cache=program.kv_cache, clock=ManualClock())
@@ -221,7 +221,7 @@ def test_an_inconsistent_join_is_rejected(given):
         decode_plan(encode_plan(builder.build()))
 
 
-def test_an_inconsistent_result_is_rejected():
+def test_an_inconsistent_step_result_is_rejected():
     for result in (
         ModelRunnerOutput(step_id=1, num_sampled=array("B", [1]), token_ids=array("i")),
         ModelRunnerOutput(step_id=1, num_sampled=array("B", [1]), token_ids=array("i", [-1])),
@@ -236,7 +236,7 @@ def test_an_inconsistent_result_is_rejected():
             decode_result(encode_result(result))
 
 
-def test_other_versions_kinds_and_byte_orders_are_rejected():
+def test_frames_of_other_versions_kinds_and_byte_orders_are_rejected():
     frame = encode_plan(full_plan())
     for place in (0, 4, 6, 12):
         changed = bytearray(frame)
@@ -310,7 +310,7 @@ def test_every_field_of_sampling_params_round_trips():
         {"seed": 2**64},
     ],
 )
-def test_a_request_that_cannot_be_serialized_is_rejected_by_name(given):
+def test_the_error_for_a_request_that_cannot_be_serialized_names_it(given):
     with pytest.raises(RequestError):
         wire_request(request(**given))
 

@@ -210,7 +210,7 @@ def test_values_other_than_plain_data_are_not_sent():
         pack(Call(0, "a", bytes(messages.MAX_MESSAGE_BYTES)))
 
 
-def test_a_pickle_in_any_field_stays_bytes(tmp_path):
+def test_a_pickle_in_a_message_field_is_never_loaded(tmp_path):
     import os
     import pickle
 

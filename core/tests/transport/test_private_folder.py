@@ -26,7 +26,7 @@ def test_a_private_folder_is_new_and_accessible_to_its_owner_only(place):
         assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
 
 
-def test_a_missing_or_too_deep_directory_is_named(tmp_path, place):
+def test_the_error_for_a_missing_or_too_deep_directory_names_it(tmp_path, place):
     place(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"TMPDIR to an existing"):
         make_private_folder()
@@ -38,7 +38,7 @@ def test_a_missing_or_too_deep_directory_is_named(tmp_path, place):
     assert not list(deep.iterdir())
 
 
-def test_a_socket_fits_into_every_accepted_folder(place):
+def test_the_path_of_a_socket_fits_into_every_accepted_folder(place):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for length in range(1, 99):
             place(f"{base}/{'d' * length}")

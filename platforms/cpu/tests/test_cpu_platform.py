@@ -34,7 +34,7 @@ def test_the_number_of_threads_is_the_requested_one_or_the_default():
     assert torch.get_num_threads() == default_threads(1).number
 
 
-def test_the_peak_counts_memory_since_the_reset():
+def test_peak_memory_is_measured_since_the_last_reset():
     runtime = CPURuntime()
     runtime.reset_peak()
     # The tensor is larger than the allocator's free memory.

@@ -113,7 +113,7 @@ def inputs():
 @pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ERRORS)
-def test_the_sum_of_the_ranks_native_products_is_the_whole_product(
+def test_the_matrix_products_of_all_ranks_sum_to_the_whole_matrix_product(
     checkpoint, monkeypatch, name, size, lent
 ):
     """With int4 and 4 ranks, a rank's 48 inputs are not a multiple of the group size."""
@@ -149,7 +149,7 @@ def test_each_rank_caches_its_own_packed_weights(checkpoint, tmp_path, name):
     assert not torch.equal(first[0][0](inputs()), first[1][0](inputs()))
 
 
-def test_processes_share_cores_and_memory():
+def test_worker_processes_divide_the_cores_and_memory_of_a_machine():
     alone, shared = CPURuntime(), CPURuntime()
     shared.num_sharing = 2
     alone.activate(0, num_threads=None)
@@ -173,7 +173,7 @@ def join_all(folder, size):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_computed_in_rank_order(tmp_path, size, dtype):
+def test_tensors_are_summed_in_rank_order(tmp_path, size, dtype):
     generator = torch.Generator().manual_seed(8)
     given = [torch.randn(6, 33, generator=generator).to(dtype) for _ in range(size)]
     total = sum(given[1:], given[0])

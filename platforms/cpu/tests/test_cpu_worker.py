@@ -55,7 +55,9 @@ def kept(place, **more):
 
 @native
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_a_second_start_maps_packed_weights(quantization, checkpoint, tmp_path, caplog):
+def test_the_second_start_of_a_worker_maps_packed_weights(
+    quantization, checkpoint, tmp_path, caplog
+):
     caplog.set_level(logging.INFO)
     options = kept(tmp_path / "cache") | {"quantization": quantization}
     first = start(checkpoint, **options)

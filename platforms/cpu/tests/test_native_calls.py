@@ -119,7 +119,7 @@ def test_every_operation_of_a_model_is_native(architecture, write_bf16, calls, m
     assert calls == expected
 
 
-def test_a_quantized_model_uses_quantized_products(write_bf16, calls):
+def test_a_quantized_model_uses_quantized_matrix_products(write_bf16, calls):
     llm = start(write_bf16("LlamaForCausalLM"), quantization="int8")
     calls.clear()
     generate(llm)

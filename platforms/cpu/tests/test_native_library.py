@@ -21,14 +21,14 @@ def pretend(monkeypatch, **facts):
     monkeypatch.delenv(native_library.LEVEL_VARIABLE, raising=False)
 
 
-def test_kernels_of_a_vector_level_are_usable(monkeypatch):
+def test_native_kernels_of_a_supported_instruction_set_are_usable(monkeypatch):
     pretend(monkeypatch)
     for probe in (probe_any(), probe_fast()):
         assert probe.usable and "avx2" in probe.reasons[0] and "one thread" in probe.reasons[0]
     assert find_library() == "the library"
 
 
-def test_without_a_library_the_reason_is_reported(monkeypatch):
+def test_without_a_kernel_library_the_reason_is_reported(monkeypatch):
     pretend(monkeypatch, available=False, level="", reason="no C++ compiler: c++")
     for probe in (probe_any(), probe_fast()):
         assert probe == Probe(

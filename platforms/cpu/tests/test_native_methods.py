@@ -60,7 +60,7 @@ def make_layer(method, in_features, part_sizes, *, bias=False, dtype=torch.bfloa
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_the_method_meets_its_contract(name):
+def test_the_linear_method_meets_its_contract(name):
     check_linear_method(type(make(name)), CPU)
 
 
@@ -68,7 +68,7 @@ def test_the_method_meets_its_contract(name):
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("in_features", [1, 31, 64, 257])
 @pytest.mark.parametrize("part_sizes", [(1,), (33, 7), (32, 64, 5), (31, 33)])
-def test_products_are_correct_for_unaligned_sizes(name, in_features, part_sizes):
+def test_matrix_products_are_correct_for_unaligned_sizes(name, in_features, part_sizes):
     method = make(name)
     layer, weight_OI, bias_O = make_layer(method, in_features, part_sizes, bias=True)
     method.pack(layer)
@@ -157,7 +157,7 @@ def test_quantization_of_another_dtype_is_refused_with_advice(name):
 @torch.inference_mode()
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_the_error_names_a_weight_with_nan_or_infinity(name, value):
+def test_the_error_for_a_weight_with_nan_or_infinity_names_it(name, value):
     method = make(name)
     layer, _, _ = make_layer(method, 48, (32, 32))
     layer.weight[40, 7] = value
@@ -171,7 +171,7 @@ def test_the_error_names_a_weight_with_nan_or_infinity(name, value):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", LIMITS)
-def test_restored_packed_bytes_give_the_same_products(name):
+def test_restored_packed_weights_give_the_same_matrix_products(name):
     method = make(name)
     layer, _, _ = make_layer(method, 96, (64, 40), bias=True)
     method.pack(layer)
@@ -292,7 +292,7 @@ def test_weights_of_another_dtype_are_cast_and_copied(tmp_path, monkeypatch):
         ("int4", {"head": "int4", "group_size": 64}, 2, 2),
     ],
 )
-def test_the_option_head_sets_the_format_of_the_head(name, options, head, body):
+def test_the_option_head_sets_the_weight_format_of_the_output_head(name, options, head, body):
     model = Model(make(name, **options), tied=False)
     assert model.lm_head.packed_spec.kind == head and model.qkv.packed_spec.kind == body
     if body == 2:

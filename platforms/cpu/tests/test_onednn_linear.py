@@ -32,7 +32,7 @@ def make_layer(dtype, *, bias=True, out_features=40, in_features=24):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 65])
-def test_packed_products_equal_those_of_the_plain_weight(dtype, bias, num_tokens):
+def test_matrix_products_of_packed_weights_equal_those_of_plain_weights(dtype, bias, num_tokens):
     method, layer = make_layer(dtype, bias=bias)
     x_TI = torch.randn(num_tokens, 24).to(dtype)
     weight_OI, offset_O = layer.weight.double(), layer.bias.double() if bias else 0.0
@@ -66,6 +66,6 @@ def test_without_onednn_the_plain_weight_is_used(monkeypatch):
     )
 
 
-def test_dtypes_without_onednn_products_are_not_packed():
+def test_weights_of_dtypes_that_onednn_cannot_multiply_are_not_packed():
     assert not packs(torch.float64)
     assert not packs(torch.int8)

@@ -176,7 +176,7 @@ def test_a_moved_checkpoint_uses_the_cached_file_but_changed_weights_do_not(
     assert len(files(tmp_path)) == 2
 
 
-def test_one_changed_number_is_detected_by_time_or_content(start, checkpoint):
+def test_one_changed_weight_value_is_detected_by_file_time_or_file_contents(start, checkpoint):
     start()
     file = checkpoint / "model.safetensors"
     facts = file.stat()
@@ -248,7 +248,7 @@ def test_a_full_disk_is_reported_once(start, tmp_path, caplog, monkeypatch):
     assert "No space left" in text and not files(tmp_path)
 
 
-def test_models_below_the_minimum_or_above_the_limit_are_not_cached(start, tmp_path, caplog):
+def test_models_below_the_minimum_or_above_the_maximum_size_are_not_cached(start, tmp_path, caplog):
     start(min_bytes=1 << 20)
     assert not (tmp_path / "cache").exists() and not warnings(caplog)
     start(folder=PackedFolder(path=tmp_path / "cache", max_bytes=100))
@@ -280,7 +280,7 @@ def test_the_default_folder_follows_the_xdg_specification(monkeypatch, tmp_path)
         assert default_folder() == tmp_path / ".cache" / "dovetail" / "packed"
 
 
-def test_the_index_of_the_file_describes_its_contents(start, tmp_path):
+def test_the_index_of_a_packed_file_describes_its_contents(start, tmp_path):
     start()
     (file,) = files(tmp_path)
     head = file.read_bytes()[32:].split(b"}]", 1)[0]

@@ -99,7 +99,7 @@ def test_a_damaged_library_is_not_available(tmp_path, damage, says):
 
 
 @needs_library
-def test_the_environment_variable_lowers_the_level():
+def test_an_environment_variable_lowers_the_instruction_set_level():
     source = MEMBER / "src"
     highest = status_of(source, DOVETAIL_CPU_LEVEL="")
     assert highest["available"] and not highest["reason"]
@@ -130,7 +130,7 @@ def test_header_and_package_have_the_same_abi_version():
 
 
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
-def test_a_level_shares_no_function_with_other_levels(tmp_path):
+def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path):
     """The linker would keep one copy, which an older CPU might not be able to run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]

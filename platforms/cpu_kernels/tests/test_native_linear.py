@@ -136,7 +136,7 @@ def assert_near(y, reference):
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS)
-def test_every_shape_equals_the_reference(level, kind, group):
+def test_linear_layers_of_every_shape_equal_the_reference(level, kind, group):
     for N, K in SHAPES:
         weight = Weight(kind, N, K, group=group, seed=N)
         for rows in ROWS:
@@ -193,7 +193,7 @@ def test_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[1:3])
-def test_levels_pack_the_same_bytes(kind, group):
+def test_all_instruction_sets_pack_the_same_bytes(kind, group):
     packed = []
     for level in LEVELS:
         native.library().dk_set_level(level)
@@ -242,7 +242,7 @@ def test_zeros_and_tiny_numbers_equal_the_reference(level):
         assert weight.apply(x, dtype=torch.float32).abs().max() < 1e-35
 
 
-def test_replay_repeats_the_operations():
+def test_a_replay_repeats_the_recorded_operations():
     weight = Weight(linear.BF16, 64, 64)
     x, y = weight.random(2, 64), torch.zeros(2, 64, dtype=torch.bfloat16)
     args = linear.new_args(weight.shape, weight.packed)

@@ -39,7 +39,7 @@ def driver(tmp_path_factory):
 @pytest.mark.parametrize(
     "case", ["items", "ranges", "nested", "callers", "starved", "hog", "fork", "parked"]
 )
-def test_every_item_is_processed_exactly_once(driver, case):
+def test_every_work_item_is_processed_exactly_once(driver, case):
     command = [str(driver), "20", case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +60,7 @@ def test_the_number_of_threads_is_stored_and_bounded():
 
 @pytest.mark.clock
 @needs_library
-def test_idle_workers_use_almost_no_cpu_time():
+def test_idle_kernel_threads_use_almost_no_cpu_time():
     """Workers spin for microseconds and then park: idle workers use almost no CPU time."""
     from dovetail_cpu_kernels import probe
 

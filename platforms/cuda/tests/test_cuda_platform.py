@@ -62,13 +62,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_reason_is_reported_with_advice(name):
+def test_each_reason_against_the_cuda_platform_is_reported_with_advice(name):
     machine, expected = REFUSED[name]
     probe = platform_on(machine).probe()
     assert not probe.usable and re.search(expected, " ".join(probe.reasons))
 
 
-def test_all_reasons_are_reported_at_once():
+def test_all_reasons_against_the_cuda_platform_are_reported_together():
     machine = replace(MACHINE, toolkit="", driver=None, driver_problem="no driver")
     assert len(reasons_against(machine)) == 2
 
@@ -221,7 +221,7 @@ def test_without_a_driver_the_reason_names_the_missing_library(monkeypatch):
         read_driver()
 
 
-def test_look_reads_the_build_of_torch_and_the_environment(monkeypatch):
+def test_the_probe_reads_the_torch_build_and_the_environment(monkeypatch):
     monkeypatch.setenv(VISIBLE, "3")
     machine = look(lambda: DRIVER, lambda field: TorchBuild(version="2.11", toolkit=field))
     assert machine == replace(MACHINE, torch_version="2.11", toolkit="cuda", visible="3")

@@ -8,16 +8,16 @@ WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 0), (12, 1)])
-def test_devices_with_matching_code_are_supported(capability):
+def test_gpus_with_matching_compiled_code_are_supported(capability):
     assert has_code(WHEEL, capability)
 
 
 @pytest.mark.parametrize("capability", [(6, 0), (7, 0), (11, 0)])
-def test_devices_without_matching_code_are_not_supported(capability):
+def test_gpus_without_matching_compiled_code_are_not_supported(capability):
     assert not has_code(WHEEL, capability)
 
 
-def test_intermediate_code_runs_on_later_devices_and_suffixed_code_on_one_only():
+def test_ptx_code_runs_on_later_gpus_and_architecture_specific_code_on_one_only():
     assert has_code(["compute_80"], (9, 0)) and not has_code(["compute_80"], (7, 5))
     assert has_code(["sm_90a"], (9, 0)) and not has_code(["sm_100a"], (10, 3))
     assert not has_code([], (9, 0)) and not has_code(["gfx942"], (9, 0))

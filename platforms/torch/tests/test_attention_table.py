@@ -84,7 +84,7 @@ def test_the_ops_apply_rope_for_layers_that_do_not(qkv, rotary_args):
     assert torch.equal(given[0], turned[0]) and torch.equal(given[1], turned[1])
 
 
-def test_without_a_cache_rotation_needs_the_same_memory(qkv, rotary_args):
+def test_rope_without_a_kv_cache_uses_the_same_amount_of_memory(qkv, rotary_args):
     class Counting(TorchOps):
         num_turned = 0
 
@@ -115,7 +115,7 @@ def test_attend_returns_a_new_contiguous_tensor(qkv):
     assert torch.equal(q_THD, qkv[0])  # the input is not changed
 
 
-def test_slots_are_unique_and_a_table_is_freed_with_its_owner(qkv):
+def test_attention_tables_have_unique_slots_and_are_freed_with_their_owner(qkv):
     tables = [make_table()[0] for _ in range(3)]
     assert len({table.slot for table in tables}) == 3
     slot = tables[0].slot

@@ -12,7 +12,7 @@ counting = pytest.mark.parametrize("runner", [CountingBackend], indirect=True)
 
 
 @counting
-def test_columns_are_incremented_to_the_end_of_a_block(steps, model):
+def test_step_columns_are_incremented_until_the_end_of_a_block(steps, model):
     expected = model.answer(PROMPT, 9)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 4, True))[1]]
     for place, num_gathered in zip(range(4, 12), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):

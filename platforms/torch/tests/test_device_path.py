@@ -136,7 +136,7 @@ def test_the_measured_memory_of_a_step_includes_sampling(runner_of):
     assert len(columns.top_p_R) == 3 and bool((columns.top_p_R < 1).all())
 
 
-def test_greedy_steps_send_one_packet(runner_of, monkeypatch):
+def test_greedy_steps_send_one_packet_to_the_device(runner_of, monkeypatch):
     packets, send = [], Staging.send
     monkeypatch.setattr(
         Staging, "send", lambda self, arrays: packets.append(1) or send(self, arrays)

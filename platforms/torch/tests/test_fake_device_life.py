@@ -150,7 +150,7 @@ def test_a_write_to_memory_in_flight_is_detected(queues_cls, checkpoint, monkeyp
         planted(checkpoint, monkeypatch, queues_cls)
 
 
-def test_slots_that_are_reused_too_early_are_detected(checkpoint, monkeypatch):
+def test_staging_slots_that_are_reused_too_early_are_detected(checkpoint, monkeypatch):
     assert run_ahead(context_of(checkpoint)) == run_steps(FakeDeviceWorker, context_of(checkpoint))
     monkeypatch.setattr("dovetail_torch.accelerator.runtime.AcceleratorQueues", NeverWaiting)
     with pytest.raises(FlightError):
@@ -186,7 +186,7 @@ def start(context):
     return worker
 
 
-def test_the_share_of_memory_is_not_exceeded(checkpoint):
+def test_the_worker_does_not_exceed_its_share_of_memory(checkpoint):
     found = {}
     for share in (0.5, 0.75):
         worker = start(context_of(checkpoint, gpu_memory_utilization=share))
@@ -196,7 +196,7 @@ def test_the_share_of_memory_is_not_exceeded(checkpoint):
     assert found[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
-def test_memory_of_libraries_counts_and_memory_used_before_the_start_does_not(checkpoint):
+def test_the_memory_measurement_includes_libraries_and_excludes_earlier_use(checkpoint):
     def left(outside_bytes):
         worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
         DEVICE.memory.outside_bytes += outside_bytes

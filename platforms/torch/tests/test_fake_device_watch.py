@@ -217,14 +217,14 @@ def test_a_stream_that_reads_without_waiting_is_detected(x, pinned, module):
     assert pinned.tolist() == list(range(8))
 
 
-def test_an_asynchronous_copy_to_the_host_is_not_complete_at_once(x):
+def test_an_asynchronous_copy_to_the_host_is_not_complete_immediately(x):
     host = x.to("cpu", non_blocking=True)
     assert host.tolist() != list(range(8))
     install().synchronize()
     assert host.tolist() == list(range(8))
 
 
-def test_events_complete_without_a_wait_if_there_is_a_lag(x, queues, pinned):
+def test_fake_events_complete_after_some_operations_if_a_lag_is_set(x, queues, pinned):
     DEVICE.reset(lag=4, seed=1)
     event = queues.fetch([x], [pinned])
     asked = 0
@@ -235,7 +235,7 @@ def test_events_complete_without_a_wait_if_there_is_a_lag(x, queues, pinned):
     assert pinned.tolist() == list(range(8))
 
 
-def test_events_do_not_complete_without_a_wait_if_there_is_no_lag(x, queues, pinned):
+def test_fake_events_complete_only_in_a_wait_if_no_lag_is_set(x, queues, pinned):
     event = queues.fetch([x], [pinned])
     for _ in range(100):
         torch.zeros(1, device=NAME)

@@ -91,7 +91,7 @@ def test_a_shape_is_run_then_captured_then_verified_then_replayed():
     assert (counts.eager, counts.captured, counts.replayed) == (2, 1, 2)
 
 
-def test_one_verification_with_the_head_and_one_without_are_enough():
+def test_graphs_are_verified_once_with_and_once_without_the_output_head():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 3):
@@ -140,7 +140,7 @@ def test_without_a_provider_or_a_key_every_step_is_eager():
     assert provider.captured == []
 
 
-def test_a_lasting_obstacle_is_logged_once_and_ends_all_captures(caplog):
+def test_a_permanent_capture_error_is_logged_once_and_ends_all_captures(caplog):
     model, provider = Model(), Provider(obstacle="the operation aten::frob")
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 2, 2, 3, 3, 3):
@@ -152,7 +152,7 @@ def test_a_lasting_obstacle_is_logged_once_and_ends_all_captures(caplog):
     assert "Model" in warnings[0].getMessage()
 
 
-def test_another_obstacle_affects_only_its_shape():
+def test_a_temporary_capture_error_affects_only_its_shape():
     model, provider = Model(), Provider(obstacle="too large", lasting=False)
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 2, 2, 2, 3, 3, 3):
@@ -160,7 +160,7 @@ def test_another_obstacle_affects_only_its_shape():
     assert provider.captured == [2, 3]
 
 
-def test_a_replay_that_differs_is_never_used(caplog):
+def test_a_graph_whose_replay_differs_is_never_used(caplog):
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     step(dispatcher, model, 2)

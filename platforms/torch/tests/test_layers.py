@@ -113,7 +113,7 @@ def test_an_override_of_rope_scaling_keeps_rope_theta() -> None:
         ({"factor": 1e-40}, "factor"),
     ],
 )
-def test_invalid_yarn_parameters_are_refused_by_name(fields: dict, field: str) -> None:
+def test_the_error_for_an_invalid_yarn_parameter_names_it(fields: dict, field: str) -> None:
     config = {"rope_parameters": YARN | fields}
     with pytest.raises(ModelError, match=rf"config.json: .*{field}"):
         RotaryEmbedding(make_context(hf_config=config), 16)
@@ -289,7 +289,7 @@ class OrderOfCalls:
         return q_THD + index + v_TKD[:, :1] - k_TKD[:, :1]
 
 
-def test_attention_passes_its_index_and_flattens_the_heads() -> None:
+def test_the_attention_layer_passes_its_index_and_flattens_the_heads() -> None:
     layer = Attention(HeadShape(num_heads=2, num_kv_heads=1, head_size=3), 4)
     q_THD = torch.arange(12.0).view(2, 2, 3)
     k_TKD = torch.ones(2, 1, 3)

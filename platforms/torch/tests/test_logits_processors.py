@@ -138,7 +138,7 @@ def test_a_step_without_its_rows_does_not_call_a_processor(monkeypatch):
     assert sample(sampler, 1) == [0]
 
 
-def test_the_next_request_of_a_row_does_not_take_part():
+def test_a_processor_is_not_applied_to_the_next_request_of_a_row():
     processor = Watched()
     sampler = new_sampler(new_request(0), processors=[processor])
     assert sample(sampler, 0) == [4]

@@ -104,7 +104,7 @@ def test_blocks_are_appended_as_a_row_grows(steps, model):
     assert Builder.seen[-1].block_table_RM.tolist() == [[7, 2, 4]]
 
 
-def test_the_head_gets_sampled_positions_only(steps, model, monkeypatch):
+def test_the_output_head_gets_only_the_positions_that_are_sampled(steps, model, monkeypatch):
     sizes = []
     original = model.compute_logits
     monkeypatch.setattr(
@@ -116,7 +116,7 @@ def test_the_head_gets_sampled_positions_only(steps, model, monkeypatch):
     assert sizes == [2]
 
 
-def test_entries_beyond_a_rows_blocks_are_0(steps):
+def test_block_table_entries_beyond_the_blocks_of_a_row_are_0(steps):
     steps.join(0, range(16), [7, 2, 5, 3]).run((0, 0, 16, True))
     steps.builder.leave(0)
     steps.join(0, [1], [4]).join(1, range(12), [8, 9, 10])
@@ -124,7 +124,7 @@ def test_entries_beyond_a_rows_blocks_are_0(steps):
     assert Builder.seen[-1].block_table_RM.tolist() == [[4, 0, 0], [8, 9, 10]]
 
 
-def test_the_batch_has_correct_indices(steps):
+def test_the_attention_batch_has_correct_indices(steps):
     steps.join(0, PROMPT, [7, 2]).join(2, [8], [3])
     steps.run((2, 0, 1, True), (0, 0, 5, False))
     batch = Builder.seen[-1]

@@ -158,25 +158,25 @@ def test_bad_words_with_the_same_last_token_do_not_affect_each_other():
     assert one(sampler, falling()) == 0
 
 
-def test_grammar_masks_only_its_runs():
+def test_a_grammar_masks_only_the_runs_of_its_requests():
     sampler = new_sampler(new_request(0, temperature=0), new_request(1, temperature=0))
     grammar = grammar_of({4: [33, 39], 5: [2]}, runs=[3, 4])  # run 5 does not sample
     assert sampler.sample(falling(2), [0, 1], grammar).token_ids.tolist() == [0, 33]
 
 
-def test_grammar_for_no_sampled_run_changes_nothing():
+def test_a_grammar_for_runs_without_sampling_changes_nothing():
     sampler = new_sampler(new_request(0, temperature=0))
     grammar = grammar_of({4: [33]}, runs=[0])
     assert one(sampler, falling(), grammar=grammar) == 0
 
 
-def test_bit_mask_of_wrong_length_is_refused():
+def test_a_bit_mask_of_the_wrong_length_is_refused():
     output = GrammarOutput(runs=(0,), bitmask=b"\xff" * 4)
     with pytest.raises(ContractError, match="8 bytes and has 4"):
         GrammarMask.of(output, [0], VOCAB, torch.from_numpy)
 
 
-def test_contradicting_settings_always_allow_a_token():
+def test_contradictory_sampling_parameters_always_leave_an_allowed_token():
     row = {"temperature": 0, "allowed_token_ids": [7, 9], "min_tokens": 1}
     # All allowed tokens are forbidden: the forbidden tokens are ignored.
     sampler = new_sampler(new_request(bad=[(7,)], stop=[9], **row))

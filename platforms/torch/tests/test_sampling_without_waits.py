@@ -83,7 +83,7 @@ def test_a_blocking_call_is_detected():
         new_sampler().sample(logits_SV, [1])
 
 
-def test_the_hosts_numbers_may_be_sent_in_advance():
+def test_random_numbers_of_the_host_may_be_sent_in_advance():
     plain, other = new_sampler(), new_sampler()
     rows = list(range(len(SETTINGS)))
     logits_SV = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2))

@@ -73,7 +73,7 @@ def test_a_larger_result_gets_a_larger_slot():
     assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()
 
 
-def test_settle_waits_for_all_results():
+def test_settling_the_fetch_ring_waits_for_all_results():
     ring = FetchRing(LateDevice(), 64)
     late = [ring.fetch((torch.tensor([n]), torch.zeros(1)), result_of) for n in range(3)]
     ring.settle()

@@ -53,7 +53,7 @@ def play(request, runner_of):
     return make
 
 
-def test_hooks_get_only_the_rows_that_take_part(play):
+def test_hooks_get_only_the_rows_of_requests_that_use_the_extension(play):
     watched = Watched()
     steps, model = play(watched)
     steps.join(0, PROMPT, [7, 2, 5]).join(1, [8, 8, 2], [3, 4], **ASK)

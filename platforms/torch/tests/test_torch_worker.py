@@ -357,7 +357,7 @@ def test_a_vocabulary_without_a_size_is_refused(loaded, model_dir, found):
         loaded()
 
 
-def test_shutdown_works_at_any_time_and_twice(make, loaded):
+def test_a_worker_can_be_shut_down_at_any_time_and_twice(make, loaded):
     worker, _ = make()
     worker.shutdown()
     worker, _ = loaded()

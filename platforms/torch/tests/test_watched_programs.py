@@ -56,7 +56,9 @@ class Strict:
 
 
 @pytest.mark.parametrize(("seed", "depth", "lag"), [(0, 1, None), (1, 2, 30), (2, 5, None)])
-def test_random_programs_give_the_same_results_and_never_wait(runner_of, watched, seed, depth, lag):
+def test_random_plans_give_the_same_results_and_the_host_never_waits(
+    runner_of, watched, seed, depth, lag
+):
     program = Program(seed, 30)
     backend = NoWaitAttentionBackend
     expected = play(runner_of(Model(), backend, num_blocks=NUM_BLOCKS), program)
@@ -72,7 +74,7 @@ def watched_play(runner_of, watched):
     DEVICE.check()
 
 
-def test_rings_with_few_slots_are_sufficient(runner_of, watched, monkeypatch):
+def test_staging_rings_with_few_slots_are_sufficient(runner_of, watched, monkeypatch):
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "slot_bytes", 256)
     monkeypatch.setitem(Staging.__init__.__kwdefaults__, "num_slots", 2)
     monkeypatch.setitem(FetchRing.__init__.__kwdefaults__, "num_slots", 1)

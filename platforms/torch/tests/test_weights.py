@@ -170,7 +170,7 @@ def test_persistent_buffers_are_loaded_and_others_are_not(tmp_path: Path) -> Non
     assert model.scale.tolist() == [3.0, 4.0]
 
 
-def test_the_table_names_each_part_and_covers_each_parameter_once() -> None:
+def test_the_weight_table_names_each_part_and_covers_each_parameter_once() -> None:
     model = SmallModel(tied=True)
     table = build_weight_table(model)
     assert set(table.assignments) == SHAPES.keys() - {"lm_head.weight"}
@@ -298,7 +298,7 @@ def test_unexpected_weights_are_listed(tmp_path: Path) -> None:
     refused(tmp_path, "2 weights", "attn.q_norm.weight", "score.weight", "unknown to the model")
 
 
-def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
+def test_an_untied_model_needs_the_weight_of_its_output_head(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["lm_head.weight"]
     save_file(weights, tmp_path / SINGLE)

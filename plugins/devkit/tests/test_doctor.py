@@ -205,7 +205,7 @@ def pth(folder, name, text):
     (folder / name).write_text(text)
 
 
-def test_path_files_that_run_code_are_reported(tmp_path):
+def test_pth_files_that_run_code_are_reported(tmp_path):
     pth(tmp_path, "plain.pth", "/some/folder\n# import this\n")
     pth(tmp_path, "odd.pth", "/a\nimport os; os.environ['X'] = '1'\nimport sys\n")
     pth(tmp_path, "distutils-precedence.pth", "import os; __import__('_distutils_hack')\n")
@@ -222,7 +222,7 @@ def test_path_files_that_run_code_are_reported(tmp_path):
     assert "1 .pth files contain only names of folders" in findings[2].text
 
 
-def test_a_path_file_with_a_known_name_and_unknown_code_is_reported(tmp_path):
+def test_a_pth_file_with_a_known_name_and_unknown_code_is_reported(tmp_path):
     pth(tmp_path, "__editable__.good.pth", "import __editable___good_finder\n")
     pth(tmp_path, "_editable_impl_bad.pth", "import socket\n")
     verdicts = {f.subject: f.verdict for f in check_path_files([tmp_path])}
@@ -230,7 +230,7 @@ def test_a_path_file_with_a_known_name_and_unknown_code_is_reported(tmp_path):
     assert verdicts["_editable_impl_bad.pth"] == WARNING
 
 
-def test_the_distribution_of_a_path_file_is_named(tmp_path):
+def test_the_distribution_of_a_pth_file_is_named(tmp_path):
     pth(tmp_path, "odd.pth", "import os\n")
     info = tmp_path / "acme-2.0.dist-info"
     info.mkdir()
@@ -241,14 +241,14 @@ def test_the_distribution_of_a_path_file_is_named(tmp_path):
     assert "uninstall acme" in finding.remedy
 
 
-def test_site_folders_contains_site_packages():
+def test_the_site_folders_include_site_packages():
     assert any(folder.name in ("site-packages", "dist-packages") for folder in site_folders())
 
 
 # --- machine and environment ------------------------------------------------------------------
 
 
-def test_machine_and_environment_have_findings():
+def test_doctor_reports_findings_about_the_machine_and_the_environment():
     findings = [*check_machine(), *check_environment()]
     assert {"cores", "memory", "compiler", "device", "Python", "torch"} <= {
         finding.subject for finding in findings
@@ -269,7 +269,7 @@ def test_machine_and_environment_have_findings():
         ("find_devices", [], "device", NOTE),
     ],
 )
-def test_machine_findings_have_the_expected_verdicts(
+def test_findings_about_the_machine_have_the_expected_verdicts(
     attribute, value, subject, verdict, monkeypatch
 ):
     monkeypatch.setattr(surroundings_module, attribute, lambda: value)

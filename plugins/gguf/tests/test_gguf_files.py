@@ -81,13 +81,13 @@ def test_the_configuration_comes_from_the_metadata(small_file):
     assert config.quantization["config"]["types"] == {"Q4_1": 8}
 
 
-def test_an_unknown_architecture_is_rejected_by_name(tmp_path):
+def test_the_error_for_an_unknown_gguf_architecture_names_it(tmp_path):
     file = write_file(tmp_path / "other.gguf", architecture="mamba")
     with pytest.raises(ModelError, match=r"'mamba', which is not supported"):
         GGUFFormat().describe(file)
 
 
-def test_a_field_of_a_wrong_type_is_rejected_by_name(tmp_path):
+def test_the_error_for_a_gguf_field_of_a_wrong_type_names_it(tmp_path):
     file = write_file(tmp_path / "wrong.gguf", changes={"block_count": 1 << 31})
     GGUFFormat().describe(file)
     data = bytearray(file.read_bytes())
@@ -117,7 +117,7 @@ def test_the_rows_of_rotary_weights_are_restored():
     assert torch.equal(restore_rows(converted, HEADS), weight)
 
 
-def test_a_missing_tensor_is_named(small_file, tmp_path):
+def test_the_error_for_a_missing_gguf_tensor_names_it(small_file, tmp_path):
     data = small_file.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight")
     path = tmp_path / "renamed.gguf"
     path.write_bytes(data)

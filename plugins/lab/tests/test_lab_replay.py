@@ -129,7 +129,7 @@ def test_a_log_without_a_header_is_rejected(tmp_path):
             reading(path)
 
 
-def test_the_error_names_a_recorded_scheduler_that_no_longer_exists(tmp_path, monkeypatch):
+def test_the_error_for_a_recorded_scheduler_that_no_longer_exists_names_it(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
     with monkeypatch.context() as changed:
         changed.setattr(Scheduler, "__module__", "uninstalled_package")

@@ -50,7 +50,7 @@ def by_hand(tokens, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_the_forbidden_tokens_are_those_of_the_rule(size):
+def test_the_tokens_that_would_repeat_an_ngram_are_forbidden(size):
     draw = random.Random(size)
     processor = make()
     tokens = [draw.randrange(4) for _ in range(3)]
@@ -92,7 +92,7 @@ def test_token_ids_outside_the_vocabulary_are_ignored():
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_request_without_a_size_does_not_participate(size):
+def test_a_request_without_an_ngram_size_is_not_changed(size):
     assert join(make(), 0, [1, 1, 1], size) is False
 
 

@@ -52,7 +52,7 @@ def test_a_second_pull_prints_the_path_only(tiny, capsys):
     assert capsys.readouterr() == (f"{tiny}\n", "")
 
 
-def test_verify_finds_a_changed_file(tiny, capsys):
+def test_the_verify_command_finds_a_changed_file(tiny, capsys):
     code, models = listed(capsys, "--verify")
     assert (code, models[TINY]["checked"]) == (0, "ok")
     tiny.write_bytes(GGUF[:-1] + b"?")
@@ -60,7 +60,7 @@ def test_verify_finds_a_changed_file(tiny, capsys):
     assert (code, models[TINY]["checked"]) == (1, "changed: one.gguf")
 
 
-def test_remove_deletes_the_model(tiny, cache, capsys):
+def test_the_remove_command_deletes_the_model(tiny, cache, capsys):
     assert main(["models", "--remove", TINY]) == 0
     assert capsys.readouterr().out == f"Removed {TINY}: 0.0 MB.\n"
     assert list((cache / "pypi").iterdir()) == []
@@ -69,7 +69,7 @@ def test_remove_deletes_the_model(tiny, cache, capsys):
     assert "is not a downloaded model" in capsys.readouterr().err
 
 
-def test_an_unknown_source_is_named_with_the_installed_ones(cache, capsys):
+def test_the_error_for_an_unknown_source_names_it_and_the_installed_sources(cache, capsys):
     assert main(["pull", "smolm2"]) == 2
     message = capsys.readouterr().err
     assert "Did you mean 'smollm2'" in message

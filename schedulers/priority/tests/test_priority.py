@@ -35,7 +35,7 @@ def test_the_policy_meets_its_contract():
     check_policy(PriorityPolicy, num_programs=10)
 
 
-def test_the_lower_number_is_served_first_and_ties_go_by_arrival():
+def test_the_lower_priority_number_is_served_first_and_ties_are_in_arrival_order():
     game = referee()
     for name, priority in (("a", 1), ("b", -1), ("c", 1), ("d", 0)):
         game.add(asked(name, priority))

@@ -58,13 +58,13 @@ def with_options(policy_cls, given):
 
 
 @pytest.mark.parametrize(("name", "given"), CASES)
-def test_every_policy_meets_its_contract_in_random_programs(name, given):
+def test_every_policy_meets_its_contract_in_random_scheduler_calls(name, given):
     policy_cls = with_options(PluginRegistry().load("policy", name), given)
     num_preemptions = play_all(policy_cls)
     assert not num_preemptions or name not in ("orca", "static")
 
 
-def test_an_aging_policy_meets_its_contract_in_random_programs():
+def test_an_aging_policy_meets_its_contract_in_random_scheduler_calls():
     wrapped = type("Wrapped", (AgingPolicy,), {"inner_cls": SarathiPolicy, "max_wait_s": 0.004})
     assert play_all(wrapped) > 0
 

@@ -180,7 +180,7 @@ CASES = [
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_backend_passes_the_conformance_suite_in_the_interpreter(case):
+def test_the_backend_passes_the_conformance_suite_in_the_triton_interpreter(case):
     check_case(TritonAttentionBackend, case, DEVICE)
 
 
@@ -242,7 +242,7 @@ def test_a_chunk_of_a_long_prompt_is_split_with_a_causal_mask():
     assert_close(rows.step([40])[0], rows.want(0, 40))
 
 
-def test_splits_stay_within_options_and_workspace():
+def test_the_number_of_splits_stays_within_the_option_and_the_workspace():
     for max_splits in (64, 2):
         rows = Rows([900], options={"max_splits": max_splits})
         rows.done = [899]
@@ -264,7 +264,7 @@ def test_a_mixed_step_with_many_runs_is_computed_correctly():
         assert_close(results[row], rows.want(row, lengths[row]))
 
 
-def test_layers_of_two_shapes_share_a_step():
+def test_layers_of_two_shapes_can_run_in_one_step():
     """Each shape has its own list; later layers of the first shape reuse its list."""
     rows = Rows([60, 41], num_heads=2, num_kv_heads=1)
     wide = TritonAttentionBackend.create_layer(replace(rows.layer_context, num_heads=32))
@@ -291,7 +291,7 @@ def test_blocks_may_be_strided():
         assert_close(result, rows.want(row, len(result)), 4e-3)
 
 
-def test_nan_of_one_row_does_not_spread():
+def test_nan_in_one_row_does_not_affect_other_rows():
     rows = Rows([40, 40], dtype=torch.bfloat16)
     rows.qkv[0][20] = torch.nan
     rows.step([39, 39])

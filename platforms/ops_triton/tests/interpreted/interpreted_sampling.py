@@ -48,7 +48,7 @@ def order_kernel(x_ptr, image_ptr, number_ptr, column_ptr, SIZE: tl.constexpr):
     tl.store(column_ptr + lanes, column_of(place_of(image, lanes)))
 
 
-def test_images_preserve_the_order_of_numbers_and_are_invertible():
+def test_integer_images_preserve_the_order_of_floats_and_are_invertible():
     numbers = torch.tensor([*SPECIAL, *[-math.nan] * 4])
     image = torch.zeros(16, dtype=torch.int32)
     back, column = torch.zeros(16), torch.zeros(16, dtype=torch.int64)
@@ -98,7 +98,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_cuts_keep_the_tokens_that_the_definition_keeps(row):
+def test_top_k_top_p_and_min_p_keep_the_tokens_of_their_definition(row):
     logits_RV = ROWS[row].expand(len(SETTINGS), -1).contiguous()
     kept = kept_by_cuts(logits_RV, SETTINGS)
     for settings, columns in zip(SETTINGS, kept, strict=True):
@@ -114,7 +114,7 @@ def test_cuts_keep_the_tokens_that_the_definition_keeps(row):
             assert len(columns) <= settings.top_k
 
 
-def test_cuts_keep_the_first_of_equal_tokens_in_several_tiles():
+def test_top_k_and_top_p_keep_the_first_of_equal_tokens_in_several_tiles():
     """Top-k keeps one of many equal tokens; top-p may drop it, but must not restore others."""
     row = normal(1, 2 * drawing.CUT_BLOCK + 100, seed=11)[0].round()
     num_better = int((row > 1).sum())
@@ -133,7 +133,7 @@ def test_cuts_keep_the_first_of_equal_tokens_in_several_tiles():
     assert len(kept[2] ^ due) <= 1 and better < kept[2] < kept[1]
 
 
-def test_cuts_are_correct_for_a_whole_vocabulary():
+def test_top_k_and_top_p_are_correct_for_a_whole_vocabulary():
     vocab_size = 151_936
     logits_RV = normal(1, vocab_size, scale=2.5, seed=12)
     (best,) = kept_by_cuts(logits_RV, [DrawParams(top_k=1000)])
@@ -260,7 +260,7 @@ def test_tiles_have_independent_noise():
     assert len((drawn % best_columns.TILE).unique()) >= 10
 
 
-def test_the_parts_cover_every_row_completely():
+def test_the_parts_of_a_row_cover_the_whole_vocabulary():
     for num_rows in (1, 2, 7, 100, 5000):
         for vocab_size in (1, 4096, 4097, 32_000, 151_936, 1_000_000):
             num_parts, num_tiles = best_columns.share_out(num_rows, vocab_size)

@@ -96,7 +96,7 @@ def load(path, model, weights):
     return model
 
 
-def test_layers_that_borrow_get_each_part_as_a_mapping(tmp_path):
+def test_layers_that_use_file_mappings_get_each_part_as_a_mapping(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(Borrowing()), weights)
     assert torch.equal(model.mlp.borrowed[0], weights["gate_proj.weight"])
@@ -136,7 +136,7 @@ def test_a_mapped_weight_outlives_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("model_cls", [Model, HeadFirst])
-def test_settled_weights_are_not_read_and_cause_no_error(tmp_path, model_cls):
+def test_weights_that_a_layer_has_restored_itself_are_not_read(tmp_path, model_cls):
     model = model_cls()
     model.mlp.settled = model.lm_head.settled = frozenset({"weight"})
     table = build_weight_table(model)
@@ -154,7 +154,7 @@ def test_settled_weights_are_not_read_and_cause_no_error(tmp_path, model_cls):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_the_error_names_weights_with_nan_or_infinity(tmp_path, name, value):
+def test_the_error_for_weights_with_nan_or_infinity_names_them(tmp_path, name, value):
     weights = make_weights()
     weights[name].view(-1)[2] = value
     model = load(tmp_path, Model(), weights)
@@ -178,7 +178,7 @@ def test_the_loader_returns_a_fingerprint_of_its_weights(tmp_path):
     assert loader.fingerprint() == fingerprint_files([tmp_path / "model.safetensors"])
 
 
-def test_a_fingerprint_depends_on_content_size_and_time_but_not_on_the_path(tmp_path):
+def test_a_fingerprint_depends_on_file_contents_size_and_time_but_not_on_the_path(tmp_path):
     file, other = tmp_path / "a", tmp_path / "b"
     file.write_bytes(bytes(range(256)) * 400)
     os.utime(file, ns=(5, 5))

@@ -112,7 +112,9 @@ def test_padded_heads_give_the_same_tokens_as_torch(make_checkpoint):
     ],
     ids=["attention", "linear", "float16", "native"],
 )
-def test_the_start_names_parts_without_batch_invariance(make_checkpoint, options, parts, caplog):
+def test_the_startup_log_names_plugins_without_batch_invariance(
+    make_checkpoint, options, parts, caplog
+):
     start(make_checkpoint(32), **options).shutdown()
     warnings = [line for line in caplog.messages if WARNING in line]
     assert len(warnings) == bool(parts)
