@@ -1,6 +1,6 @@
 """Batches with shuffled blocks and layer contexts for the attention benchmarks on the CPU.
 
-The dtype is bfloat16. Depends on no backend and measures nothing.
+The dtype is bfloat16. Does not depend on a backend.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Run `python bench/runner_step.py`. Method: all rows decode in every step, and each row starts a new
 block in every sixteenth step. The model returns random logits of width 256 and has no attention.
 "host": the path of synchronous devices, which gathers each step again. "device": the path of
-asynchronous devices, on a fake device that copies at once; its figures include torch operations on
-the CPU, which are launches on a real device. A step is `execute_model`, `sample_tokens` and the
+asynchronous devices, on a fake device that copies immediately; its figures include torch operations
+on the CPU, which are launches on a real device. A step is `execute_model`, `sample_tokens` and the
 handle's result; each figure is the median of the steps after the first fifty.
 """
 
@@ -56,7 +56,7 @@ class Event:
 
 
 class AtOnce:
-    """An `AsyncDevice` that copies at once."""
+    """An `AsyncDevice` that copies immediately."""
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
         """Return ordinary memory."""

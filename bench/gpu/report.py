@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(kw_only=True)
 class Report:
-    """The results of a section. Every change is written to `file` at once."""
+    """The results of a section. Every change is written to `file` immediately."""
 
     file: Path
     figures: list[dict[str, Any]] = field(default_factory=list)

@@ -36,7 +36,7 @@ class DovetailEngine:
         self._llm = LLM(model, num_threads=threads, **chosen)
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Do nothing: the cache is allocated at start."""
+        """Do nothing: the cache is allocated at startup."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]

@@ -26,7 +26,7 @@ class VllmEngine:
         self._llm = LLM(model=model, dtype="bfloat16", **{**room, **options})
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Do nothing: the cache is allocated at start."""
+        """Do nothing: the cache is allocated at startup."""
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]

@@ -36,7 +36,7 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Generate for all prompts at once, ignoring EOS; return the tokens of each."""
+        """Generate for all prompts in one call, ignoring EOS; return the tokens of each."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages that determine the speed."""

@@ -30,7 +30,8 @@ def markdown(result: Row) -> str:
 
 
 def medians(result: Row, weights: str, case: str) -> dict[str, float]:
-    """Return the median figure by engine in a case, best first (largest; for start-up smallest)."""
+    """Return the median figure by engine in a case, best first (largest; for the startup time,
+    smallest)."""
     found = {
         engine: statistics.median(by_round.values())
         for engine, by_round in _by_engine(result, weights, case, "value").items()

@@ -2,7 +2,7 @@
 
 Each cache slot contains a checksum of all tokens up to its position. Before a run, the worker
 compares the slots that the run reads with the checksums of the row's tokens. So it finds a stale
-block, a wrong prefix hit or a skipped position at once. The next token is computed from the
+block, a wrong prefix hit or a skipped position immediately. The next token is computed from the
 checksum, so equal prefixes give equal tokens.
 """
 

@@ -251,7 +251,7 @@ BROKEN = [
         error=PluginLoadError,
         words=("its constructor failed: TypeError", "options"),
     ),
-    # --- the constructor or a method fails at the start
+    # --- the constructor or a method fails at startup
     Broken(
         id="raises_on_construction",
         kind="scheduler",

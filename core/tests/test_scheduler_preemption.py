@@ -1,4 +1,4 @@
-"""Preemption when blocks or seats are short, and the notifications of the policy."""
+"""Preemption when there are not enough free blocks or rows, and the notifications of the policy."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""`explain` names the plugins without batch invariance, as the warning at start does."""
+"""`explain` names the plugins without batch invariance, like the warning at startup."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def arguments(given):
 
 
 def warned_kinds(model, options, caplog):
-    """Return the plugin kinds that the start warning names; None if the engine does not start."""
+    """Return the plugin kinds that the warning at startup names; None if the engine does not
+    start."""
     caplog.clear()
     try:
         with caplog.at_level(logging.WARNING):

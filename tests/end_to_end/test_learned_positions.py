@@ -1,4 +1,5 @@
-"""A model with a learned position table: max_model_len above the table is refused at start."""
+"""A model with a learned position table: max_model_len above the size of the table is refused at
+startup."""
 
 import json
 

@@ -24,14 +24,14 @@ VALID = {"prompt": "a valid request", "params": SamplingParams(max_tokens=6, see
 
 
 class LyingList(list):
-    """Reports a short length, but is long."""
+    """Reports the length 1, but has many items."""
 
     def __len__(self):
         return 1
 
 
-class LongerThanSaid(list):
-    """Reports a huge length, but is short."""
+class HugeLengthList(list):
+    """Reports a huge length, but has few items."""
 
     def __len__(self):
         return 10**12
@@ -175,9 +175,7 @@ def tokens_of(output):
     return [completion.token_ids for completion in output.outputs]
 
 
-def test_errors_for_hostile_values_name_the_parameter_and_valid_requests_continue(
-    front_end, refusals
-):
+def test_errors_for_hostile_values_name_them_and_valid_requests_continue(front_end, refusals):
     (alone,) = front_end.ask_all([{"request_id": "alone"} | VALID])
     expected = tokens_of(alone)
     for name, parameter, given in hostile_requests():
@@ -202,7 +200,7 @@ def test_hostile_parameters_cannot_be_created(parameter, given):
 
 
 def test_unusual_types_of_valid_values_are_accepted(front_end):
-    prompts = (range(5, 9), array.array("i", [5, 6, 7, 8]), LongerThanSaid([5, 6, 7, 8]))
+    prompts = (range(5, 9), array.array("i", [5, 6, 7, 8]), HugeLengthList([5, 6, 7, 8]))
     prompts += (iter([5, 6, 7, 8]), (5, 6, 7, 8), {"prompt_token_ids": [5, 6, 7, 8]})
     params = VALID["params"]
     requests = [

@@ -13,7 +13,7 @@ _MAX_TOKENS = 112
 
 
 def run(task: Task, report: Report) -> None:
-    """Generate answers to all questions at once, greedily, in the model's own dtype."""
+    """Generate answers to all questions in one call, greedily, in the model's own dtype."""
     per_task = _SMALL_PER_TASK if task.small else _PER_TASK
     asked = [
         (one, text) for one in TASKS.values() for text, _ in held_out_set(one, per_task, _SEED)

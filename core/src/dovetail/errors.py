@@ -35,15 +35,15 @@ from difflib import get_close_matches
 class DovetailError(Exception):
     """The base class of all errors that Dovetail raises on purpose.
 
-    phase: the start-up phase in which it was raised, or "".
+    phase: the startup phase in which it was raised, or "".
     """
 
     phase: str = ""
 
     def __str__(self) -> str:
-        """Return the message and the start-up phase, if any."""
+        """Return the message and the startup phase, if any."""
         text = super().__str__()
-        return f"{text} (start-up phase: {self.phase})" if self.phase else text
+        return f"{text} (startup phase: {self.phase})" if self.phase else text
 
 
 class UserError(DovetailError, ValueError):

@@ -274,7 +274,7 @@ _ROWS = (
     Kind(
         name="hooks",
         interface="Hooks",
-        summary="is called at start, steps, errors and stop",
+        summary="is called at startup, steps, errors and shutdown",
         field="extensions.hooks",
         cardinality=Cardinality.MANY,
         roles=(FRONTEND,),

@@ -73,7 +73,7 @@ class SamplingParams:
     presence_penalty, frequency_penalty: in [-2, 2], for generated tokens.
     repetition_penalty: > 0, for prompt and generated tokens; 1 to disable.
     seed: makes the tokens reproducible in any batch if all plugins are batch-invariant. Others
-        cause a warning at the start; `EngineArgs.batch_invariant` refuses them.
+        cause a warning at startup; `EngineArgs.batch_invariant` refuses them.
     stop: strings that end the text. stop_token_ids: tokens that end it. ignore_eos: continue after
         EOS.
     max_tokens: None for as many as the model's length allows. min_tokens: no stop before this.

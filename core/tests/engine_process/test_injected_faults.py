@@ -151,7 +151,7 @@ def test_every_fault_is_reported_without_hangs_or_leaks(run_scenario, healthy, p
         return
     assert found.folders == [] == found.result["left"], found
     phase = point.partition(".")[2] + ")" if point.startswith("start.") else ""
-    named = [f"injected at {point}", f"(start-up phase: {phase}"]
+    named = [f"injected at {point}", f"(startup phase: {phase}"]
     named += ["SIGKILL", "status 3", "no heartbeat", "within", "ended", "InjectedError"]
     message = found.result["message"]
     if message.strip():

@@ -13,7 +13,7 @@ from dovetail_devkit.executor.workers import ObedientWorker
 
 
 class FaultyWorker(ObedientWorker):
-    """A worker with faults at the start or in step 1, given by its options.
+    """A worker with faults at startup or in step 1, given by its options.
 
     start, step: the fault of each rank: "hangs", "dawdles", "exits", "exits late", "raises",
     "refuses", "loses its peer", or another text for no fault.

@@ -245,7 +245,7 @@ def test_frames_of_other_versions_kinds_and_byte_orders_are_rejected():
             decode_plan(bytes(changed))
     with pytest.raises(MessageError, match="kind"):
         decode_plan(frame[3::-1] + frame[4:])
-    with pytest.raises(MessageError, match=f"expected are .*{RESULT}"):
+    with pytest.raises(MessageError, match=f"expected .*{RESULT}"):
         decode_result(frame)
 
 

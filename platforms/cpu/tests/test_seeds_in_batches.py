@@ -1,4 +1,4 @@
-"""A seed gives the same tokens in every batch; otherwise the start logs a warning."""
+"""A seed gives the same tokens in every batch; otherwise the engine logs a warning at startup."""
 
 import json
 

@@ -91,7 +91,7 @@ class Deaf:
 
 
 class ReadingEarly(AcceleratorQueues):
-    """A faulty device that reports copies to the host as complete at once."""
+    """A faulty device that reports copies to the host as complete immediately."""
 
     def fetch(self, sources, targets):
         super().fetch(sources, targets)
@@ -99,7 +99,7 @@ class ReadingEarly(AcceleratorQueues):
 
 
 class NeverWaiting(ReadingEarly):
-    """A faulty device that reports all work as complete at once."""
+    """A faulty device that reports all work as complete immediately."""
 
     def record(self):
         return Deaf()

@@ -35,7 +35,8 @@ def both(block_sizes):
 
 
 class Plans:
-    """Return plans in which rows are reused, grow by several blocks at once and run in chunks."""
+    """Return plans in which rows are reused, grow by several blocks in one step and run in
+    chunks."""
 
     def __init__(self, seed, block_sizes):
         self.rng, self.block_sizes = Random(seed), block_sizes

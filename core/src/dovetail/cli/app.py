@@ -21,7 +21,7 @@ from dovetail.errors import DovetailError, nearest
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench latency", "dovetail.cli.bench:latency", "Measure one request at a time."),
-    ("bench throughput", "dovetail.cli.bench:throughput", "Measure many requests at once."),
+    ("bench throughput", "dovetail.cli.bench:throughput", "Measure many concurrent requests."),
     ("chat", "dovetail.cli.chat:chat", "Chat with a model."),
     ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine for an issue."),
     ("demo", "dovetail.cli.demo:demo", "Run a small model with different plugins."),

@@ -23,7 +23,7 @@ from dovetail.cli.terminal import progress_note
 from dovetail.clock import MonotonicClock
 from dovetail.engine.llm_engine import LLMEngine
 
-_PROMPTS_HELP = "Number of requests that are sent at once."
+_PROMPTS_HELP = "Number of requests that are sent together."
 _JSON_HELP = "File to which the measurements are also written."
 
 Bench = Annotated[BenchOptions, Parameter(name="*")]
@@ -47,7 +47,7 @@ def throughput(
     json: JSONFile = None,
     engine: Engine,
 ) -> int:
-    """Measure many requests at once.
+    """Measure many concurrent requests.
 
     The prompts are random tokens of fixed length. Sampling is greedy and ignores end-of-text
     tokens. No tokenizer is loaded.

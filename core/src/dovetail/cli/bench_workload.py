@@ -44,7 +44,8 @@ DEFAULT_BENCH = BenchOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The times of one run, in which all requests are added at once and run to their end.
+    """The times of one run, in which all requests are added before the first step and run to their
+    end.
 
     start_ns: before the first request was added. token_times_ns: one time per step with new tokens;
     the last one is the end of the run.
@@ -55,12 +56,12 @@ class Run:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the start to the last token."""
+        """Seconds from `start_ns` to the last token."""
         return (self.token_times_ns[-1] - self.start_ns) / 1e9
 
     @property
     def first_token_s(self) -> float:
-        """Seconds from the start to the first token of any request."""
+        """Seconds from `start_ns` to the first token of any request."""
         return (self.token_times_ns[0] - self.start_ns) / 1e9
 
 
@@ -81,7 +82,7 @@ def measure(
     clock: Clock,
     note: Callable[[str], None],
 ) -> list[Run]:
-    """Run the workload and return the counted runs, each with `num_prompts` requests at once.
+    """Run the workload and return the counted runs, each with `num_prompts` concurrent requests.
 
     note: called with a description before each run. Raises ConfigError if a request is longer than
     the engine's `max_model_len`.

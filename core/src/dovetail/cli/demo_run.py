@@ -97,7 +97,7 @@ class DemoRun:
 def run_demo(
     subject: Subject, options: Mapping[str, str], *, trust_local_code: bool = False
 ) -> DemoRun:
-    """Answer all questions at once in an engine with `options`, with greedy sampling.
+    """Answer all questions in one batch, in an engine with `options`, with greedy sampling.
 
     The first round is the warm-up and gives the answers. Then `NUM_ROUNDS` rounds are timed, each
     with an empty prefix cache.

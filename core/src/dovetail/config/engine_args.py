@@ -164,7 +164,7 @@ class EngineArgs:
         None, "Another name for executor_backend."
     )
     engine_process: bool = _option(False, "Run the engine core in a separate process.")
-    start_timeout_s: int = _option(600, "Timeout of each phase of the start, in seconds.")
+    start_timeout_s: int = _option(600, "Timeout of each startup phase, in seconds.")
     attention_backend: str | type = _option("auto", "Attention plugin.")
     linear_method: str | type = _option("auto", "Linear method plugin (packing, quantization).")
     quantization: str | type | None = _option(

@@ -109,7 +109,8 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, call: Call) -> None:
-        """Send a call. Raises EngineDeadError, RequestError or MessageError at once if possible.
+        """Send a call; raise EngineDeadError, RequestError or MessageError immediately if
+        possible.
 
         A channel whose engine is in this thread performs the call now.
         """
@@ -194,7 +195,7 @@ class InprocChannel(Channel):
         on_fork_in_child(self._disown)
 
     def send(self, call: Call) -> None:
-        """Perform the call. An error of a call without a reply is raised at once."""
+        """Perform the call. An error of a call without a reply is raised immediately."""
         if not call.number:
             self.core.check_health()
             call.operation.perform(self.core, call.arguments)

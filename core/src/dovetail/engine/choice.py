@@ -1,6 +1,6 @@
 """Explains the plugin choices of a configuration, without creating an engine.
 
-Runs the start of an engine up to plugin selection: options, registry, platform, resolution. Opens
+Runs engine startup until the plugins are selected: options, registry, platform, resolution. Opens
 no weights, and imports a tensor library only if a candidate plugin does.
 """
 

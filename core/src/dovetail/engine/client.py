@@ -129,7 +129,7 @@ class EngineClient(BaseClient):
         return None
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once: no outputs follow for them; a dead engine has no requests."""
+        """End requests immediately: no outputs follow for them; a dead engine has no requests."""
         gone = frozenset(request_ids)
         if not gone or self.error is not None:
             return
@@ -166,8 +166,8 @@ class AsyncEngineClient(BaseClient):
 
     A thread receives the engine's messages and passes them to the loop, so that decoding does not
     block the loop. The engine stops stepping while the loop does not take its outputs. When the
-    engine dies, every caller that waits for outputs or a reply gets the error at once. Outputs may
-    still contain requests that were aborted: do not reuse request ids.
+    engine dies, every caller that waits for outputs or a reply gets the error immediately. Outputs
+    may still contain requests that were aborted: do not reuse request ids.
     """
 
     def __init__(self, channel: Channel) -> None:

@@ -114,7 +114,7 @@ class EngineCore:
         return refused
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once; return the ids that existed."""
+        """End requests immediately; return the ids that existed."""
         fault("core.abort_requests")
         self._idle.end()
         ended = self.scheduler.abort_requests(request_ids)
@@ -149,7 +149,7 @@ class EngineCore:
         """Seconds until the next step is due, if there is work; 0.0 while requests run.
 
         More than 0 if the last steps ran nothing: all requests wait for external work. An earlier
-        step is allowed, but produces nothing. A step is due at once when a request is added or
+        step is allowed, but produces nothing. A step is due immediately when a request is added or
         aborted, or a pause begins or ends.
         """
         return self._idle.remaining_s

@@ -1,7 +1,7 @@
 """The front end of an engine core: tokenizer, input and output processor, listeners.
 
 It is created in two parts: plugin choices are checked before the core starts, and the sizes are
-known after that. `LLMEngine` and `AsyncLLM` share it. Depends on no client and no event loop.
+known after that. `LLMEngine` and `AsyncLLM` share it. Does not depend on a client or an event loop.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FrontEndParts:
     def of(cls, config: RequestedConfig) -> FrontEndParts:
         """Check the plugin choices; load hooks and tokenizer. Raises a DovetailError."""
         plugins = make_registry(config)
-        # Checked before the tokenizer is loaded, so that a wrong name is reported at once.
+        # Checked before the tokenizer is loaded, so that an invalid name is reported immediately.
         check_plugin_choices(config, plugins)
         hooks = load_hooks(config.extensions.hooks, plugins)
         return cls(plugins=plugins, hooks=hooks, tokenizer=load_tokenizer(config, plugins))

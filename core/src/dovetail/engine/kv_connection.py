@@ -1,6 +1,6 @@
 """Checks whether the engine's parts can use a KV connector, and creates its scheduler side.
 
-The worker creates the worker side itself. Depends on no connector by name.
+The worker creates the worker side itself. Names no specific connector.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Listeners:
     def __init__(
         self, config: EngineConfig, plugins: PluginRegistry, hooks: HookPlugins, clock: Clock
     ) -> None:
-        """Create the stat loggers, then notify the hooks of the start.
+        """Create the stat loggers, then notify the hooks that the engine has started.
 
         config: resolved. Raises PluginError or ConfigError, naming the failed plugin; the stat
         loggers created before it are closed.

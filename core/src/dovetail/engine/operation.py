@@ -1,6 +1,6 @@
 """Operations of the engine port: everything derived from the signature of a declaration.
 
-The port itself is in `dovetail.engine.port`. Depends on no socket and no engine.
+The port itself is in `dovetail.engine.port`. Does not depend on sockets or an engine.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class EnginePort:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request, without waiting for the engine.
 
-        Raises RequestError if it is refused at once. A refusal by another process is reported with
-        the outputs: a `Finished` with the reason ERROR and the refusal as its message.
+        Raises RequestError if it is refused immediately. A refusal by another process is reported
+        with the outputs: a `Finished` with the reason ERROR and the refusal as its message.
         """
 
     @operation()
@@ -52,7 +52,7 @@ class EnginePort:
 
     @operation()
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once. Unknown ids and ids of other clients are ignored."""
+        """End requests immediately. Unknown ids and ids of other clients are ignored."""
 
     @operation()
     def pause(self, scope: PauseScope) -> None:

@@ -1,6 +1,6 @@
 """Creates a scheduler's limits and admission gates, and checks the scheduler options.
 
-Depends on no scheduler and no worker by name.
+Names no specific scheduler or worker.
 """
 
 from __future__ import annotations

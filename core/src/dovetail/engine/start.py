@@ -1,6 +1,6 @@
 """Starts an engine core from a configuration: chooses, creates and sizes every part.
 
-This module alone defines the order of the start, in the phases of
+This module alone defines the order of the startup phases of
 `dovetail.processes.startup_phases`. Each part is chosen by `dovetail.plugins` and created from its
 contract's context; if one fails, the earlier ones are shut down again.
 """
@@ -55,7 +55,7 @@ class StartedEngine:
     """An engine core and the facts that its front end needs.
 
     max_model_len: maximum tokens of a request, prompt and output, that fit the cache.
-    phases: of the start, with their durations.
+    phases: the startup phases, with their durations.
     """
 
     core: EngineCore

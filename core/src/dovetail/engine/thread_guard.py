@@ -1,4 +1,4 @@
-"""A lock that lets one thread at a time use an object. Depends on no engine."""
+"""A lock that lets one thread at a time use an object. Does not depend on an engine."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class UniprocExecutor(Executor):
             raise
 
     def _start(self, phase: str) -> None:
-        """Run a start-up phase of the worker; raise PluginLoadError with the worker's name."""
+        """Run a startup phase of the worker; raise PluginLoadError with the worker's name."""
         try:
             self.collective_rpc(phase)
         except (DovetailError, KeyboardInterrupt):

@@ -30,7 +30,7 @@ from dovetail.transport.wire_types import decode, encode
 
 Phase = Literal["start", "plugins", "worker_cls", "init_device", "load_model"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""The start-up phases of a worker's process, in order."""
+"""The startup phases of a worker's process, in order."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

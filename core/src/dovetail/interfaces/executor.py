@@ -115,7 +115,7 @@ class Executor(ABC):
             argument is the worker; a callable if `takes_callables`.
         timeout: seconds; ignored by an executor that works in the caller's thread.
         unique_reply_rank: return only the result of this rank; all workers run the operation.
-        non_block: return a Handle of the result at once.
+        non_block: return a Handle of the result immediately.
         Between processes, arguments and results are plain data, dataclasses of the contracts and
         `dovetail.transport.ndarray.NDArray`; a tuple arrives as a list.
         Raises TimeoutError after `timeout`; the late result is dropped and the executor continues.

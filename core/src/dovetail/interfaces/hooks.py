@@ -50,7 +50,8 @@ class HookSpecs:
 
     @_specified
     def on_engine_start(self, config: EngineConfig) -> None:
-        """Handle an engine that is ready; `config` is resolved. An exception stops the start."""
+        """Handle an engine that is ready; `config` is resolved. An exception stops the startup of
+        the engine."""
 
     @_specified
     def on_engine_stop(self) -> None:

@@ -67,7 +67,7 @@ class HTTPRoutes(ABC):
 
     @abstractmethod
     def routes(self) -> Sequence[HTTPRoute]:
-        """Return the routes. Called once, at the start."""
+        """Return the routes. Called once, at startup."""
 
     @abstractmethod
     def close(self) -> None:

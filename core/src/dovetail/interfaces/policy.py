@@ -44,11 +44,12 @@ class RequestView(Protocol):
 
     @property
     def arrival_ns(self) -> int:
-        """Time of its arrival, in nanoseconds of the engine's clock."""
+        """Time at which the request arrived, in nanoseconds of the engine's clock."""
 
     @property
     def deadline_ns(self) -> int:
-        """Deadline of its first token, in nanoseconds of the engine's clock; 0 for none."""
+        """Deadline of the request's first token, in nanoseconds of the engine's clock; 0 for
+        none."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -192,7 +193,8 @@ CONTINUE: Action = (ActionKind.CONTINUE, None, 0, 0, False)
 """The action that computes the uncomputed tokens of every running request not yet granted or held.
 
 Decoding requests come first, also in the plan, then prefills, each in the order of admission. If
-blocks are short, victims are preempted. One `CONTINUE` is cheaper than one `Run` per request.
+there are not enough free blocks, victims are preempted. One `CONTINUE` is cheaper than one `Run`
+per request.
 """
 
 
@@ -241,7 +243,8 @@ class Policy:
         does not change while it waits. The scheduler then keeps a heap. False: `rank` is called in
         every step.
     preempts: True: the default `plan` admits with `PreemptAndAdmit`, so that a waiting request
-        preempts running ones of worse rank when seats or blocks are short. False: with `Run`.
+        preempts running ones of worse rank when no row is free or there are not enough free blocks.
+        False: with `Run`.
     work_conserving: False for a policy that leaves room unused on purpose, such as static
         batching. The scheduler then does not warn about idle steps.
     """

@@ -181,7 +181,7 @@ class RequestedParallel(ConfigNode):
     """Processes, devices and workers.
 
     engine_process: whether the engine core runs in a separate process. tensor_parallel_size:
-    workers that share each layer. start_timeout_s: time limit of each phase of the start.
+    workers that share each layer. start_timeout_s: time limit of each startup phase.
     """
 
     platform: PluginReference = "auto"

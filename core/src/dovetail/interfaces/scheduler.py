@@ -119,7 +119,7 @@ class PauseScope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """Counts after one step; those marked (total) accumulate since the start.
+    """Counts after one step; those marked (total) accumulate since the scheduler was created.
 
     kv_cache_usage: fraction of the blocks in use, 0 to 1. num_blocks, num_used_blocks,
     num_cached_blocks: numbers of all KV blocks, of blocks in use, and of blocks in the prefix

@@ -2,8 +2,8 @@
 
 It connects the KV cache manager with the connector's scheduler side. Blocks in transfer are pinned,
 so that they stay in use if their request ends. A transfer that times out is abandoned: its request
-continues without it at once. The blocks are freed later, when the worker side must no longer use
-them. The scheduler sends the instructions and receives the answers.
+immediately continues without it. The blocks are freed later, when the worker side must no longer
+use them. The scheduler sends the instructions and receives the answers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Three stages: `PluginRegistry.candidates` (metadata only), `.resolve` and `.describe` (one plugin
 and its manifest, without an import), `.load` (import one plugin and check its contract). A plugin
-is code with the rights of the process that loads it. Plugins do not register themselves on import,
-and there is no global registry: each engine has its own.
+is code with the permissions of the process that loads it. Plugins do not register themselves on
+import, and there is no global registry: each engine has its own.
 """
 
 from dovetail.plugin_kinds import KINDS, Kind, get_kind

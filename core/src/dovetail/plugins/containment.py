@@ -1,7 +1,8 @@
 """Limits the side effects of importing a plugin, and reports them.
 
 A failed import leaves no incomplete modules. Text that an import prints becomes a note, because
-stdout may be used for data. This is not a sandbox: a plugin is code with all rights of the process.
+stdout may be used for data. This is not a sandbox: a plugin is code with all permissions of the
+process.
 """
 
 from __future__ import annotations

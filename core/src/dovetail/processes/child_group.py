@@ -1,8 +1,8 @@
 """Children that are started together, watched by one thread, and ended together.
 
 The first child that fails or dies is the cause that every caller gets. The other children are
-killed at once, because they may wait for it. After `close` no process or descriptor remains. The
-class does not depend on the work of the children.
+killed immediately, because they may wait for it. After `close` no process or descriptor remains.
+The class does not depend on the work of the children.
 """
 
 from __future__ import annotations

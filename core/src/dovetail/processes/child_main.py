@@ -35,11 +35,11 @@ class ChildContext:
         self.liveness = LivenessWriter(boot.liveness, MonotonicClock())
 
     def enter_phase(self, name: str) -> None:
-        """Report that a phase of the start begins."""
+        """Report that a startup phase begins."""
         send_report(self._control, StartReport("phase", name))
 
     def ready(self, content: bytes = b"") -> None:
-        """Report that the start is complete.
+        """Report that startup is complete.
 
         content: returned by `wait_until_ready` of the parent.
         """

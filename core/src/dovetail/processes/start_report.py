@@ -26,8 +26,8 @@ _KINDS = ("phase", "ready", "failed")
 class StartReport:
     """One report.
 
-    "phase": `name` begins. "ready": `content` is the result of the start. "failed": the child ends;
-    `name`, `text` and `detail` are those of a `RemoteError`.
+    "phase": `name` begins. "ready": `content` is the result of the startup. "failed": the child
+    ends; `name`, `text` and `detail` are those of a `RemoteError`.
     """
 
     kind: Literal["phase", "ready", "failed"]

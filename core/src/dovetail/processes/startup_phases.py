@@ -82,7 +82,7 @@ class StartUp:
 
     If the block raises an error, the functions registered with `undo` are called in reverse order.
     A DovetailError gets its `phase` set; any other Exception becomes a StartError that names the
-    phase. A phase can be interrupted at its deadline if the start runs in the main thread and
+    phase. A phase can be interrupted at its deadline if startup runs in the main thread and
     SIGURG has no other handler; otherwise, and in native code that does not return, the delay is
     only logged. records: the phases that have ended.
     """
@@ -146,7 +146,7 @@ class StartUp:
             found = [*getattr(overdue, "__notes__", ()), *getattr(error, "__notes__", ())]
             notes = "".join(f" {note}" for note in dict.fromkeys(found))
             raise self._start_error(
-                f"A phase of the start has not ended within {self._deadline_s:g} s: "
+                f"A startup phase has not ended within {self._deadline_s:g} s: "
                 f"{overdue}.{notes} Find the cause of the delay, or raise start_timeout_s.",
                 phase,
             ) from None
@@ -176,7 +176,7 @@ class StartUp:
             fault(f"start.{name}")
 
     def undo(self, call: Callable[[], object]) -> None:
-        """Register a function that is called if the start fails."""
+        """Register a function that is called if startup fails."""
         self._undo.callback(call)
 
     def _end_phase(self) -> None:

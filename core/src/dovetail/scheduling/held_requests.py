@@ -33,7 +33,7 @@ class HeldRequests:
         return self._admission_gates.find_holding_gates(new)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
-        """Add a new request; return False if it may be queued at once."""
+        """Add a new request; return False if it may be queued immediately."""
         if gates:
             self._admission_gates.hold(request, gates, now_ns)
         elif self.closed:

@@ -9,7 +9,7 @@
                                              ▲                                   │
                                              └──────────── resumes ──────────────┘
 
-A new request is WAITING; one that a gate holds becomes WAITING_FOR_FSM at once. A preempted
+A new request is WAITING; one that a gate holds becomes WAITING_FOR_FSM immediately. A preempted
 request never passes a gate again. An abort or an error may end a request in every status above;
 a stop token or the length limit ends a running request, or a preempted one whose last token was
 in flight. A FINISHED request does not change.

@@ -270,7 +270,7 @@ class Mechanism:
         return Denied.NOT_READY if not_ready else None
 
     def _first_piece(self, request: Request, hit: Hit, max_tokens: int, whole: bool) -> int:
-        """Return the number of tokens that an admission would compute at once."""
+        """Return the number of tokens that an admission would compute in its first step."""
         wanted = request.num_tokens - hit.num_tokens
         # A preempted request with more tokens than a step must be split.
         keep_whole = not self._chunks and wanted <= self.max_piece
@@ -314,7 +314,8 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` a row and blocks and let it run; return False if they are short.
+        """Give `request` a row and blocks and let it run; return False if there are not enough of
+        them.
 
         If keys and values must be loaded asynchronously first, it gets only blocks.
         """

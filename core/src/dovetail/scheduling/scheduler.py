@@ -103,7 +103,7 @@ class Scheduler(SchedulerInterface):
         self._host.notify_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once, in any state; return the known ids and ignore unknown ids."""
+        """End requests immediately, in any state; return the known ids and ignore unknown ids."""
         self._state.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:

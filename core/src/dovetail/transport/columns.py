@@ -64,7 +64,7 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
     magic, version, found, count, reserved, *numbers = _HEAD.unpack_from(frame)
     if (magic, version, found, reserved) != (_MAGIC, VERSION, kind, 0):
         raise MessageError(
-            f"a frame has magic {magic:#x}, version {version} and kind {found}; expected are "
+            f"a frame has magic {magic:#x}, version {version} and kind {found}; expected "
             f"{_MAGIC:#x}, {VERSION} and {kind}."
         )
     at = _HEAD.size + 4 * count

@@ -50,5 +50,5 @@ class RemoteError:
 
 
 def _text(error: DovetailError) -> str:
-    text = str(error).removesuffix(f" (start-up phase: {error.phase})")
+    text = str(error).removesuffix(f" (startup phase: {error.phase})")
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"

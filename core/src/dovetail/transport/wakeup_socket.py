@@ -1,8 +1,8 @@
 """A socket pair between two processes: wakes the peer, passes descriptors, reports its death.
 
 The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the death of
-a process is noticed at once. Linux only. Packets of any other form are rejected, and descriptors
-that come with them are closed.
+a process is noticed immediately. Linux only. Packets of any other form are rejected, and
+descriptors that come with them are closed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class WakeupSocket:
 
 
 class WakeupPoller:
-    """Polls several ends of one process at once."""
+    """Polls several ends of one process together."""
 
     def __init__(self, wakeups: Sequence[WakeupSocket]) -> None:
         self._wakeups = wakeups

@@ -1,8 +1,8 @@
 """Unix sockets between the ranks of one machine: creation and authentication.
 
 A rank listens in a folder that only its user may enter, until all other ranks have connected. A
-connection without the token of this group is closed at once. After that no rank listens. No network
-port is opened at any time, and no other process can connect.
+connection without the token of this group is closed immediately. After that no rank listens. No
+network port is opened at any time, and no other process can connect.
 """
 
 from __future__ import annotations

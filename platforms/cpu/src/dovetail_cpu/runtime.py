@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROFILE_TOKENS = 64
-"""Tokens of a measured step. Activations grow in proportion; more would slow down the start."""
+"""Tokens of a measured step. Activations grow in proportion; more would slow down startup."""
 _MAX_TEAM = 64
 """Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20

@@ -100,7 +100,7 @@ class CPUWorker(TorchWorker):
     def determine_available_memory(self) -> int:
         """Return the unused part of the worker's memory, limited by the free address space.
 
-        The cache reserves address space at once, and memory as it is used.
+        The cache reserves its whole address space immediately, and memory as it is used.
         """
         left = super().determine_available_memory()
         return min(left, cast(CPURuntime, self._runtime).address_space_left_bytes() // 2)

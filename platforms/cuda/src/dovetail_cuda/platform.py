@@ -1,7 +1,7 @@
 """The CUDA platform: the capabilities of NVIDIA devices and the plugins that they prefer.
 
-All facts come from `machine.look`. The platform imports no torch and uses no device. At the start
-it refuses unsupported configurations, with the reason. If the user has selected it explicitly, no
+All facts come from `machine.look`. The platform imports no torch and uses no device. At startup it
+refuses unsupported configurations, with the reason. If the user has selected it explicitly, no
 other platform is used instead.
 """
 

@@ -1,6 +1,6 @@
 """The CUDA device runtime.
 
-Ranks use NCCL. A device for which torch contains no code is refused at the start.
+Ranks use NCCL. A device for which torch contains no code is refused at startup.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class AttentionTable:
 class NoAttention:
     """An attention context without a cache, for runs before the cache exists: returns zeros.
 
-    Checks that the model declared its layers, so that a mistake is reported at the start.
+    Checks that the model declared its layers, so that a mistake is reported at startup.
     """
 
     def __init__(self, num_layers: int) -> None:

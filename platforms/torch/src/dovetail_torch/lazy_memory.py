@@ -15,7 +15,7 @@ _SMALL_BYTES = 1 << 20
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a zeroed tensor; in host memory, unused pages are not allocated.
 
-    Its address never changes. Memory of a separate device is allocated at once.
+    Its address never changes. Memory of a separate device is allocated immediately.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _SMALL_BYTES or not is_host_memory(device):

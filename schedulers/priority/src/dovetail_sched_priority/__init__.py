@@ -1,6 +1,7 @@
 """Priority: the lowest number is served first, equal numbers in the order of arrival.
 
-A waiting request preempts running requests of lower priority when seats or blocks are short.
+A waiting request preempts running requests of lower priority when there are not enough free rows or
+blocks.
 """
 
 from __future__ import annotations

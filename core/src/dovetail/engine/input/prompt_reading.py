@@ -1,4 +1,4 @@
-"""Reads the forms that a prompt may have. Depends on no tokenizer; texts are not tokenized here."""
+"""Reads the forms that a prompt may have. Does not tokenize texts."""
 
 from __future__ import annotations
 

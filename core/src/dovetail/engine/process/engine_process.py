@@ -24,7 +24,7 @@ from dovetail.transport.private_folder import make_private_folder
 from dovetail.transport.wire_types import encode
 
 START_GRACE_S = 15.0
-"""Seconds that the parent waits for a phase of the start in addition to the engine's timeout."""
+"""Seconds that the parent waits for a startup phase in addition to the engine's timeout."""
 
 HEARTBEAT_S = 1.0
 STOP_TIMEOUT_S = 5.0
@@ -43,10 +43,10 @@ class EngineProcess(EngineLink):
     ) -> None:
         """Start the process and wait until it is ready.
 
-        start_timeout_s: timeout of each phase of the start; None for a little more than the
+        start_timeout_s: timeout of each startup phase; None for a little more than the
         configuration's timeout, so that the engine itself can report the slow phase.
-        Raises the DovetailError of the start, or EngineDeadError if the process ended without an
-        error or was not ready in time. Then all resources are released.
+        Raises the DovetailError of a failed start, or EngineDeadError if the process ended without
+        an error or was not ready in time. Then all resources are released.
         """
         clock = clock or MonotonicClock()
         super().__init__(make_private_folder(), clock)

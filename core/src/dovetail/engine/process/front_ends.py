@@ -1,9 +1,9 @@
 """The front ends of an engine: their requests, their outputs, and their disconnection.
 
-Each front end has a name, which is the identity of its sockets, a number, its own requests and its
-own window. Request ids are scoped by the number, so that a front end cannot refer to another's
-requests. Number 0 is the owner, which has started the engine: its ids are not changed. Depends on
-no engine.
+Each front end has a name (the identity of its sockets), a number, requests and a flow-control
+window. The engine adds the number to request ids, so that a front end cannot refer to requests of
+other front ends. Number 0 is the front end that started the engine: its ids are not changed. Does
+not depend on an engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCOPE = "\x1f"
 """Separates the number of a front end at the end of a scoped id."""
 
 _QUIET_BEATS = 60
-"""Heartbeats to a silent front end; after these it gets only one in this many heartbeats."""
+"""After this many heartbeats, a front end that sends no message gets only one in this many."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that is behind are aborted."""
@@ -173,7 +173,7 @@ class FrontEnds:
         return gone
 
     def is_beat_due(self, peer: FrontEndPeer) -> bool:
-        """Return whether a front end gets this heartbeat; a silent one gets only a few."""
+        """Return whether this heartbeat is sent; a front end that sends no message gets fewer."""
         peer.num_beats += 1
         return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
 

@@ -1,7 +1,7 @@
 """Adds requests to the core, for a few milliseconds between two steps.
 
-Running requests therefore continue, however many arrive at once. Requests that arrive together
-while nothing runs are all added before the first step. Depends on no socket and no front end.
+Running requests therefore continue, however many arrive together. Requests that arrive together
+while nothing runs are all added before the first step. Does not depend on sockets or front ends.
 """
 
 from __future__ import annotations

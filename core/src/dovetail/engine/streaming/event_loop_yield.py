@@ -19,7 +19,7 @@ class EventLoopYield:
         self._start_ns: int | None = None
 
     async def wait(self) -> None:
-        """Return at once if this iteration has time left, otherwise in a later iteration."""
+        """Return immediately if this iteration has time left, otherwise in a later iteration."""
         while self._start_ns is not None and self._is_over(self._start_ns):
             await asyncio.sleep(0)
         if self._start_ns is None:

@@ -71,7 +71,7 @@ class Answers:
         return any(self._steps)
 
     def is_settled(self, awaited: Pending) -> bool:
-        """Return whether `wait_for` would return at once; read the available frames."""
+        """Return whether `wait_for` would return immediately; read the available frames."""
         self.look()
         return awaited.missing_rank() is None or self._group.is_over()
 

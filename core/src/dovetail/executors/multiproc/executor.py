@@ -38,9 +38,9 @@ from dovetail.transport.ring import MAX_FRAME_BYTES
 
 _ROOM_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
-"""Part of a phase's time after which the executor gives up, before the engine's start does.
+"""Share of the engine's timeout after which the executor reports a slow startup phase.
 
-The executor's error names the worker, unlike the error of the start.
+The executor's error names the worker; the engine's own timeout error does not.
 """
 _FAILED_STOP_S = 1.0
 """How long workers may take to exit after a failed start."""

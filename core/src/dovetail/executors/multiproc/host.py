@@ -3,8 +3,8 @@
 A failed step ends the worker, because the state of its rows is then unknown. After a failed
 operation the error is sent as the answer, and the next command follows. Rank 0 answers steps (with
 a KV connector every rank does), and every rank answers calls. If the worker returns a handle, its
-device is still computing: one more command is executed before the answer is sent. Depends on no
-process and no parent.
+device is still computing: one more command is executed before the answer is sent. Does not depend
+on how its process is started.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """commands, answers: the descriptors of this worker's places in the two rings.
 
     reports_transfers: whether each rank answers each step with its KV connector's report.
-    phase_timeout_s: for each phase of the start.
+    phase_timeout_s: timeout of each startup phase.
     """
 
     spec: WorkerSpec

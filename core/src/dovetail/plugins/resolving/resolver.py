@@ -188,7 +188,7 @@ class Resolver:
     def _require_trust(self, reference: str) -> None:
         if not self._policy.trust_local_code:
             raise PluginError(
-                f"{reference!r} names a file, and its code runs with all your rights.\n"
+                f"{reference!r} names a file, and its code runs with all your permissions.\n"
                 f"If you trust the file, pass --trust-local-code (trust_local_code=True in Python)."
             )
 

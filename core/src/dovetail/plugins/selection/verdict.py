@@ -61,8 +61,8 @@ class Verdict(Candidate):
     position. state: one of the constants of this module. rule: the deciding rule. reasons: phrases
     or sentences about the state. batch_invariant: whether it is batch-invariant in the dtype of the
     model; None for kinds that do not declare it, and for a class that was not loaded. cls: the
-    class, if it was loaded. error: the error of a failed candidate. is_fatal: whether the start of
-    an engine raises it.
+    class, if it was loaded. error: the error of a failed candidate. is_fatal: whether an engine
+    that starts raises it.
     """
 
     rank: int = 0

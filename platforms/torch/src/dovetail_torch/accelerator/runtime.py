@@ -1,7 +1,7 @@
 """The device runtime of any device with a torch module: selection, memory, queues.
 
 Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms subclass it for differences.
-Memory in use is relative to the free memory at the start: memory that other processes used before
+Memory in use is relative to the free memory at startup: memory that other processes used before
 does not count against this process's share.
 """
 
@@ -67,7 +67,7 @@ class AcceleratorRuntime:
         return self._total_bytes
 
     def memory_in_use_bytes(self) -> int:
-        """Return the memory allocated since the start, by any process.
+        """Return the memory allocated since startup, by any process.
 
         Free memory that torch caches does not count, because it is reused.
         """
@@ -104,7 +104,7 @@ class AcceleratorRuntime:
         return self._queues
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return pinned host memory, uint8, zeroed. Slow: for the start, not for a step."""
+        """Return pinned host memory, uint8, zeroed. Slow: for startup, not for a step."""
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:

@@ -1,6 +1,6 @@
 """A model runner with a KV connector: its worker side is called around each forward pass.
 
-Selected at the start, so that an engine without a connector has no overhead. Does not depend on a
+Selected at startup, so that an engine without a connector has no overhead. Does not depend on a
 connector's name or on the meaning of the bytes that its two sides exchange.
 """
 

@@ -26,7 +26,8 @@ class DeviceColumn:
         self._on_host = host_view(self._tensor)
 
     def fill(self, numbers_N: Array) -> torch.Tensor:
-        """Write `numbers_N` to the start and return that part, which the next call overwrites.
+        """Write `numbers_N` to the beginning of the buffer and return that part, which the next
+        call overwrites.
 
         Numbers are converted to the column's dtype.
         """

@@ -1,7 +1,7 @@
 """Appends the sampled tokens of a step to their rows and creates its result.
 
-If the host computes, tokens are available at once. An asynchronous device writes them to their rows
-and copies them to the host later: the result is a handle.
+If the host computes, tokens are available immediately. An asynchronous device writes them to their
+rows and copies them to the host later: the result is a handle.
 Does not depend on the model or the sampler. Legend: S runs that sample.
 """
 

@@ -1,4 +1,4 @@
-"""The path of a step's inputs to the device and of its tokens to the host, selected at the start.
+"""The path of a step's inputs to the device and of its tokens to the host, selected at startup.
 
 If the host computes, inputs are gathered in host memory, and a step may continue the last one. For
 an asynchronous device, columns are sent to it, and results are handles. Does not depend on the

@@ -1,6 +1,6 @@
 """The dense float64 reference of attention that backends are compared with.
 
-Depends on no cache, no block and no batch. torch is imported within functions.
+Does not depend on a cache, on blocks or on a batch. torch is imported within functions.
 
 Shape legend: H query heads, K key-value heads, G query heads for each of them, D head size,
 Q queries and L positions of one sequence.

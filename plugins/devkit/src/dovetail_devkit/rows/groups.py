@@ -3,7 +3,7 @@
 Its tables drop the blocks before a window, so that a wrong read of such a block is detected. All
 groups share the memory of a block, so a block belongs to one group at a time, and a write by one
 group replaces the content of another. The blocks that a run may read are compared with the expected
-content. Depends on no scheduler.
+content. Does not depend on a scheduler.
 """
 
 from __future__ import annotations

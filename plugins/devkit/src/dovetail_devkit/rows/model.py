@@ -3,7 +3,8 @@
 The number of a position (`dovetail_devkit.rows.state`) is stored by block and offset, so that a
 stale, foreign or aliased block gives a wrong number. A sampled token is computed only from the
 numbers that attention would read. A strict model also raises AssertionError if a plan or a call
-violates the contract of `WorkerBase`. Depends on no scheduler or tensors. Tests override methods.
+violates the contract of `WorkerBase`. Does not depend on a scheduler or on tensors. Tests override
+methods.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
         starving = sorted(referee.alive.keys() & set(first))
         expect(
             not starving,
-            f"requests starve when {shortage} are short: {', '.join(starving)} have not ended, but "
+            f"requests starve when there are not enough {shortage}: {', '.join(starving)} have not ended, but "
             f"{num_served} equal requests that arrived later have ended",
         )
         referee.abort(list(referee.alive))

@@ -182,7 +182,7 @@ def _make(
 
 
 def start(executor: Executor) -> KVCacheConfig:
-    """Complete the start of an executor's workers, as an engine does."""
+    """Complete the startup of an executor's workers, as an engine does."""
     vocab_size = executor.get_model_info().vocab_size
     expect(
         vocab_size == DEFAULT_VOCAB_SIZE,

@@ -314,7 +314,7 @@ def _check_program(rig: _Rig) -> None:
             not extra,
             f"the connector reports the end of {extra} in round {number}; no transfer is active",
         )
-        rig.check_cache(f"Many transfers were active at once, in round {number}.")
+        rig.check_cache(f"Many transfers were active concurrently, in round {number}.")
         rig.spoil(rig.random.choice(blocks))
 
 

@@ -2,8 +2,8 @@
 
 Triton decides for the whole process whether kernels are interpreted, when they are decorated. So a
 package keeps these tests in files `interpreted_*.py`, which a normal run does not collect. One test
-of the normal run starts them with this module and checks their counts. Depends on neither Triton
-nor kernels. The interpreter computes on the host, in numpy. It is slow, and differs from a device
+of the normal run starts them with this module and checks their counts. Does not depend on Triton
+or on kernels. The interpreter computes on the host, in numpy. It is slow, and differs from a device
 in bfloat16: sums of two bfloat16 are wrong.
 """
 
