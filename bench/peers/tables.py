@@ -30,8 +30,7 @@ def markdown(result: Row) -> str:
 
 
 def medians(result: Row, weights: str, case: str) -> dict[str, float]:
-    """Return the median figure by engine in a case, best first (largest; for the startup time,
-    smallest)."""
+    """Return the median figure by engine in a case, best first (shortest for startup)."""
     found = {
         engine: statistics.median(by_round.values())
         for engine, by_round in _by_engine(result, weights, case, "value").items()
