@@ -3,12 +3,13 @@
 Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). Needs the
 members of this repository and a native library.
 
-Method: several layers with separate caches, larger than the processor's cache, are called in turn,
-as a model does; block tables are shuffled. Each figure is the median of the rounds without the
-first two, with the fastest and slowest. The rate of decodes counts the bytes of keys and values of
-useful tokens and is compared with the read probe of the same round. Prefills count 4 H D for each
-pair of a token and a token that it attends to. torch: `scaled_dot_product_attention` on contiguous
-keys, without a cache and without the time to gather keys, on the same number of threads.
+Method: several layers are called in turn, as in a model. Their KV caches are separate and larger
+than the processor's cache, and block tables are shuffled. Each figure is the median of all rounds
+after the first two, with the fastest and the slowest round. The rate of decodes counts the bytes of
+keys and values of useful tokens and is compared with the read probe of the same round. Prefills
+count 4 H D for each pair of a token and a token that it attends to. torch:
+`scaled_dot_product_attention` on contiguous keys, without a cache and without the time to gather
+keys, on the same number of threads.
 """
 
 from __future__ import annotations

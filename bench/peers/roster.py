@@ -117,7 +117,7 @@ def _describe(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -
 
 
 def _missing(contender: Contender) -> str:
-    """Return why a contender cannot take part, or "" if it can."""
+    """Return why an engine cannot be compared, or "" if it can."""
     if not contender.adapter.startswith(OWN_ADAPTERS):
         return ""  # an external adapter reports missing packages itself
     package = PACKAGES.get(contender.adapter.removeprefix(OWN_ADAPTERS))

@@ -111,7 +111,7 @@ class StrictWorker:
 
 
 class Driver:
-    """A scheduler under test. `settle` executes the oldest plan."""
+    """A scheduler under test. `settle` executes the oldest plan and processes its result."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Driver:
         return {names[row]: (start, count) for row, start, count in runs}
 
     def settle(self):
-        """Execute and settle the oldest plan; return the scheduler's outputs."""
+        """Execute the oldest plan, process its result, and return the scheduler's outputs."""
         plan = self.out.popleft()
         outputs = self.scheduler.update_from_output(plan, self.worker.execute(plan))
         self.scheduler.check_integrity()

@@ -68,7 +68,7 @@ def test_the_error_for_different_plugins_on_ranks_names_the_ranks():
     (problem,) = compare_resolutions(per_rank)
     assert problem == (
         "The policy 'fair' is not the same on all ranks: a:B (acme 1.0) on ranks 0, 2; "
-        "a:B (acme 1.1) on rank 1; not loaded on rank 3. Install the same."
+        "a:B (acme 1.1) on rank 1; not loaded on rank 3. Install the same version on every machine."
     )
     assert compare_resolutions([[resolution(options={"w": 1})], [resolution()]])
     assert compare_resolutions([[resolution(target="a:C")], [resolution()]])

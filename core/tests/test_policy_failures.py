@@ -73,7 +73,7 @@ def failing(cls, hook):
 
 
 def play(driver, alone, depth):
-    """Run a program with preemptions and aborts; return its prompts and the plans' runs."""
+    """Run requests with preemptions and aborts; return its prompts and the plans' runs."""
     prompts, plans = {}, []
     for place in range(12):
         name = f"r{place:02}"

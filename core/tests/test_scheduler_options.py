@@ -1,4 +1,4 @@
-"""Options of the scheduler take effect: pipeline depth, drafts and encoder content."""
+"""Options of the scheduler take effect: pipeline depth, drafts and encoder inputs."""
 
 from dataclasses import replace
 
@@ -150,7 +150,7 @@ def test_encoder_inputs_are_encoded_within_the_configured_budget(tmp_path):
             steps.append(core.step())
     finally:
         core.shutdown()
-    # The second content waits for the second step: each step encodes four tokens.
+    # The second encoder input waits for the second step: each step encodes four tokens.
     assert [len(step.token_ids) for step in steps] == [0, 1, 1, 1]
     assert [step.stats.num_scheduled_tokens for step in steps] == [8, 6, 1, 1]
     tokens = [token for step in steps for token in step.token_ids]

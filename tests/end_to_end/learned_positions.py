@@ -12,7 +12,7 @@ from dovetail_torch import layers
 
 
 class Undeclared(nn.Module):
-    """Adds a row of a table of config.json's n_positions rows to each token's embedding."""
+    """Adds a learned position embedding; the table has `n_positions` rows, as in config.json."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Undeclared",)
 

@@ -1,4 +1,4 @@
-"""Random scheduler programs for long runs, with every policy and every cache shape.
+"""Random sequences of scheduler calls ("programs"), with every policy and every cache shape.
 
 A program is determined by its number. The `Referee` of the scheduler suite runs it and checks every
 rule in every step; `check_integrity` checks more in every 20th step and at the end.

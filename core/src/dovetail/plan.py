@@ -176,11 +176,11 @@ class StepBuilder:
         ids.extend(block_ids)
 
     def encode(self, row: int, index: int) -> None:
-        """Encode content number `index` of the row before the runs."""
+        """Encode encoder input number `index` of the row before the runs."""
         self._encoder.append(EncoderRun(row=row, index=index))
 
     def free_encoded(self, content_hash: bytes) -> None:
-        """Drop the encoder output of this content."""
+        """Drop the encoder output with this content hash."""
         self._encoder_frees.append(content_hash)
 
     def transfer(self, kv_transfer: bytes) -> None:

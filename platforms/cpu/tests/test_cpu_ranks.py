@@ -41,7 +41,7 @@ SHAPES = {
     "down.bias": (D,),
 }
 ERRORS = {"native": 0.006, "int8": 0.02, "int4": 0.2}
-"""Maximum relative error of two consecutive products against plain weights."""
+"""Maximum relative error of two consecutive matrix products, compared with plain weights."""
 native = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
 
 

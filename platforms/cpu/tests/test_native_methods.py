@@ -27,7 +27,8 @@ pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no nat
 
 CPU = torch.device("cpu")
 LIMITS = {"native": 0.004, "int8": 0.012, "int4": 0.13}
-"""Maximum relative error of a product of normal numbers, by method; bf16 rounding is 0.002."""
+"""Maximum relative error of a matrix product of normal numbers, by method; bf16 rounding is
+0.002."""
 
 
 def make(name, **options):

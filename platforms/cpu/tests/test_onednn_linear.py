@@ -1,4 +1,4 @@
-"""The linear method `onednn`: products equal those of plain weights, which are freed."""
+"""The linear method `onednn`: matrix products equal those of plain weights, which are freed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Random programs on the fake device have the same results, no hidden wait and no fault."""
+"""Random plans on the fake device have the same results, no hidden wait and no fault."""
 
 from contextlib import suppress
 from types import SimpleNamespace

@@ -36,7 +36,7 @@ def recorded(path, name):
 
 
 def record(path, name, seed):
-    """Play and record a random program with a scheduler or policy; return the `Referee`."""
+    """Record random calls of a scheduler or policy; return the `Referee`."""
     made, policy_cls = recorded(path, name)
     program = random_program(seed)
     referee = Referee(made, program, policy=policy_cls)

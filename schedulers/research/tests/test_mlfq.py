@@ -74,7 +74,7 @@ def mlfq_requests_are_preempted_only_with_the_option(policy, lab):
     assert eager.stats.num_recomputed_tokens > 1000  # the cost of preemption
 
 
-def mlfq_all_requests_finish_when_blocks_are_short(policy, lab):
+def mlfq_all_requests_finish_if_blocks_run_out(policy, lab):
     jobs = [lab.Job(name=f"j{n}", prompt=100, output=20, arrival_ns=n * lab.MS) for n in range(6)]
     options = {"max_batch": 1, "quantum": 1, "promote_s": 0.01}
     world = {"seats": 2, "blocks": 8, "budget": 16, "until_ns": 6_000 * lab.MS}
@@ -132,7 +132,7 @@ MUTANTS = [
     (MLFQPolicy, NeverSinks, mlfq_a_short_request_overtakes_long_requests),
     (MLFQPolicy, ByArrival, mlfq_a_paused_request_is_not_recomputed),
     (MLFQPolicy, PreemptsWithoutTheOption, mlfq_requests_are_preempted_only_with_the_option),
-    (MLFQPolicy, NeverProtects, mlfq_all_requests_finish_when_blocks_are_short),
+    (MLFQPolicy, NeverProtects, mlfq_all_requests_finish_if_blocks_run_out),
     (MLFQPolicy, NeverRises, mlfq_long_requests_finish_although_short_requests_keep_arriving),
     (MLFQPolicy, JoinsAtTheTop, mlfq_a_long_prompt_starts_on_a_lower_level),
     (MLFQPolicy, EqualQuanta, mlfq_a_request_moves_one_level_down_after_each_quantum),

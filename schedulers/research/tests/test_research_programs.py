@@ -1,4 +1,5 @@
-"""Random programs under every policy, with extreme options, checked against the contract."""
+"""Random sequences of scheduler calls under every policy, with extreme options, checked against the
+contract."""
 
 from dataclasses import replace
 from random import Random

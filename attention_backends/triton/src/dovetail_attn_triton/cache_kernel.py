@@ -115,10 +115,10 @@ def write_cache(
 ):
     """Write keys and values to their slots; with HALF, rotate queries and keys first.
 
-    Grid (tiles of tokens, key-value heads), with HALF also the query heads, whose results are
-    written to `rotated`. HALF: half of the rotary size; 0 for no rotation, and then the pointers
-    for it are None. Positions are int64, the table is float32 [P, rotary size]. Source: Su et al.
-    2021, arXiv:2104.09864.
+    Grid: (tiles of tokens, key-value heads). With HALF the second dimension also has the query
+    heads; their results are written to `rotated`. HALF: half of the rotary size; 0 for no rotation,
+    for which the rotary pointers are None. Positions are int64, the table is float32 [P, rotary
+    size]. Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)

@@ -31,7 +31,7 @@ from dovetail_attn_triton.tiles import attention_shape, padded
 from dovetail_ops_triton.availability import INTERPRETED
 
 COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""The dtype of a GPU's products, by the dtype of the model."""
+"""The dtype of a GPU's matrix products, by the dtype of the model."""
 
 WRITE_TILE = 16
 """Tokens per program of the cache kernel."""
@@ -43,7 +43,7 @@ COMBINE_WARPS = 4
 
 
 def compute_type(dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype of the kernels' products: float32 in the interpreter."""
+    """Return the dtype of the kernels' matrix products: float32 in the interpreter."""
     return tl.float32 if INTERPRETED else COMPUTE[dtype]
 
 

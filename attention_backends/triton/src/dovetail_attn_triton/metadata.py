@@ -1,8 +1,9 @@
-"""A step's work for the kernels: which programs to launch, from the host's lengths.
+"""Builds the metadata of a step: how the kernels divide the work among Triton programs.
 
-The tensors of the step are passed on unchanged, without a copy or a wait. All memory is allocated
-before the first step. How work is split depends on a layer's heads, which the builder does not
-know. So the first layer of a step splits it, once for all layers of the same shape.
+The division depends on lengths that the host knows. The tensors of the step are passed on
+unchanged, without a copy or a wait. All memory is allocated before the first step. How work is
+split depends on a layer's heads, which the builder does not know. So the first layer of a step
+splits it, once for all layers of the same shape.
 
 Shape legend: R requests, W items of work.
 """

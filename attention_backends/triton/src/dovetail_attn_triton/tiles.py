@@ -94,8 +94,8 @@ def attention_shape(heads: tuple[int, int, int], *, wide: bool, large: bool) -> 
     """Return the tiles of a layer.
 
     heads: numbers of query and key-value heads, and the head size, at most 256. wide: whether
-    products are float32. large: whether a block has at least 163 KiB of shared memory; otherwise
-    tiles are halved for 99 KiB.
+    matrix products are float32. large: whether a block has at least 163 KiB of shared memory;
+    otherwise tiles are halved for 99 KiB.
     """
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW

@@ -44,8 +44,7 @@ DEFAULT_BENCH = BenchOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The times of one run, in which all requests are added before the first step and run to their
-    end.
+    """The times of one run; all requests are added before its first step.
 
     start_ns: before the first request was added. token_times_ns: one time per step with new tokens;
     the last one is the end of the run.

@@ -150,7 +150,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
 
 
 def _defaults(values: Mapping[str, Any], directory: ModelDirectory) -> dict[str, str]:
-    """Return the defaults of the model; a tokenizer of the user is not in the model's format."""
+    """Return the model's defaults, without `tokenizer_mode` if the user gave a tokenizer."""
     own_tokenizer = values["tokenizer"] is not None
     return {
         path: name

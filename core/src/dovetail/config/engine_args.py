@@ -249,7 +249,7 @@ class EngineArgs:
         return {option.name: option.metadata["help"] for option in fields(cls)}
 
     def create_engine_config(self) -> RequestedConfig:
-        """Read the model directory and return the checked options. Open options stay open.
+        """Read the model directory and return the checked options; unset options stay unset.
 
         Raises ConfigError with option, value and remedy; ModelError for the directory.
         """

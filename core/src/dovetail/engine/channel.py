@@ -109,8 +109,7 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, call: Call) -> None:
-        """Send a call; raise EngineDeadError, RequestError or MessageError immediately if
-        possible.
+        """Send a call. Raises EngineDeadError, RequestError or MessageError now if possible.
 
         A channel whose engine is in this thread performs the call now.
         """

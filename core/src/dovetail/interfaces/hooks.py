@@ -50,8 +50,7 @@ class HookSpecs:
 
     @_specified
     def on_engine_start(self, config: EngineConfig) -> None:
-        """Handle an engine that is ready; `config` is resolved. An exception stops the startup of
-        the engine."""
+        """Handle a ready engine; `config` is resolved. An exception stops the engine."""
 
     @_specified
     def on_engine_stop(self) -> None:

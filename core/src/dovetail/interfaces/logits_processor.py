@@ -3,7 +3,7 @@
 It runs in the worker, once per step, after the grammar, the request's masks and biases, and the
 penalties, and before greedy sampling or the temperature. It uses rows and logits only, no plans,
 blocks or text.
-Dimensions: S rows of the step, V vocabulary, R rows of the step that take part.
+Dimensions: S rows of the step, V vocabulary, R rows of the step that use the processor.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class LogitsProcessor(ABC):
 
     Requests pass arguments in `SamplingParams.extra_args`. All calls come from one thread.
 
-    Contract. A row takes part from a `join` that returned True until its `leave` or its next
-    `join`. The other methods are called only for steps in which a row takes part. The logits of all
-    other rows do not change, bit for bit. A logit of -inf stays -inf, and a row with a finite logit
-    keeps at least one: a change that would remove the last one is not applied. The result of a row
-    depends on its own tokens and parameters, never on other rows.
-    example_args: `extra_args` of a request that takes part, for documentation and test suites.
+    Contract. A row uses the processor from a `join` that returned True until its `leave` or its
+    next `join`. The other methods are called only for steps in which a row uses the processor. The
+    logits of all other rows do not change, bit for bit. A logit of -inf stays -inf, and a row with
+    a finite logit keeps at least one: a change that would remove the last one is not applied. The
+    result of a row depends on its own tokens and parameters, never on other rows.
+    example_args: `extra_args` of a request that uses the processor, for documentation and test
+    suites.
     """
 
     CONTRACT: ClassVar[str] = "logits_processor"
@@ -54,7 +55,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def __init__(self, context: LogitsProcessorContext) -> None:
-        """Create the processor of one worker. No row takes part yet."""
+        """Create the processor of one worker. No row uses it yet."""
 
     @classmethod  # noqa: B027  # a default that may stay
     def check_params(cls, params: SamplingParams) -> None:
@@ -66,21 +67,22 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def join(self, request: NewRequest) -> bool:
-        """Assign its row to `request`, dropping earlier state; return whether the row takes part.
+        """Assign a row to `request`, dropping earlier state; return whether it uses the processor.
 
         `request.token_ids` are all its tokens so far, including those before a preemption.
         """
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Drop the state of `row`; do nothing if it does not take part."""
+        """Drop the state of `row`; do nothing if it does not use the processor."""
 
     @abstractmethod
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return the changed logits: `logits_SV`, changed in place, or a tensor like it.
 
         logits_SV: float32, on the context's device; row i belongs to rows[i]. rows: all rows of the
-        step, each once; at least one takes part. May be called more than once before `accept`.
+        step, each once; at least one uses the processor. May be called more than once before
+        `accept`.
         """
 
     def accept(  # noqa: B027  # a default that may stay
@@ -88,6 +90,6 @@ class LogitsProcessor(ABC):
     ) -> None:
         """Append the sampled token to each of `rows`. The default does nothing.
 
-        rows: the rows of the step that take part. token_ids_R: int64, on the context's device, read
-        only. Reading it on the host waits for the device.
+        rows: the rows of the step that use the processor. token_ids_R: int64, on the context's
+        device, read only. Reading it on the host waits for the device.
         """

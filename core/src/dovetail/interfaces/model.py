@@ -24,7 +24,7 @@ class RankGroup(Protocol):
 
     Contract. All ranks call the same operations in the same order, with tensors of the same shape
     and dtype, and get bit-identical results. An operation raises PeerLostError if a rank has exited
-    or does not take part. rank: from 0 to size - 1.
+    or does not call the operation. rank: from 0 to size - 1.
     """
 
     @property

@@ -48,8 +48,7 @@ class RequestView(Protocol):
 
     @property
     def deadline_ns(self) -> int:
-        """Deadline of the request's first token, in nanoseconds of the engine's clock; 0 for
-        none."""
+        """Deadline of the first token, in nanoseconds of the engine's clock; 0 for none."""
 
     @property
     def num_prompt_tokens(self) -> int:

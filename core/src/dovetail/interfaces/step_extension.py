@@ -1,8 +1,8 @@
-"""The contract of a step extension: a feature that takes part in the steps of some requests.
+"""The contract of a step extension: a feature that reads or changes the steps of some requests.
 
 Extensions run in the worker, in the order of `EngineArgs.step_extensions`, after the logits
-processors. A request takes part where `join` returns True; each hook is then called with the rows
-of those requests only, and a step without such rows calls nothing.
+processors. A request uses the extension if `join` returns True. Each hook is called with the rows
+of those requests only, and a step without such rows calls no hook.
 Dimensions: T tokens of the extension's rows, D hidden size, R rows that sample, V vocabulary.
 """
 
@@ -59,14 +59,14 @@ class ExtensionBatch:
 
 
 class StepExtension(ABC):
-    """Takes part in the steps of the requests that use it. Override only the hooks you need.
+    """Reads or changes the steps of the requests that use it. Override only the hooks you need.
 
     Order in a step: leaves, joins, `before_forward`, the model, `hidden_states`, the model's head,
     `logits`, sampling, `after_sampling`. Hooks that are not overridden are not called.
 
     Rules.
-    - A row takes part from a `join` that returned True until its `leave` or its next `join`. After
-      a preemption the request joins again, on any row, with all its tokens.
+    - A row uses the extension from a `join` that returned True until its `leave` or its next
+      `join`. After a preemption the request joins again, on any row, with all its tokens.
     - The result of a row depends on its own tokens and parameters, never on other rows.
     - With several ranks every rank has an instance, and all must compute the same.
     - If a hook raises, it is called again for each row separately. Requests whose call raises again
@@ -75,7 +75,7 @@ class StepExtension(ABC):
     - All calls come from one thread, in torch's inference mode, with tensors on the device.
       Reading a tensor on the host waits for the device.
     - Requests pass arguments in `SamplingParams.extra_args`.
-    example_args: `extra_args` of a request that takes part, for documentation and suites.
+    example_args: `extra_args` of a request that uses the extension, for documentation and suites.
     """
 
     CONTRACT: ClassVar[str] = "step_extension"
@@ -84,7 +84,7 @@ class StepExtension(ABC):
 
     @abstractmethod
     def __init__(self, context: StepExtensionContext) -> None:
-        """Create the extension of one worker. No row takes part yet."""
+        """Create the extension of one worker. No row uses it yet."""
 
     @classmethod  # noqa: B027  # optional to override
     def check_params(cls, params: SamplingParams) -> None:
@@ -95,14 +95,14 @@ class StepExtension(ABC):
 
     @abstractmethod
     def join(self, row: int, request: NewRequest) -> bool:
-        """Assign `row` to `request`; return whether it takes part.
+        """Assign `row` to `request`; return whether the request uses the extension.
 
         `request.token_ids` are all its tokens so far, including those before a preemption.
         """
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Drop the state of `row`; do nothing if it does not take part."""
+        """Drop the state of `row`; do nothing if it does not use the extension."""
 
     def before_forward(self, batch: ExtensionBatch) -> None:  # noqa: B027
         """Prepare the forward pass of this step."""

@@ -17,7 +17,7 @@ from dovetail.plan import StepBuilder
 from dovetail.request import EncoderInput, EngineCoreRequest, Request
 
 Need = tuple[Request, int]
-"""A request, and the index of one of its content items."""
+"""A request, and the index of one of its encoder inputs."""
 
 
 class EncoderBudget:
@@ -30,15 +30,15 @@ class EncoderBudget:
         self._chunks = limits.enable_chunked_prefill
 
     def check(self, request: EngineCoreRequest) -> None:
-        """Raise RequestError for content that exceeds the limits of every step."""
+        """Raise RequestError for encoder inputs that exceed the limits of every step."""
         sizes = [item.num_tokens for item in request.encoder_inputs]
         most = min(self._max_tokens, self._cache.capacity)
         needed = max(sizes) if self._chunks else sum(sizes)
         if needed > most:
             raise RequestError(
-                f"the request's content needs {needed} encoder tokens at once, but only {most} "
-                "fit; "
-                "send less, or raise max_num_encoder_tokens and encoder_cache_tokens.",
+                f"the request's encoder inputs need {needed} encoder tokens in one step, but only "
+                f"{most} fit; send less, or raise max_num_encoder_tokens and "
+                "encoder_cache_tokens.",
                 parameter="prompt",
             )
 
@@ -105,7 +105,7 @@ def _item(need: Need) -> EncoderInput:
 
 
 def _overlapping(request: Request, start: int, end: int) -> Iterator[int]:
-    """Yield the indices of the content items with placeholders in [start, end), by position."""
+    """Yield the indices of the encoder inputs with placeholders in [start, end), by position."""
     for index, item in enumerate(request.encoder_inputs):
         if item.position < end and item.position + item.num_tokens > start:
             yield index

@@ -314,8 +314,7 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` a row and blocks and let it run; return False if there are not enough of
-        them.
+        """Give `request` a row and blocks; return False if there are not enough.
 
         If keys and values must be loaded asynchronously first, it gets only blocks.
         """

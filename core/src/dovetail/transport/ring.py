@@ -197,7 +197,8 @@ class RingWriter:
         for index, count in enumerate(counts):
             if not self._written - self._num_slots <= count <= self._written:
                 self._broken = (
-                    f"reader {index} reports {count} read frames, but {self._written} exist."
+                    f"reader {index} reports that it read {count} frames, but "
+                    f"{self._written} were written."
                 )
                 raise MessageError(self._broken)
         return counts

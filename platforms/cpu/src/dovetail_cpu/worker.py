@@ -85,7 +85,7 @@ class CPUWorker(TorchWorker):
     def graph_provider(self) -> GraphProvider | None:
         """Return the provider that records and replays native operations.
 
-        None if torch computes the products, or if ranks exchange tensors within the step.
+        None if torch computes the matrix products, or if ranks exchange tensors within the step.
         """
         if not self._is_native:
             return None

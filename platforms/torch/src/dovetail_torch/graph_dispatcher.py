@@ -64,7 +64,7 @@ class GraphDispatcher:
         attention: AttentionContext,
         descriptor: BatchDescriptor,
     ) -> Outputs:
-        """Return the step's hidden states, logits if the batch is uniform, tokens if it is greedy.
+        """Return hidden states, also logits (uniform batches) and tokens (greedy batches).
 
         input_ids_T, positions_T: in the same memory in every step, like the inputs of `attention`.
         The outputs are valid until the next step.

@@ -1,6 +1,6 @@
-"""The step extensions of a worker: the rows that take part in each, and the calls of hooks.
+"""The step extensions of a worker: the rows that use each extension, and the calls of hooks.
 
-Stores for each extension the rows that take part and the hooks that it overrides, so that a step
+Stores for each extension the rows that use it and the hooks that it overrides, so that a step
 without such rows costs one test of an empty set. An error in a hook ends the request that caused
 it, not the step. Does not depend on what an extension does.
 Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
@@ -34,7 +34,7 @@ _HOOKS = ("before_forward", "hidden_states", "logits", "after_sampling")
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """An extension, the hooks that it overrides, and the rows that take part in it."""
+    """An extension, the hooks that it overrides, and the rows that use it."""
 
     extension: StepExtension
     name: str
@@ -45,7 +45,7 @@ class _Member:
 class StepExtensions:
     """Calls the extensions in order, as their contract specifies.
 
-    rows: rows that take part in any extension. logits_rows, hidden_rows: rows that take part in an
+    rows: rows that use any extension. logits_rows, hidden_rows: rows that take part in an
     extension with a hook on logits, or on hidden states. errors: messages by failed row.
     """
 
@@ -63,7 +63,7 @@ class StepExtensions:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Add the new request to each extension in which it takes part."""
+        """Add the new request to each extension that it uses."""
         if not self._members:
             return
         row = request.row
@@ -124,7 +124,7 @@ class StepExtensions:
         return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
 
     def _taking_part(self, hook: str, rows: Sequence[int]) -> Iterator[tuple[_Member, list[int]]]:
-        """Yield each extension that overrides the hook, with those of `rows` that take part."""
+        """Yield each extension that overrides the hook, with those of `rows` that use it."""
         for member in self._members:
             if hook in member.hooks and member.rows:
                 own = [row for row in rows if row in member.rows]

@@ -83,7 +83,7 @@ class AttachedEngine(EngineLink):
         return message
 
     def died(self) -> EngineDeadError:
-        """Return the error for the end of the process; only its owner knows the cause."""
+        """Return the error for an ended engine process; only its owner knows the cause."""
         return EngineDeadError(
             f"the engine's process {self.pid} ended; unfinished requests are lost. Attach to "
             "another engine."

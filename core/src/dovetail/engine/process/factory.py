@@ -85,6 +85,8 @@ def attach_client(
     invalid address, EngineDeadError if no engine answers within `timeout_s` seconds.
     """
     if kind not in ("sync", "async"):
-        raise ConfigError(f"kind={kind!r} cannot be attached; use 'sync' or 'async'.")
+        raise ConfigError(
+            f"kind={kind!r} is not a client of a running engine; use 'sync' or 'async'."
+        )
     channel = ProcessChannel(AttachedEngine(address, timeout_s=timeout_s))
     return EngineClient(channel) if kind == "sync" else AsyncEngineClient(channel)

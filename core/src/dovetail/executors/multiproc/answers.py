@@ -47,7 +47,7 @@ class Answers:
         self._forked = error
 
     def await_step(self, command: int, timeout_s: float) -> Pending:
-        """Return a handle for a step. command: the number of its second command, for sampling."""
+        """Return a handle for a step. command: the number of the sampling command."""
         deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
         handle = Pending(self, command, len(self._steps), _step_result, deadline_ns=deadline_ns)
         for steps in self._steps:
@@ -55,7 +55,7 @@ class Answers:
         return handle
 
     def await_call(self, command: int, rank: int | None) -> Pending:
-        """Return a handle for a call. command: its number. rank: the rank with the value."""
+        """Return a handle for a call with the number `command`. rank: the rank that answers."""
         handle = Pending(self, command, self.world_size, partial(_call_result, rank))
         self._calls[command] = handle
         return handle
@@ -85,7 +85,7 @@ class Answers:
                     pass
 
     def wait_for(self, awaited: Pending, timeout_s: float | None) -> None:
-        """Wait until `awaited` is settled.
+        """Wait until `awaited` has a result or an error.
 
         Raises TimeoutError after `timeout_s` seconds, and the cause if the workers have failed.
         """
@@ -150,8 +150,8 @@ class Answers:
 class Pending:
     """A handle for the answers of the first ranks to a command: the result of a step or call.
 
-    command: its number. deadline_ns: when a missing answer becomes a failure; 0 for never. finish:
-    combines the answers to a result, or raises their error.
+    command: the command's number. deadline_ns: when a missing answer becomes a failure; 0 for
+    never. finish: combines the answers to a result, or raises their error.
     """
 
     __slots__ = ("__weakref__", "_answers", "_by_rank", "_finish", "command", "deadline_ns")

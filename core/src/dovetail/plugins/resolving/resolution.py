@@ -57,7 +57,10 @@ def _difference(
         f"{state} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         for state, ranks in ranks_by_state.items()
     )
-    return f"The {key[0]} {key[1]!r} is not the same on all ranks: {listed}. Install the same."
+    return (
+        f"The {key[0]} {key[1]!r} is not the same on all ranks: {listed}. "
+        "Install the same version on every machine."
+    )
 
 
 def _state(resolution: Resolution | None) -> str:

@@ -1,4 +1,4 @@
-"""The fake device of a process: its timeline, memory, copies in flight and watch.
+"""The fake device of a process: its timeline, memory, asynchronous copies and watch.
 
 A process has one fake device, because torch registers it by name. `reset` reinitializes it for each
 test.
@@ -48,7 +48,7 @@ class FakeDevice:
         memory.reserved_bytes = memory.peak_bytes = memory.allocated_bytes
 
     def check(self) -> None:
-        """Wait for all work; raise FlightError if memory in flight was used since `reset`."""
+        """Wait for all work; raise FlightError if memory was used too early since `reset`."""
         self.timeline.learn_all()
         self.watch.check(again=True)
 

@@ -1,8 +1,9 @@
-"""Copies between host and fake device that are in flight, and the host memory they use.
+"""Asynchronous copies between host and fake device, and the host memory they use.
 
 Until the host knows that a copy is complete, it must not use the copy's host memory: a source must
 not change; a target contains a pattern until the copy is complete. Two copies may read the same
-host memory; otherwise only one copy may use it at a time. Only pinned memory can be in flight.
+host memory; otherwise only one copy may use it at a time. Only pinned memory can be copied
+asynchronously.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dovetail_torch.fake_device.timeline import Place, Timeline
 from dovetail_torch.fake_device.watch import Watch
 
 POISON = 0xA5
-"""The byte that fills a target while its copy is in flight."""
+"""The byte that fills the target of a copy until the copy is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Flight:
-    """A copy in flight. host: its host memory, kept alive. data: the copied bytes."""
+    """An incomplete copy. host: the copy's host memory, kept alive. data: the copied bytes."""
 
     place: Place
     host: torch.Tensor
@@ -43,7 +44,7 @@ class _Flight:
 
 
 class Flights:
-    """All copies in flight, in the order of submission."""
+    """All incomplete asynchronous copies, in the order of submission."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -93,7 +94,7 @@ class Flights:
         if not done:
             return
         self._flights = [flight for flight in self._flights if flight not in done]
-        touched = [flight for flight in done if not self._land(flight)]
+        touched = [flight for flight in done if not self._complete(flight)]
         for flight in touched:
             kind = "to" if flight.writes else "from"
             self._watch.fault(
@@ -101,8 +102,8 @@ class Flights:
                 "complete when that memory was written to; wait for the copy's event first."
             )
 
-    def _land(self, flight: _Flight) -> bool:
-        """Deliver a copy's bytes; return whether its host memory was unchanged until then."""
+    def _complete(self, flight: _Flight) -> bool:
+        """Complete a copy; return whether its host memory was unchanged until then."""
         found = flight.found()
         if not flight.writes:
             return found == flight.data

@@ -1,7 +1,7 @@
 """The order of operations on a fake device: streams, events, and what the host knows.
 
 Nothing is computed here: operations are numbered per stream. Their order is stored in vector clocks
-(Fidge 1988; Mattern 1989). The host takes part in the order: work that it has waited for comes
+(Fidge 1988; Mattern 1989). The host is part of the order: work that it has waited for comes
 before all work that it submits later. An event is complete when the host synchronizes, or when the
 host queries it after `lag` later operations. Does not depend on tensors or memory.
 """

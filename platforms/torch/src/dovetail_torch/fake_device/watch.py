@@ -1,7 +1,8 @@
 """Findings of a fake device that a real device would not report.
 
-They are hidden waits of the host (`synchronisations`), and use of memory in flight (`faults`). Does
-not depend on tensors or streams: it only receives reports, and adds the file and line.
+They are hidden waits of the host (`synchronisations`), and use of memory of incomplete copies
+(`faults`). Does not depend on tensors or streams: it only receives reports, and adds the file and
+line.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A layer knows the names of its parts in a checkpoint. It does not know how its weights are stored,
 packed or quantized, or who loads them. Sizes given by models are those of the whole
 model. If several ranks share it (`ModelContext.ranks`), column-parallel layers divide their
-output features among them; row-parallel layers divide their input features and sum the products.
+output features among them; row-parallel layers divide their input features and sum the results.
 Linear methods only see the rank's part.
 Source: Shoeybi et al. 2019, arXiv:1909.08053.
 Legend: T tokens, I input features, O output features of all parts; of
@@ -159,7 +159,7 @@ class RowParallelLinear(ParallelLinear):
 
 
 class MergedColumnParallelLinear(ParallelLinear):
-    """Several linear layers of the same input in one product, with concatenated outputs.
+    """Several linear layers of the same input in one matrix product, with concatenated outputs.
 
     parts: output features by the checkpoint's names, such as {"gate_proj": 64, "up_proj": 64}; each
     part is divided among the ranks. Raises ConfigError if a part cannot be divided evenly.
@@ -179,7 +179,7 @@ class MergedColumnParallelLinear(ParallelLinear):
 
 
 class QKVParallelLinear(ParallelLinear):
-    """The projections q_proj, k_proj and v_proj in one product; `split` separates them.
+    """The projections q_proj, k_proj and v_proj in one matrix product; `split` separates them.
 
     Heads are divided among the ranks; with fewer key-value heads than ranks, several ranks have the
     same key-value head. Raises ConfigError if they cannot be divided evenly.

@@ -66,7 +66,7 @@ class ConnectedRunner(ModelRunner):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the last plan; add the connector's results."""
         output = super().sample_tokens(grammar)
-        assert isinstance(output, ModelRunnerOutput), "with a connector, steps are synchronous"
+        assert isinstance(output, ModelRunnerOutput), "with a KV connector, steps are synchronous"
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:
@@ -81,7 +81,7 @@ def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorke
     Raises PluginError if it cannot be loaded or created.
     """
     reference = context.config.kv_connector
-    assert reference is not None, "this runner is created only with a connector"
+    assert reference is not None, "this runner needs a KV connector"
     cls = context.plugins.load("kv_connector", reference)
     given = KVConnectorContext(
         config=context.config,

@@ -26,10 +26,9 @@ class DeviceColumn:
         self._on_host = host_view(self._tensor)
 
     def fill(self, numbers_N: Array) -> torch.Tensor:
-        """Write `numbers_N` to the beginning of the buffer and return that part, which the next
-        call overwrites.
+        """Write `numbers_N` to the buffer's beginning and return that part.
 
-        Numbers are converted to the column's dtype.
+        The next call overwrites that part. Numbers are converted to the column's dtype.
         """
         part_N = self._tensor[: len(numbers_N)]
         if self._on_host is None:

@@ -1,4 +1,4 @@
-"""The sampler's access to its device: whether it may wait, and how numbers are sent.
+"""How the sampler sends numbers to its device, and whether it may wait for the device.
 
 Does not depend on a device; the creator of a sampler selects it.
 """

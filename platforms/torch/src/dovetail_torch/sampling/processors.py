@@ -1,6 +1,6 @@
 """A logits processor as a step extension: `logits` applies it, `after_sampling` is its `accept`.
 
-Legend: V vocabulary, R rows that take part.
+Legend: V vocabulary, R rows that use the processor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ProcessorExtension(StepExtension):
         self._processor = processor
 
     def join(self, row: int, request: NewRequest) -> bool:
-        """Return whether the request's row takes part."""
+        """Return whether the request uses the processor."""
         return self._processor.join(request)
 
     def leave(self, row: int) -> None:

@@ -66,8 +66,8 @@ class Cuts:
     """top-k and top-p of R rows, as columns.
 
     top_k_R1: int64, the vocabulary's size without top-k. top_p_R1: 1 without top-p; in the
-    accumulation dtype. first: number of best tokens that are ranked first. settled: whether this
-    number is enough for every row.
+    accumulation dtype. first: number of best tokens that are ranked first. settled: whether
+    `first` is enough for every row.
     """
 
     top_k_R1: torch.Tensor

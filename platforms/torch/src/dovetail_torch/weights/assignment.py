@@ -153,7 +153,7 @@ class WeightTable:
             own, transposed = self.names.to_model(name)
             first = tuple(self.aliases.get(one, one) for one in own)
             if self.settled.issuperset(first):
-                continue  # the weight is settled, or the model does not use it
+                continue  # the weight is packed already, or the model does not use it
             if not all(one in self.assignments for one in first) or filled.intersection(own):
                 if not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
@@ -198,7 +198,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         prefix, _, leaf = name.rpartition(".")
         return leaf in getattr(layers[prefix], "settled", ())
 
-    # Settled weights come last: a weight that a settled layer shares with another must be read.
+    # Packed weights come last: a weight that a packed layer shares with another must be read.
     state = model.state_dict(keep_vars=True)
     for name, tensor in sorted(state.items(), key=lambda item: is_settled(item[0])):
         prefix, _, leaf = name.rpartition(".")

@@ -20,7 +20,7 @@ def check_finite(model: nn.Module) -> None:
     """Raise WeightError, naming weights by the checkpoint's names, if any is NaN or infinite.
 
     Checks parameters with at least two bytes per element, once, and waits for the device once.
-    Linear methods check settled and borrowed weights of linear layers.
+    Linear methods check the packed and mapped weights of linear layers.
     """
     parameters = [parameter for parameter in _parameters(model) if _is_checked(parameter)]
     if not parameters:

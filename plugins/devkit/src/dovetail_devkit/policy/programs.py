@@ -1,4 +1,4 @@
-"""Small programs that check a policy's order, with enough seats and with too few seats.
+"""Short sequences of scheduler calls that check a policy's order, with enough and too few seats.
 
 The core's scheduler plays them with more blocks than needed, so that only the policy decides. Sees
 the policy only through its accounts.
@@ -30,7 +30,7 @@ def make_referee(policy_cls: type[Policy], after_step: AfterStep, *, depth: int 
 
 
 def add(referee: Referee, number: int) -> None:
-    """Add request `number` of a program."""
+    """Add request `number` of a sequence."""
     referee.add(
         EngineCoreRequest(
             request_id=f"r{number}",

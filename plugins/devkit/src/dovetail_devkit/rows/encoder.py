@@ -1,6 +1,6 @@
 """The encoder cache of a fake worker, with checks of how plans use it.
 
-Depends on plans and rows. It does not encode: encoded content is represented by a number, which
+Depends on plans and rows. It does not encode: an encoder output is represented by a number, which
 `dovetail_devkit.rows.state` computes.
 """
 
@@ -15,24 +15,26 @@ from dovetail_devkit.rows.state import RowState
 
 
 class FakeEncoder:
-    """Tracks encoded content until a plan frees it. kept: content hash to number of tokens."""
+    """Tracks encoder outputs until a plan frees them. kept: number of tokens by content hash."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.kept: dict[bytes, int] = {}
         self._limits = limits
 
     def execute(self, plan: SchedulerOutput, rows: Mapping[int, RowState]) -> None:
-        """Free and encode content as planned; raise AssertionError if it violates a rule."""
+        """Free and encode inputs as planned; raise AssertionError if the plan violates a rule."""
         for content_hash in plan.encoder_frees:
-            expect(content_hash in self.kept, "the plan frees content that is not encoded")
+            expect(content_hash in self.kept, "the plan frees an encoder input that is not encoded")
             del self.kept[content_hash]
         num_encoded = 0
         for run in plan.encoder:
-            expect(run.row in rows, f"the plan encodes content of row {run.row}, without a request")
+            expect(
+                run.row in rows, f"the plan encodes an input of row {run.row}, which has no request"
+            )
             content = rows[run.row].request.encoder_inputs[run.index]
             expect(
                 content.content_hash not in self.kept,
-                "the plan encodes content that is already encoded",
+                "the plan encodes an input that is already encoded",
             )
             self.kept[content.content_hash] = content.num_tokens
             num_encoded += content.num_tokens
@@ -48,11 +50,11 @@ class FakeEncoder:
         )
 
     def check(self, state: RowState, start: int, end: int) -> None:
-        """Check that all content at positions [start, end) of a row is encoded."""
+        """Check that all encoder inputs at positions [start, end) of a row are encoded."""
         for content in state.request.encoder_inputs:
             first, last = content.position, content.position + content.num_tokens
             expect(
                 last <= start or end <= first or content.content_hash in self.kept,
                 f"{state.request.request_id} runs positions {start} to {end - 1}, but "
-                f"content at {first} to {last - 1} is not encoded",
+                f"the encoder input at {first} to {last - 1} is not encoded",
             )

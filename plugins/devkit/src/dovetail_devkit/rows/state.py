@@ -1,6 +1,6 @@
 """One row of a fake worker, and the arithmetic that replaces a model.
 
-The "key and value" of a position is a hash of all tokens up to it, and of the encoded content of
+The "key and value" of a position is a hash of all tokens up to it, and of the encoder outputs of
 placeholders. The next token is computed from the numbers of all positions. Does not depend on
 blocks, plans or other rows.
 """

@@ -119,7 +119,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='write `"architectures": ["{name}"]` in the config.json of a checkpoint.',
         ),
         "model_format": Blueprint(
-            summary="A model format for Dovetail that reads files with only a configuration.",
+            summary="A model format for Dovetail that reads files without weights.",
             suffix="ModelFormat",
             modules=("format",),
             entry_points={"model_format": "format:{cls}"},

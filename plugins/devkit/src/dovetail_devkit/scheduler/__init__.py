@@ -1,1 +1,1 @@
-"""The parts of the scheduler suite: random programs, and a referee that checks each step."""
+"""The parts of the scheduler suite: random sequences of calls, and checks of each step."""

@@ -48,8 +48,8 @@ def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
         starving = sorted(referee.alive.keys() & set(first))
         expect(
             not starving,
-            f"requests starve when there are not enough {shortage}: {', '.join(starving)} have not ended, but "
-            f"{num_served} equal requests that arrived later have ended",
+            f"requests starve when there are not enough {shortage}: {', '.join(starving)} have "
+            f"not ended, but {num_served} equal requests that arrived later have ended",
         )
         referee.abort(list(referee.alive))
         referee.drain()

@@ -15,12 +15,12 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 def waits_at_the_gate(request: EngineCoreRequest) -> bool:
-    """Return whether the gate of a program holds `request`, which is true for two of five."""
+    """Return whether the test's admission gate holds `request`: two of five requests."""
     return request.seed % 5 < 2
 
 
 class HoldChecker:
-    """gate: holds some of the requests. scope: of the pause, or None."""
+    """Checks that held and paused requests are not scheduled. scope: the scope of the pause."""
 
     def __init__(self, *, connected: bool = False) -> None:
         """connected: whether requests may be admitted for a load without appearing in a plan."""

@@ -1,4 +1,4 @@
-"""Runs a program on the scheduler of a referee."""
+"""Makes the scheduler calls of a random program and checks each step with a `Referee`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The referee that runs programs (`dovetail_devkit.scheduler.random_programs`) on a scheduler.
+"""Runs random sequences of scheduler calls (`random_programs`) and checks every step.
 
 A run consists of arrivals, aborts, pauses, resets, plans and results, from a seed. It checks the
 complete contract of `SchedulerInterface`: a strict `RowModel` executes the plans, and each request

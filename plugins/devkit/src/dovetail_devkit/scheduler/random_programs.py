@@ -1,6 +1,6 @@
-"""Random programs and requests for a scheduler, from a seed.
+"""Random programs for a scheduler: sequences of calls and requests, generated from a seed.
 
-The limits and the KV cache of a program are too small for all requests. The referee runs programs.
+The limits and the KV cache of a program are too small for all requests. `Referee` runs a program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VOCAB_SIZE = 31
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program: limits and KV cache of a scheduler, and a seed of the requests and other calls.
+    """A sequence of scheduler calls, generated from `seed`, and the scheduler's limits and cache.
 
     depth: number of plans in flight, 1 to 4. holds: whether requests are paused in some turns, and
     held by a gate if the scheduler provides "gates". connected: whether there is an unreliable KV
@@ -88,7 +88,7 @@ def random_program(
 ) -> Program:
     """Return a program whose cache, budget and seats are too small for all requests.
 
-    Some programs use drafts, encoder content, pauses, gates or a KV connector. plain: use none of
+    Some programs use drafts, encoder inputs, pauses, gates or a KV connector. plain: use none of
     them. windows: the sliding window of each KV-cache group, 0 for none. There is no connector if
     there are several groups or a window. multiples: as for `make_kv_cache`.
     """
@@ -160,9 +160,9 @@ def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> Eng
 def random_content(
     rng: Random, num_tokens: int, limits: SchedulerLimits
 ) -> tuple[EncoderInput, ...]:
-    """Return encoder content for a prompt of `num_tokens`; there are four different contents.
+    """Return encoder inputs for a prompt of `num_tokens`, with four different contents.
 
-    The content is within `limits`; there is none if they allow none.
+    They are within `limits`; there are none if `limits` allow none.
     """
     most = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
     if not most:

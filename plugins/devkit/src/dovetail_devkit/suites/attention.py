@@ -126,8 +126,8 @@ def check_case(backend: type[AttentionBackend], case: AttentionCase, device: tor
     """Check one case on `device`; raise AssertionError with the first difference.
 
     The case runs three steps on one cache: the contexts of the rows, the runs of the case, and a
-    decode of every row, which reads the cache that the runs have written. One more row does not
-    take part in the second step.
+    decode of every row, which reads the cache that the runs have written. One more row has no
+    tokens in the second step.
     """
     rows = AttentionRows(backend, case, device)
     contexts = [context for context, _ in case.runs]

@@ -2,7 +2,7 @@
 
 It runs random rows and compares a row's logits alone, beside other rows, on another row and after a
 preemption: they must be equal, bit for bit.
-Legend: S rows of the step, V vocabulary, R rows that take part.
+Legend: S rows of the step, V vocabulary, R rows that use the processor.
 """
 
 from __future__ import annotations

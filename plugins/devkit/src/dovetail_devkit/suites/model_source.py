@@ -65,11 +65,11 @@ def _check_invalid(source: ModelSource, argument: str, cache: Path) -> None:
 def _check_fetch(make: object, argument: str) -> None:
     assert callable(make)
     path = make().fetch(argument)
-    expect(isinstance(path, Path), f"fetch returned {type(path).__name__}; it must return a Path")
-    expect(path.exists(), f"fetch returned {path}, which does not exist")
+    expect(isinstance(path, Path), f"fetch() returned {type(path).__name__}; it must return a Path")
+    expect(path.exists(), f"fetch() returned {path}, which does not exist")
     again = make().find(argument)
-    expect(again == path, f"after fetch, find returned {again}; it must return {path}")
-    expect(make().fetch(argument) == path, "two calls of fetch must return the same path")
+    expect(again == path, f"after fetch(), find() returned {again}; it must return {path}")
+    expect(make().fetch(argument) == path, "two calls of fetch() must return the same path")
 
 
 def _check_listing(source: ModelSource, *, at_least: int) -> None:

@@ -1,7 +1,7 @@
 """The conformance suite of the op provider contract, for any provider on any device.
 
 Compares every operation that the class overrides with a float64 reference, for the shapes of
-models: one token and many, odd sizes, leading dimensions, views into a fused product. Draws and
+models: one token and many, odd sizes, leading dimensions, views into a fused projection. Draws and
 step inputs are in `dovetail_devkit.ops`. torch is imported within functions.
 
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of

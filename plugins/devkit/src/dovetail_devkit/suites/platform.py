@@ -145,8 +145,8 @@ def _check_resolved(platform: Platform, resolved: EngineConfig, patch: ConfigPat
         expect(bool(change.reason), f"defaults sets {change.field} without a reason")
     problems = platform.problems(resolved)
     texts = isinstance(problems, Sequence) and not isinstance(problems, str)
-    expect(texts, f"problems returns {problems!r}; expected a sequence of str")
+    expect(texts, f"problems() returns {problems!r}; expected a sequence of str")
     expect(
         not problems,
-        f"problems must be empty for a default configuration; it returns {list(problems)}",
+        f"problems() must return nothing for a default configuration; it returns {list(problems)}",
     )

@@ -53,7 +53,7 @@ class LaunchedStep:
 class WorkerRig:
     """Drives one started worker.
 
-    rows: the state of each row by number. results: the results of all settled steps.
+    rows: the state of each row by number. results: the results of all processed steps.
     """
 
     def __init__(self, worker: WorkerBase, kv_cache: KVCacheConfig, *, seed: int = 0) -> None:
@@ -134,8 +134,8 @@ class WorkerRig:
     def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
         """Launch the requested step; rows that sample get a pending token.
 
-        Another step may be launched before this one is settled, if the worker provides
-        "async_output".
+        Another step may be launched before the result of this one is processed, if the worker
+        provides "async_output".
         """
         plan = self._builder.build()
         fingerprint = repr(plan)
