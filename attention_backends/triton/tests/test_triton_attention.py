@@ -31,7 +31,7 @@ LEAST_CASES = 36
 
 @needs_triton
 @pytest.mark.timeout(500)
-def test_kernels_pass_in_the_interpreter():
+def test_the_attention_kernels_pass_their_tests_in_the_triton_interpreter():
     """Runs the cases of this commit: of the conformance suite, and of this package."""
     check_interpreted(LEAST_CASES)
 
@@ -39,7 +39,7 @@ def test_kernels_pass_in_the_interpreter():
 @needs_triton
 @pytest.mark.soak
 @pytest.mark.timeout(2000)
-def test_kernels_pass_all_cases_in_the_interpreter():
+def test_the_attention_kernels_pass_all_cases_in_the_triton_interpreter():
     check_interpreted(5 * LEAST_CASES, complete=True)
 
 

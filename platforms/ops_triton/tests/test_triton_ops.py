@@ -19,13 +19,13 @@ NUM_INTERPRETED, NUM_SAMPLED = 69, 44
 
 
 @needs_triton
-def test_the_kernels_pass_in_the_interpreter():
+def test_the_op_kernels_pass_their_tests_in_the_triton_interpreter():
     check_interpreted(NUM_SAMPLED)
 
 
 @needs_triton
 @pytest.mark.soak
-def test_the_kernels_pass_all_cases_in_the_interpreter():
+def test_the_op_kernels_pass_all_cases_in_the_triton_interpreter():
     check_interpreted(NUM_INTERPRETED, complete=True)
 
 
