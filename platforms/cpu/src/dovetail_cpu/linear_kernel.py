@@ -19,6 +19,7 @@ from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
 from dovetail_cpu_kernels.linear import pack as pack_linear
 
 _GIB = 1 << 30
+_Y_BYTES = 2  # of a bfloat16 output
 
 ALIGNMENT_BYTES = 4096
 """Alignment of packed weights: one page, as in cached files."""
@@ -71,18 +72,26 @@ class Arena:
 class LinearKernel:
     """Multiplies by one layer's packed weights.
 
-    form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None.
+    specs: the packed weights that are stacked along O, in the order of `form`. form: the packed
+    weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None.
     """
 
-    def __init__(self, spec: PackedLinear, form: memoryview, bias_O: torch.Tensor | None) -> None:
+    def __init__(
+        self, specs: Sequence[PackedLinear], form: memoryview, bias_O: torch.Tensor | None
+    ) -> None:
         self.form = form
         self._bias_O = bias_O
-        self._out_features = spec.num_outputs
-        self._args = new_args(spec, address_of(form))
-        if bias_O is not None:
-            self._args.bias = bias_O.data_ptr()
-        self._address = ctypes.addressof(self._args)
-        self._call = operation(spec.kind)
+        self._out_features = sum(spec.num_outputs for spec in specs)
+        self._calls = []
+        address, column = address_of(form), 0
+        for spec in specs:
+            args = new_args(spec, address)
+            args.ldy = self._out_features
+            if bias_O is not None:
+                args.bias = bias_O[column:].data_ptr()
+            self._calls.append((operation(spec.kind), args, column * _Y_BYTES))
+            address += spec.num_bytes
+            column += spec.num_outputs
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return x · Wᵀ + b, a new tensor [T, O]. x is bfloat16; its rows may be strided."""
@@ -90,17 +99,18 @@ class LinearKernel:
             x_TI = x_TI.contiguous()
         num_tokens = x_TI.shape[0]
         y_TO = torch.empty((num_tokens, self._out_features), dtype=torch.bfloat16)
-        args = self._args
-        args.x = x_TI.data_ptr()
-        args.y = y_TO.data_ptr()
-        args.M = num_tokens
-        args.ldx = x_TI.stride(0)
-        self._call(self._address)
+        x, y, ldx = x_TI.data_ptr(), y_TO.data_ptr(), x_TI.stride(0)
+        for call, args, offset in self._calls:
+            args.x = x
+            args.y = y + offset
+            args.M = num_tokens
+            args.ldx = ldx
+            call(ctypes.addressof(args))
         return y_TO
 
 
 def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:
-    """Fill `form` from bfloat16 weights [O, I] that are stacked along O.
+    """Fill `form` from bfloat16 weights [O, I], or rows of blocks, that are stacked along O.
 
     All parts except the last have a multiple of PANEL_FEATURES output features. Returns the number
     of NaN and infinite values; if it is not 0, do not use `form`.

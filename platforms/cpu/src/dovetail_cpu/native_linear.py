@@ -9,7 +9,9 @@ Legend: T tokens, I input features, O output features.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -24,6 +26,14 @@ from dovetail_cpu_kernels.library import ABI_VERSION
 from dovetail_cpu_kernels.linear import BF16, PackedLinear
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Consecutive parts of a layer, by number, that are packed as one weight."""
+
+    spec: PackedLinear
+    parts: range
+
+
 class NativeLinearMethod(OneDNNLinearMethod):
     """Parameters as in the checkpoint. After `pack` only the packed weight is left.
 
@@ -36,6 +46,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
 
     def __init__(self) -> None:
         self._arena = Arena()
+        self._unpacked: WeakSet[nn.Module] = WeakSet()
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint."""
@@ -44,33 +55,58 @@ class NativeLinearMethod(OneDNNLinearMethod):
         layer.packed_shape, layer.packed_spec = shape, self._spec(layer, shape)
         if layer.packed_spec is not None:
             layer.borrows = frozenset({"weight"})
-            self._arena.reserve(layer.packed_spec.num_bytes)
+            self._unpacked.add(layer)
 
     def pack(self, layer: nn.Module) -> None:
         """Pack the weight and free the plain one; raise WeightError for NaN and infinities."""
-        spec = layer.packed_spec
-        if spec is None:
+        if layer.packed_spec is None:
             super().pack(layer)
             return
         if layer.kernel is None:
-            form = self._arena.take(spec.num_bytes)
+            self._reserve()
+            form = self._arena.take(self.packed_bytes(layer))
             self._fill(layer, form)
-            layer.kernel = LinearKernel(spec, form.toreadonly(), layer.bias)
+            self._use(layer, form.toreadonly())
         del layer.weight
+
+    def _reserve(self) -> None:
+        """Announce the sizes of all layers that are not packed yet, once they are loaded."""
+        for layer in self._unpacked:
+            if layer.kernel is None:
+                self._arena.reserve(self.packed_bytes(layer))
+        self._unpacked.clear()
+
+    def _use(self, layer: nn.Module, form: memoryview) -> None:
+        specs = [run.spec for run in self._runs(layer)]
+        layer.kernel = LinearKernel(specs, form, layer.bias)
 
     def _fill(self, layer: nn.Module, form: memoryview) -> None:
         """Pack the layer's parts one after the other, each from where the loader stored it."""
-        spec, shape = layer.packed_spec, layer.packed_shape
+        weights = self._weights(layer)
+        start = 0
+        for run in self._runs(layer):
+            parts = [weights[number] for number in run.parts]
+            shares_panels = any(len(part) % PANEL_FEATURES for part in parts[:-1])
+            whole = [torch.cat(parts)] if shares_panels else parts
+            num_nonfinite = pack(run.spec, whole, form[start : start + run.spec.num_bytes])
+            if num_nonfinite:
+                numbers = "scales" if run.spec.is_blocks else "values"
+                raise WeightError(
+                    f"{num_nonfinite} {numbers} of {_not_finite(run, weights, layer.packed_shape)} "
+                    "are NaN or infinite: the checkpoint is damaged; download it again"
+                )
+            start += run.spec.num_bytes
+        self._release(layer)
+
+    def _weights(self, layer: nn.Module) -> list[torch.Tensor]:
+        """Return the rows of each part."""
         borrowed: dict[int, torch.Tensor] = getattr(layer, "borrowed", {})
-        own = layer.weight.detach().split(shape.part_sizes)
-        parts_OI = [borrowed.get(number, rows) for number, rows in enumerate(own)]
-        shares_panels = any(len(part_OI) % PANEL_FEATURES for part_OI in parts_OI[:-1])
-        num_nonfinite = pack(spec, [torch.cat(parts_OI)] if shares_panels else parts_OI, form)
-        if num_nonfinite:
-            raise WeightError(
-                f"{num_nonfinite} values of {_not_finite(shape, parts_OI)} are NaN or infinite: "
-                "the checkpoint is damaged; download it again"
-            )
+        own = layer.weight.detach().split(layer.packed_shape.part_sizes)
+        return [borrowed.get(number, rows_OI) for number, rows_OI in enumerate(own)]
+
+    def _release(self, layer: nn.Module) -> None:
+        """Release lent memory after packing."""
+        borrowed: dict[int, torch.Tensor] = getattr(layer, "borrowed", {})
         for mapped in borrowed.values():
             forget_pages(mapped)
         borrowed.clear()
@@ -89,7 +125,9 @@ class NativeLinearMethod(OneDNNLinearMethod):
 
     def packed_bytes(self, layer: nn.Module) -> int:
         """Return the size of the layer's packed weights; 0 if it is not packed natively."""
-        return 0 if layer.packed_spec is None else layer.packed_spec.num_bytes
+        if layer.packed_spec is None:
+            return 0
+        return sum(run.spec.num_bytes for run in self._runs(layer))
 
     def packed_form(self, layer: nn.Module) -> memoryview:
         """Return the packed weights, after `pack`."""
@@ -98,21 +136,27 @@ class NativeLinearMethod(OneDNNLinearMethod):
 
     def restore(self, layer: nn.Module, form: memoryview) -> None:
         """Use the packed weights in `form`, and mark the plain weights as loaded."""
-        layer.kernel = LinearKernel(layer.packed_spec, form, layer.bias)
+        self._use(layer, form)
         layer.settled = frozenset({"weight"})
 
+    def _runs(self, layer: nn.Module) -> list[Run]:
+        """Return how the layer's parts are packed, in order."""
+        parts = range(len(layer.packed_shape.part_sizes))
+        return [Run(spec=layer.packed_spec, parts=parts)]
+
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
-        """Return how the layer's weights are packed; None for a dtype without kernels."""
+        """Return how the layer's plain weight is packed; None for a dtype without kernels."""
         if shape.dtype != torch.bfloat16:
             return None
         return PackedLinear(kind=BF16, N=shape.out_features, K=shape.in_features)
 
 
-def _not_finite(shape: LinearShape, parts_OI: Sequence[torch.Tensor]) -> str:
+def _not_finite(run: Run, weights: Sequence[torch.Tensor], shape: LinearShape) -> str:
     """Return the checkpoint's names of the parts that contain NaN or infinities."""
     parent, dot, _ = shape.name.rpartition(".")
-    return ", ".join(
-        f"{parent}{dot}{name}.weight"
-        for name, part_OI in zip(shape.part_names, parts_OI, strict=True)
-        if not bool(part_OI.isfinite().all())
-    )
+    found = []
+    for number in run.parts:
+        alone = replace(run.spec, N=shape.part_sizes[number])
+        if pack(alone, [weights[number]], Arena().take(alone.num_bytes)):
+            found.append(f"{parent}{dot}{shape.part_names[number]}.weight")
+    return ", ".join(found)

@@ -1,13 +1,14 @@
-"""The linear methods `int8` and `int4`: weights are quantized when they are loaded.
+"""The linear methods `int8` and `int4`, which quantize weights when they are loaded, and `gguf`.
 
 Weights have one scale per output feature and group of input features, activations one per token and
-group: of 32 for int8, of `group_size` for int4. Rounds to nearest; the kernels' header defines the
-formats. Inputs and outputs are bfloat16.
+group: of 32 for int8, of `group_size` for int4, of 32 for blocks (16 for Q6_K). Rounds to nearest;
+the kernels' header defines the formats. Inputs and outputs are bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,20 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import LinearShape
-from dovetail_cpu.native_linear import NativeLinearMethod
+from dovetail_cpu.mapped_pages import forget_pages
+from dovetail_cpu.native_linear import NativeLinearMethod, Run
 from dovetail_cpu.options import Int4Options, Int8Options
-from dovetail_cpu_kernels.linear import BF16, INT4, INT8, PackedLinear
+from dovetail_cpu.packed_cache import PACKED_FORM
+from dovetail_cpu_kernels.linear import (
+    BF16,
+    BLOCK_BYTES,
+    INT4,
+    INT8,
+    KIND_NAMES,
+    PackedLinear,
+)
 from dovetail_torch.layers.embedding import ParallelLMHead
+from dovetail_torch.layers.linear import BlockWeight
 
 _KINDS = {"bfloat16": BF16, "int8": INT8, "int4": INT4}
 
@@ -73,3 +84,50 @@ class Int4LinearMethod(QuantisedLinearMethod):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         chosen = Int4Options(**(options or {}))
         super().__init__(head=chosen.head, group_size=chosen.group_size)
+
+
+class GGUFLinearMethod(NativeLinearMethod):
+    """Computes with the quantized blocks of GGUF files.
+
+    Blocks are packed from their own values: codes, scales and minima are not rounded again. Codes
+    of 5 and 6 bits use a byte each. Parts of a layer that a loader does not lend as blocks are
+    packed as bfloat16. For other dtypes no blocks are taken, and loaders dequantize.
+    """
+
+    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, "quantization.gguf"})
+
+    def create(self, layer: nn.Module, shape: LinearShape) -> None:
+        """Register `weight` and `bias` as in the checkpoint; blocks leave their rows untouched."""
+        super().create(layer, shape)
+        if layer.packed_spec is not None:
+            layer.block_types = frozenset(BLOCK_BYTES)
+
+    def _runs(self, layer: nn.Module) -> list[Run]:
+        expected: dict[int, str] = getattr(layer, "expected_blocks", {})
+        shape: LinearShape = layer.packed_shape
+
+        def kind_of(number: int) -> int:
+            return KIND_NAMES.index(expected[number]) if number in expected else BF16
+
+        runs = []
+        for kind, group in groupby(range(len(shape.part_sizes)), key=kind_of):
+            numbers = list(group)
+            num_rows = sum(shape.part_sizes[number] for number in numbers)
+            spec = PackedLinear(kind=kind, N=num_rows, K=shape.in_features)
+            runs.append(Run(spec=spec, parts=range(numbers[0], numbers[-1] + 1)))
+        return runs
+
+    def _weights(self, layer: nn.Module) -> list[torch.Tensor]:
+        blocks: dict[int, BlockWeight] = getattr(layer, "blocks", {})
+        return [
+            blocks[number].rows_OB if number in blocks else rows_OI
+            for number, rows_OI in enumerate(super()._weights(layer))
+        ]
+
+    def _release(self, layer: nn.Module) -> None:
+        super()._release(layer)
+        blocks: dict[int, BlockWeight] = getattr(layer, "blocks", {})
+        for one in blocks.values():
+            if one.is_mapped:
+                forget_pages(one.rows_OB)
+        blocks.clear()

@@ -26,6 +26,7 @@ from dovetail_cpu.runtime import CPURuntime, lazy_zeros
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
 from dovetail_torch.layers.linear import linear_layers, pack_linears
+from dovetail_torch.weights.block_plan import BLOCK_PLAN, PlansBlocks
 from dovetail_torch.weights.fingerprint import FINGERPRINT, Fingerprinted
 from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
@@ -64,6 +65,8 @@ class CPUWorker(TorchWorker):
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Load and pack the weights; cached packed weights are mapped instead."""
         runtime = cast(CPURuntime, self._runtime)
+        if BLOCK_PLAN in getattr(loader, "provides", ()):
+            cast(PlansBlocks, loader).plan(model)
         self._cache = _make_cache(self._options(), model, loader)
         if self._cache is not None:
             self._is_restored = self._cache.restore(num_threads=runtime.num_threads)

@@ -21,7 +21,9 @@ from dovetail_gguf.dequantize import dequantize, plain_tensor
 from dovetail_gguf.model_config import get_architecture, read_config
 from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
 from dovetail_gguf.tensor_names import IGNORED, to_model_name
+from dovetail_torch.layers import BlockWeight
 from dovetail_torch.weights import Assignment, MappedAssignment, build_weight_table
+from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 from dovetail_torch.weights.loading_progress import loading_progress
 
@@ -33,7 +35,7 @@ Target = Assignment | MappedAssignment
 class GGUFLoader(WeightLoader):
     """Reads one file or all parts of a split model; the files are memory-mapped."""
 
-    provides: ClassVar[frozenset[str]] = frozenset({FINGERPRINT})
+    provides: ClassVar[frozenset[str]] = frozenset({BLOCK_PLAN, FINGERPRINT})
 
     def __init__(self, context: WeightLoaderContext) -> None:
         """Keep `context`; read nothing yet."""
@@ -43,6 +45,14 @@ class GGUFLoader(WeightLoader):
         """Return the files' fingerprint; see `dovetail_torch.weights.fingerprint`."""
         return fingerprint_files(self._open().paths)
 
+    def plan(self, model: nn.Module) -> None:
+        """Announce blocks to linear layers; see `dovetail_torch.weights.block_plan`."""
+        file = self._open()
+        for name, target in _choose(file, model).items():
+            info = file.tensors[name]
+            if isinstance(target, Assignment) and _lends(info, target):
+                target.expect_blocks(info.type.name)
+
     @torch.no_grad()
     def load(self, model: nn.Module) -> int:
         """Fill all parameters and return the bytes read.
@@ -51,20 +61,18 @@ class GGUFLoader(WeightLoader):
         of another shape.
         """
         file = self._open()
-        names = {to_model_name(name): name for name in file.tensors if name not in IGNORED}
-        table = build_weight_table(model)
-        chosen = table.select(names.keys(), str(file.path))
-        for name, target in chosen.items():
-            target.check(file.tensors[names[name]].shape, str(file.tensors[names[name]].path))
+        chosen = _choose(file, model)
         permuted = _permuted_heads(file)
         dequantized: Counter[str] = Counter()
         num_bytes = 0
         with loading_progress(len(chosen), shown=self.context.progress) as advance:
             for name, target in chosen.items():
-                info = file.tensors[names[name]]
-                if not info.type.is_plain:
+                info = file.tensors[name]
+                num_heads = permuted.get(_leaf(to_model_name(name)), 0)
+                if info.type.is_plain:
+                    _fill_plain(file, info, target, num_heads)
+                elif _fill_blocks(file, info, target, num_heads):
                     dequantized[info.type.name] += 1
-                _fill(file, info, target, permuted.get(_leaf(name), 0))
                 num_bytes += info.num_bytes
                 advance()
         if dequantized:
@@ -107,20 +115,51 @@ def restore_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _fill(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> None:
-    """Write one tensor to its target. num_heads: of permuted rows, otherwise 0."""
-    if num_heads and info.shape[0] % (2 * num_heads):
+def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
+    """Return the targets by the file's names of the tensors that must be read."""
+    names = {to_model_name(name): name for name in file.tensors if name not in IGNORED}
+    chosen = build_weight_table(model).select(names.keys(), str(file.path))
+    targets = {names[name]: target for name, target in chosen.items()}
+    for name, target in targets.items():
+        target.check(file.tensors[name].shape, str(file.tensors[name].path))
+    return targets
+
+
+def _lends(info: TensorInfo, target: Assignment) -> bool:
+    """Return whether the linear layers take the tensor as it is."""
+    return not info.type.is_plain and target.takes_blocks(info.type.name, info.type.num_values)
+
+
+def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> None:
+    """Write values that are stored one by one. num_heads: of permuted rows, otherwise 0."""
+    values = plain_tensor(file.data(info.name), info.type, info.shape)
+    permuted = _restore(values, info, num_heads)
+    target.fill(permuted, is_mapped=not num_heads)
+
+
+def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> bool:
+    """Lend blocks to linear layers; dequantize for others. Return whether any are dequantized."""
+    memory = file.data(info.name)
+    blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
+    blocks_OB = _restore(blocks_OB, info, num_heads)
+    if isinstance(target, Assignment) and _lends(info, target):
+        is_mapped = not num_heads
+        target.lend_blocks(
+            BlockWeight(type_name=info.type.name, rows_OB=blocks_OB, is_mapped=is_mapped)
+        )
+        if not target.is_table:
+            return False
+    target.fill(dequantize(blocks_OB, info.type, target.target.dtype).view(info.shape))
+    return True
+
+
+def _restore(rows: torch.Tensor, info: TensorInfo, num_heads: int) -> torch.Tensor:
+    """Return the rows in the model's order; raise WeightError if heads cannot share them."""
+    if not num_heads:
+        return rows
+    if info.shape[0] % (2 * num_heads):
         raise WeightError(
             f"{info.path}: the tensor {info.name} has {info.shape[0]} rows, which {num_heads} "
             "attention heads cannot share."
         )
-    memory = file.data(info.name)
-    if info.type.is_plain:
-        values = plain_tensor(memory, info.type, info.shape)
-        permuted = restore_rows(values, num_heads) if num_heads else values
-        target.fill(permuted, is_mapped=not num_heads)
-        return
-    blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
-    if num_heads:
-        blocks_OB = restore_rows(blocks_OB, num_heads)
-    target.fill(dequantize(blocks_OB, info.type, target.target.dtype).view(info.shape))
+    return restore_rows(rows, num_heads)

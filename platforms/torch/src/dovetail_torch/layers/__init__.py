@@ -4,6 +4,7 @@ from dovetail_torch.layers.activation import SiluAndMul
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from dovetail_torch.layers.linear import (
+    BlockWeight,
     ColumnParallelLinear,
     HeadShape,
     MergedColumnParallelLinear,
@@ -20,6 +21,7 @@ from dovetail_torch.layers.torch_ops import CompletedOps, TorchOps
 
 __all__ = [
     "Attention",
+    "BlockWeight",
     "ColumnParallelLinear",
     "CompletedOps",
     "HeadShape",

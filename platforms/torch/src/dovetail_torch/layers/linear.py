@@ -52,6 +52,19 @@ class HeadShape:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockWeight:
+    """The rows of a part of a weight as quantized blocks.
+
+    type_name: as in GGUF files. rows_OB: uint8, the bytes of whole blocks; rows may be strided.
+    is_mapped: whether they are a private, read-only mapping of a file.
+    """
+
+    type_name: str
+    rows_OB: torch.Tensor
+    is_mapped: bool
+
+
 class ParallelLinear(nn.Module):
     """The base of all linear layers: y = x · Wᵀ + b through the context's linear method.
 
@@ -66,6 +79,9 @@ class ParallelLinear(nn.Module):
     borrows: names of parameters that the linear method reads only once: it packs them and checks
         that they are finite. A loader may provide mapped weights instead of filling them. borrowed:
         these mapped weights, by part number; the parameter's rows are then not filled.
+    block_types: types of blocks that the linear method computes with, set in `create`.
+        expected_blocks: types by number of the parts that a loader will lend as blocks. blocks:
+        these parts; the parameter's rows are not filled.
     """
 
     def __init__(
@@ -94,11 +110,23 @@ class ParallelLinear(nn.Module):
         self.settled: frozenset[str] = frozenset()
         self.borrows: frozenset[str] = frozenset()
         self.borrowed: dict[int, torch.Tensor] = {}
+        self.block_types: frozenset[str] = frozenset()
+        self.expected_blocks: dict[int, str] = {}
+        self.blocks: dict[int, BlockWeight] = {}
         self.linear_method.create(self, self.shape)
 
     def borrow(self, part: int, weight: torch.Tensor) -> None:
         """Use a private, read-only mapping of part number `part` of the weight."""
         self.borrowed[part] = weight
+
+    def expect_blocks(self, part: int, type_name: str) -> None:
+        """Announce that part number `part` will be lent as blocks of a type in `block_types`."""
+        self.expected_blocks[part] = type_name
+
+    def lend_blocks(self, part: int, blocks: BlockWeight) -> None:
+        """Use these blocks for part number `part`."""
+        self.expect_blocks(part, blocks.type_name)
+        self.blocks[part] = blocks
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return [T, O]."""

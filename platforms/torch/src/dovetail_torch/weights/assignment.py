@@ -19,7 +19,7 @@ from torch import nn
 from dovetail.errors import WeightError, nearest
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
-from dovetail_torch.layers.linear import ParallelLinear
+from dovetail_torch.layers.linear import BlockWeight, ParallelLinear
 from dovetail_torch.weights.weight_names import WeightNames
 
 NUM_SHOWN = 5
@@ -36,13 +36,16 @@ class Assignment:
     target: tensor that is written in place, under no_grad; has the shape of this rank's part of the
     weight. lend: function that passes a mapped weight to the layer instead of a copy; None if the
     layer needs a copy. shards: this rank's part of the weight's first dimensions; other dimensions
-    are not divided.
+    are not divided. takers: linear layers with the weight as a part, by number, which may take
+    quantized blocks. is_table: whether another module, an embedding, uses the target too.
     """
 
     name: str
     target: torch.Tensor
     lend: Callable[[torch.Tensor], None] | None = None
     shards: tuple[Shard, ...] = ()
+    takers: tuple[tuple[ParallelLinear, int], ...] = ()
+    is_table: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,6 +66,32 @@ class Assignment:
         else:
             self.target.copy_(part)
         return part.nbytes
+
+    def takes_blocks(self, type_name: str, block_values: int) -> bool:
+        """Return whether `lend_blocks` is possible: for the type, and without cutting blocks."""
+        is_cut = any(shard.start % block_values or shard.size % block_values for shard in self._in)
+        return not is_cut and any(type_name in layer.block_types for layer, _ in self.takers)
+
+    def expect_blocks(self, type_name: str) -> None:
+        """Announce `lend_blocks` to the layers."""
+        for layer, part in self.takers:
+            layer.expect_blocks(part, type_name)
+
+    def lend_blocks(self, blocks: BlockWeight) -> None:
+        """Give the layers this rank's part of the whole weight's blocks."""
+        rows_OB = blocks.rows_OB[self.shards[0].slice] if self.shards else blocks.rows_OB
+        for shard in self._in:
+            first, end = (
+                number * rows_OB.shape[1] // shard.whole
+                for number in (shard.start, shard.start + shard.size)
+            )
+            rows_OB = rows_OB[:, first:end]
+        for layer, part in self.takers:
+            layer.lend_blocks(part, replace(blocks, rows_OB=rows_OB))
+
+    @property
+    def _in(self) -> tuple[Shard, ...]:
+        return self.shards[1:]
 
     def check(self, shape: Collection[int], source: str) -> None:
         """Raise WeightError unless `shape` is the required shape; `source` names the file."""
@@ -206,6 +235,8 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         first_name = first_names.setdefault(id(tensor), name)
         if first_name != name:
             aliases[name] = first_name
+            if first_name in assignments and not is_settled(name):
+                assignments[first_name] = _shared(assignments[first_name], layer)
             continue
         parts = list(_parts(layer, prefix, leaf, tensor.detach()))
         if is_settled(name):
@@ -214,13 +245,22 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         borrows = leaf in getattr(layer, "borrows", ())
         for number, part in enumerate(parts):
             lend = partial(layer.borrow, number) if borrows else None
-            assignments[part.name] = replace(part, lend=lend)
+            is_linear = isinstance(layer, ParallelLinear) and leaf == "weight"
+            takers = ((layer, number),) if is_linear else ()
+            assignments[part.name] = replace(part, lend=lend, takers=takers, is_table=not is_linear)
     return WeightTable(
         assignments=assignments,
         aliases=aliases,
         settled=frozenset(settled),
         names=WeightNames.of(model),
     )
+
+
+def _shared(one: Assignment, layer: nn.Module) -> Assignment:
+    """Return the assignment of a weight that `layer` uses too: a tied head, or the embedding."""
+    if isinstance(layer, ParallelLinear):
+        return replace(one, takers=(*one.takers, (layer, 0)))
+    return replace(one, is_table=True)
 
 
 def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> Iterator[Assignment]:
