@@ -66,7 +66,7 @@ def test_encoder_inputs_allocated_together_must_fit_together():
     cache.allocate(one, 0)
     assert cache.can_allocate(one.encoder_inputs[:2])
     cache.allocate(one, 1)
-    with pytest.raises(LookupError, match="1 embeddings are needed, 0 free"):
+    with pytest.raises(LookupError, match="1 embeddings are needed, but only 0 are free"):
         cache.allocate(one, 2)
     cache.check_integrity([one])
     cache.free_input(one, 0)

@@ -104,7 +104,7 @@ def test_only_a_misspelled_architecture_gets_a_suggestion(site, requested, meant
 def test_the_suggestions_of_a_module_exclude_its_imports(site):
     message = refusal(site, "policy", "acme.parts:DeadlineFare")
     assert "Did you mean 'DeadlineFair'?" in message
-    assert "Classes in it: DeadlineFair, MyScheduler, LlamaForCausalLM." in message
+    assert "Classes in the module: DeadlineFair, MyScheduler, LlamaForCausalLM." in message
     for imported in ("OrderedDict", "Policy,", "dataclass"):
         assert imported not in message
     assert "Did you mean" not in refusal(site, "policy", "acme.parts:OrderDict")

@@ -181,7 +181,7 @@ def test_a_gate_that_fails_ends_its_request_with_a_message():
     referee.schedule()
     (ending,) = referee.settle().finished
     assert (ending.request_id, ending.reason) == ("r", "error")
-    assert ending.message == "no such grammar: r"
+    assert ending.message == "requested failure: r"
 
 
 def test_a_preempted_request_is_not_checked_by_gates_again():
