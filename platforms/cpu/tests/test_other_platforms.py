@@ -18,7 +18,7 @@ def platform(device_type, runtime=None):
 @pytest.mark.parametrize(
     ("platform_cls", "told"),
     [
-        (platform("npu"), "worker 'cpu' was requested on the platform 'npu', .* it runs on cpu"),
+        (platform("npu"), "worker 'cpu' was requested on the platform 'npu', .* it supports cpu"),
         (platform("cpu"), r"CPUWorker cannot run on the platform 'npu': its runtime\(\) returned"),
         (platform("cpu", 5), r"platform 'npu': its runtime\(\) returned 5"),
     ],
