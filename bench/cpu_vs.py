@@ -65,7 +65,7 @@ def _race(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, reason in absent.items():
         _report(f"{name} does not take part: {reason}")
     if not contenders:
-        raise ValueError("no engine takes part")
+        raise ValueError("no engine is selected")
     results: list[dict[str, Any]] = []
     for checkpoint in _checkpoints(arguments.model):
         race = Race(_plan(arguments, checkpoint), contenders, _report)

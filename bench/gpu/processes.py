@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The end of a process. code: None if killed at its deadline. said: its last output lines."""
+    """The end of a process. code: None if killed at the deadline. said: last output lines."""
 
     code: int | None
     seconds: float

@@ -181,7 +181,7 @@ def test_a_package_with_the_name_of_a_missing_member_counts_as_third_party(plugi
     plugin_site.add("dovetail-a", {"policy": {"evil": "evil_pkg:Evil"}})
     registry = plugin_site.registry()
     assert registry.automatic("policy") == []
-    assert "treated as an outside distribution" in registry.warnings[0]
+    assert "treated as a third-party distribution" in registry.warnings[0]
 
 
 @pytest.mark.parametrize(("version", "num_warnings"), [("1.0", 0), ("2.0", 1)])

@@ -93,7 +93,8 @@ def test_if_all_candidates_fail_every_reason_is_reported(plugin_site):
         choose(plugin_site.registry(), Prefers("gone"), "policy", "auto")
     message = str(refusal.value)
     assert (
-        "acme: outside plugins must be named, or allowed with plugins_allow=policy:acme" in message
+        "acme: third-party plugins must be requested by name, or "
+        "allowed with plugins_allow=policy:acme" in message
     )
     assert "\n  - dovetail-a: Cannot load" in message
 

@@ -156,7 +156,9 @@ def test_if_no_platform_is_usable_every_reason_is_reported(make):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose_platform(registry, "auto")
     assert "absent: no such chip; no driver" in str(refusal.value)
-    assert "b: outside plugins must be named, or allowed with plugins_allow" in str(refusal.value)
+    assert "b: third-party plugins must be requested by name, or allowed with plugins_allow" in str(
+        refusal.value
+    )
     with pytest.raises(PluginNotFoundError, match="pip install dovetail-cpu"):
         choose_platform(PluginRegistry(distributions=[]), "auto")
 
@@ -201,7 +203,9 @@ def test_without_a_preference_the_first_by_distribution_and_name_is_selected(mak
 
 def test_a_third_party_plugin_is_selected_automatically_only_if_preferred(make):
     registry = make(acme=section("ops", alpha="Alpha"))
-    with pytest.raises(PluginNotFoundError, match=r"alpha: outside plugins must be named, or"):
+    with pytest.raises(
+        PluginNotFoundError, match=r"alpha: third-party plugins must be requested by name, or"
+    ):
         choose(registry, box(), "ops", "auto")
     assert choose(registry, box(ops=("alpha",)), "ops", "auto").__name__ == "Alpha"
     assert choose(registry, box(ops=("alpha@acme",)), "ops", "auto").__name__ == "Alpha"

@@ -36,7 +36,7 @@ _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One text. path: relative to the project. line: its first line, from 1."""
+    """One text. path: relative to the project. line: first line of the text, from 1."""
 
     kind: str
     path: str

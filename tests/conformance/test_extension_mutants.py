@@ -265,7 +265,7 @@ MUTANTS = [
     ("stat_logger", ClosesOnce, "closed twice"),
     ("stat_logger", DividesByZero, "ZeroDivisionError"),
     ("stat_logger", BlocksTheEngine, "delays the engine"),
-    ("hooks", ImplementsNoHook, "overrides none of the hooks"),
+    ("hooks", ImplementsNoHook, "must override at least one of the hooks"),
     ("hooks", RaisesInAHook, "failed in on_step"),
     ("hooks", MisspellsAHook, "Did you mean 'on_request_error'"),
     ("worker_extension", DefinesInit, "__init__ is a special method"),

@@ -19,7 +19,8 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page of the guide. kind: its file name, which is the plugin kind for most pages."""
+    """One page of the guide. kind: the page's file name, which is the plugin kind for most
+    pages."""
 
     path: Path
 

@@ -43,8 +43,8 @@ class Kind:
     roles: the processes that load it. is_probed: whether selection runs the probe of its manifest.
     takes_context: whether the constructor takes a context, which includes the options; otherwise
         it takes the keyword `options`. declares: class attributes that are frozensets of names.
-    fake: its class in `dovetail_devkit.fakes.<name>`; "" for a sketch. A kind with a fake has the
-        suite `dovetail_devkit.suites.<name>:check_<name>`.
+    fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`; "" for a sketch. A kind with a
+        fake has the suite `dovetail_devkit.suites.<name>:check_<name>`.
     distribution: a distribution that provides plugins of this kind.
     """
 

@@ -78,7 +78,7 @@ class EngineCoreRequest:
     tenant: the tenant, for policies that are fair to tenants; "" for none.
     deadline_ns: deadline of the first token on the engine's clock, for policies that use it; 0 for
         none.
-    lora_id: its LoRA adapter; "" for none.
+    lora_id: id of the request's LoRA adapter; "" for none.
     encoder_inputs: multimodal content, by position; placeholders do not overlap.
     """
 
@@ -122,7 +122,7 @@ class Request:
         decrease by their number.
     max_drafts: maximum number of drafts of the row. num_drafts: drafts after the last result.
     max_total_tokens: maximum length, prompt included.
-    row: its row while it runs, -1 otherwise.
+    row: row of a running request, -1 otherwise.
     encoder_end: the position after its last placeholder token; 0 for none.
     num_cached_tokens: prompt tokens found in the prefix cache at its first admission, or -1.
     num_lost_tokens: tokens computed before its last preemption; 0 while it runs.

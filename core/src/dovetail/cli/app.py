@@ -34,7 +34,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
     ("plugins show", "dovetail.cli.plugins_show:show", "Show the details of one plugin."),
 )
-"""Every command: its words, "module:function", and its line in `--help`."""
+"""Every command: the words of the command, "module:function", and its line in `--help`."""
 
 GROUPS = {
     "bench": "Measure an engine on random prompts.",

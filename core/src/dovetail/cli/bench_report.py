@@ -31,7 +31,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of a bench command. case: its options. measures: summaries by name, in order."""
+    """The result of a bench command. case: the options. measures: summaries by name, in order."""
 
     command: str
     case: Mapping[str, Any]

@@ -50,7 +50,7 @@ class Part:
 class DemoRun:
     """The result of one engine.
 
-    subject: with the questions that were asked. options: those that differ from the default.
+    subject: with the questions that were asked. options: the options that differ from the default.
     total_s: median duration of a timed round, in seconds. parts: selected plugins by kind. changes:
     settings that the engine resolved.
     """

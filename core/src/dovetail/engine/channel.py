@@ -83,7 +83,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to the call `number`. value: its result, unless there is an error."""
+    """The reply to the call `number`. value: the result of the call, unless there is an error."""
 
     number: int
     value: Any = None

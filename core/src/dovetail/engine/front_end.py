@@ -63,7 +63,8 @@ class UserRequest:
 class CheckedRequest:
     """A user's request after the fast checks.
 
-    read: its prompt. core_id: its id in the engine core. arrival_ns: time on the front end's clock.
+    read: the prompt. core_id: the request's id in the engine core. arrival_ns: time on the front
+    end's clock.
     """
 
     user_request: UserRequest

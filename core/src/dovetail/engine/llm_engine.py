@@ -217,7 +217,8 @@ class LLMEngine:
     ) -> list[Any]:
         """Call a method of every worker and return the answers by rank.
 
-        operation: its name; without `engine_process` also a callable, which gets the worker.
+        operation: the operation's name; without `engine_process` also a callable, which gets the
+        worker.
         """
         return self.client.call_workers(operation, args, kwargs)
 

@@ -63,8 +63,8 @@ class Operation(Generic[P, R]):
 
     name: of the operation and of the method of `EngineCore` that implements it. answered: False if
     the caller does not wait; results are reported with the outputs. while_paused: whether it may be
-    called while the engine is paused. takes_requests: it sends requests, which the engine reads one
-    by one, in time slices between two steps.
+    called while the engine is paused. takes_requests: the operation sends requests, which the
+    engine reads one by one, in time slices between two steps.
     """
 
     def __init__(

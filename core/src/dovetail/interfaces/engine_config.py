@@ -95,7 +95,7 @@ class SchedulerConfig(RequestedScheduler):
 
 
 class ParallelConfig(RequestedParallel):
-    """Processes, devices and workers; resolved. platform: its name or class."""
+    """Processes, devices and workers; resolved. platform: the platform's name or class."""
 
     platform: ChosenReference
     worker_cls: ChosenReference | None

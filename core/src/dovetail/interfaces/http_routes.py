@@ -2,7 +2,7 @@
 
 There is no implementation yet, and the first one may still change the contract. Routes are data, so
 that the server can list, refuse and protect them before it serves them. They would run for every
-engine, so the user must enable them. The contract depends on no web framework.
+engine, so the user must enable them. The contract does not depend on a web framework.
 """
 
 from __future__ import annotations

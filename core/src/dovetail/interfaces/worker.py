@@ -31,8 +31,8 @@ class WorkerContext:
     config: the worker's part of the resolved configuration.
     plugins: loads the plugins that the worker uses (attention, model, ops, …).
     options: validated options of the worker plugin.
-    rank: number of the worker in the engine. local_rank: its number on this machine. world_size:
-        number of workers.
+    rank: number of the worker in the engine. local_rank: number of the worker on this machine.
+        world_size: number of workers.
     rendezvous: URL by which the workers of this engine connect to each other: "file://" in a folder
         that only its owner can access, or "tcp://" on the loopback. "" for a single worker.
     """

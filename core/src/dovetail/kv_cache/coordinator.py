@@ -1,6 +1,6 @@
 """Finds the longest cached prefix that all KV-cache groups of a model can resume.
 
-It searches keys with a function for look-ups, and depends on no pool and no request.
+It searches keys with a look-up function, and does not depend on the pool or on requests.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Hit:
     """The longest cached prefix of a request that every group can resume.
 
-    num_tokens: its length in tokens, in whole blocks. blocks: one list per group, 0 for positions
-    that the group does not need. Valid until blocks are allocated or taken.
+    num_tokens: length of the hit in tokens, in whole blocks. blocks: one list per group, 0 for
+    positions that the group does not need. Valid until blocks are allocated or taken.
     missing: (group, position) of blocks that the KV connector can load; they are 0 in `blocks`.
     """
 

@@ -69,7 +69,7 @@ class ChildGroup:
         with self._changed:
             known = self._changed.wait_for(self.is_over, _CAUSE_S)
         if not known:
-            self.fail(EngineDeadError("A worker has closed its connection."))
+            self.fail(EngineDeadError("A worker process has closed its connection."))
         return self.failure or EngineDeadError("The executor was shut down.")
 
     def silence_s(self) -> float:

@@ -62,7 +62,7 @@ class ChildFailure(Exception):  # noqa: N818  # a phrase for the errors of calle
 
 
 class HandlerError(Exception):
-    """An error of the handler. kind: its class name. parameter: that of a RequestError."""
+    """An error of the handler. kind: the class name. parameter: parameter of a RequestError."""
 
     def __init__(self, kind: str, message: str, parameter: str) -> None:
         super().__init__(message)

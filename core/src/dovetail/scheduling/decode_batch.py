@@ -39,7 +39,8 @@ def decodes(request: Request) -> bool:
 class DecodeStepRecord:
     """The members in one step: columns in order of admission, never changed.
 
-    order: their admission numbers. token_ids: the token lists of the requests, to append to.
+    order: admission numbers of the requests. token_ids: the token lists of the requests, to append
+    to.
     stop_ids: every token that may end a member. capped: members that reach their length limit in
     this step.
     gone: by index, members that ended or lost their row before the result arrived.

@@ -1,7 +1,7 @@
 """The op provider `triton`: small fused operations in Triton kernels.
 
-It depends on no model and no platform. Triton is imported when the ops are created, not with this
-module, so that a missing Triton can be reported.
+It does not depend on a model or a platform. Triton is imported when the ops are created, not with
+this module, so that a missing Triton can be reported.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions; R rows and V width of logits or of an embedding's table.
 """

@@ -236,7 +236,7 @@ _Change = tuple[torch.Tensor, torch.Tensor]
 def _join(member: _Member, request: NewRequest, rows: Sequence[int]) -> bool:
     joins = member.extension.join(rows[0], request)
     if not isinstance(joins, bool):
-        raise ContractError(f"join returned {joins!r:.80}; it must return True or False.")
+        raise ContractError(f"join() returned {joins!r:.80}; it must return True or False.")
     return joins
 
 

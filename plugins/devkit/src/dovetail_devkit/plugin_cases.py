@@ -47,7 +47,7 @@ if what == "load":
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSubject:
-    """A plugin that the user named. cls: its class, or None if loading raised `error`."""
+    """A plugin that the user named. cls: the plugin's class, or None if loading raised `error`."""
 
     kind: str
     reference: str

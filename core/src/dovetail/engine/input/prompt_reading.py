@@ -22,10 +22,10 @@ DEFAULT_LIMITS = LimitsConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """A prompt in one form. content: its text or its token ids, not yet checked.
+    """A prompt in one form. content: the text or the token ids, not yet checked.
 
-    text: its text, or None if it has only token ids. cache_salt, tenant, deadline_s: as in
-    `dovetail.inputs.PromptTraits`; deadline_s is None for no deadline.
+    text: the prompt's text, or None if the prompt has only token ids. cache_salt, tenant,
+    deadline_s: as in `dovetail.inputs.PromptTraits`; deadline_s is None for no deadline.
     """
 
     content: str | Iterable[int]

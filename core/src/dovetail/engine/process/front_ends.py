@@ -48,7 +48,8 @@ GAUGES = (
 class FrontEndPeer:
     """One front end, as the engine sees it.
 
-    live: its unfinished requests, its own ids by the core's. answers: sent with its next outputs.
+    live: the front end's ids of its unfinished requests, by the core's ids. answers: results of
+    calls, sent with the next outputs.
     last_stats: the last ones sent. wants_stats: whether it has acted since, so that new ones are
     sent even if none of its requests runs. num_beats: heartbeats since its last message.
     num_behind: heartbeats for which it has been too far behind. translates: whether its ids and the

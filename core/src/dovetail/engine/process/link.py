@@ -76,7 +76,8 @@ class EngineLink(ABC):
     """The connection of one front end to an engine's process.
 
     error: why the engine ended, or that it was shut down; None while it is not known to be dead.
-    ready: its first message. heartbeat: the last one. folder: contains its sockets.
+    ready: the engine's first message. heartbeat: the last heartbeat. folder: the folder of the
+    sockets.
     """
 
     error: DovetailError | None = None

@@ -17,7 +17,8 @@ class SupervisionRules:
     max_restarts: within `window_s`; the next death is final. A death that is blamed on a request
     does not count, unless this is 0; see `crash_tracker`. first_delay_s, max_delay_s: before a
     restart; doubled at each restart within the window.
-    max_silence_s: an engine without heartbeats for longer is STALLED; kill_silence_s: it is killed.
+    max_silence_s: an engine without heartbeats for longer is STALLED; kill_silence_s: an engine
+    without heartbeats for longer is killed.
     max_step_s, kill_step_s: the same limits for the duration of a step.
     max_deaths: how many engines may die while a request is unfinished before it is suspected, and
     refused after it was the only suspect; see `crash_tracker`.

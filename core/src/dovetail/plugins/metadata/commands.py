@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command of an installed distribution. plugin: its entry point. help: its help line."""
+    """An installed command. plugin: the command's entry point. help: the help line."""
 
     plugin: Candidate
     help: str

@@ -41,8 +41,9 @@ _RESERVED = frozenset({"auto"})
 class Candidate:
     """An installed plugin, or a class that the user named directly.
 
-    target: "module:Class" as its distribution declares it. distribution: its name as in its
-    metadata. distribution and version are empty for a class that the user named directly.
+    target: "module:Class" as its distribution declares it. distribution: the distribution's
+    name as in its metadata. distribution and version are empty for a class that the user named
+    directly.
     """
 
     kind: str
@@ -187,8 +188,8 @@ def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
     if chosen.is_impostor:
         warnings.append(
             f"{_located(chosen)} has the name of a first-party distribution, but its plugins are "
-            f"in {', '.join(chosen.packages)}, so it is treated as an outside distribution. If you "
-            "did not install it on purpose, uninstall it."
+            f"in {', '.join(chosen.packages)}, so it is treated as a third-party "
+            "distribution. If you did not install it on purpose, uninstall it."
         )
     known = (chosen.version, set(chosen.entries))
     for other in same:

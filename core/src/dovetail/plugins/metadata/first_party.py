@@ -58,7 +58,7 @@ def first_party_package(distribution: str) -> str:
 def is_first_party(distribution: str, target: str) -> bool:
     """Return whether `target` ("module:Class") is a plugin of a first-party distribution.
 
-    distribution: its name as written in its metadata.
+    distribution: the distribution's name as written in its metadata.
     """
     return top_package(target) == first_party_package(distribution)
 

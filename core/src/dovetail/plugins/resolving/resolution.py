@@ -20,7 +20,7 @@ class Resolution(Candidate):
 
     name: the plugin's name, or the class path if the user gave one. target: "module:Class" or
     "/file.py:Class". notes: sentences about assumptions and about side effects of the import.
-    options: its validated options. roles: the processes that load it.
+    options: the plugin's validated options. roles: the processes that load the plugin.
     """
 
     notes: tuple[str, ...] = ()

@@ -52,8 +52,8 @@ class Resolver:
             return self._direct(kind, reference.__qualname__, target)
         if not isinstance(reference, str):
             raise ContractError(
-                f"A {kind} is chosen by a string or a class, not by {type(reference).__name__!r} "
-                f"objects. Write {FORMS}, or give the class itself."
+                f"A {kind} must be given as a string or a class, not as "
+                f"{type(reference).__name__!r} objects. Write {FORMS}, or give the class itself."
             )
         parsed = parse_reference(reference)
         if isinstance(parsed, NamedReference):
@@ -92,7 +92,8 @@ class Resolver:
         if not candidate.first_party and not self._is_allowed(candidate):
             whose = f"{candidate.kind}:{candidate.reference}"
             return "outside", (
-                f"outside plugins must be named, or allowed with plugins_allow={whose}"
+                "third-party plugins must be requested by name, or "
+                f"allowed with plugins_allow={whose}"
             )
         for other in self.candidates(candidate.kind):
             if _identity(candidate) in self._replaced_by(other):

@@ -53,7 +53,8 @@ def _where(criteria: Criteria) -> str:
 def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str:
     """Return a sentence with the plugins that automatic selection could use; "" for none.
 
-    For messages about a plugin that cannot be used. criteria: its references are ignored.
+    For messages about a plugin that cannot be used. criteria: the references in `criteria` are
+    ignored.
     """
     try:
         verdicts = list(judge(registry, kind, replace(criteria, references=(AUTO,))))

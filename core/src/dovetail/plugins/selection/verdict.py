@@ -57,12 +57,12 @@ class Criteria:
 class Verdict(Candidate):
     """The verdict on one candidate.
 
-    place: its position in the order, from 1; 0 if it is not tried. standing: the reason for that
-    position. state: one of the constants of this module. rule: the deciding rule. reasons: phrases
-    or sentences about the state. batch_invariant: whether it is batch-invariant in the dtype of the
-    model; None for kinds that do not declare it, and for a class that was not loaded. cls: the
-    class, if it was loaded. error: the error of a failed candidate. is_fatal: whether an engine
-    that starts raises it.
+    place: position of the candidate in the order, from 1; 0 if the candidate is not tried.
+    standing: the reason for that position. state: one of the constants of this module. rule: the
+    deciding rule. reasons: phrases or sentences about the state. batch_invariant: whether it is
+    batch-invariant in the dtype of the model; None for kinds that do not declare it, and for a
+    class that was not loaded. cls: the class, if it was loaded. error: the error of a failed
+    candidate. is_fatal: whether an engine that starts raises it.
     """
 
     rank: int = 0

@@ -61,7 +61,7 @@ _WHOLE = frozenset(
 
 
 class FakeDeviceTensor(torch.Tensor):
-    """A tensor of the fake device. host: its data. piece: its memory."""
+    """A tensor of the fake device. host: the tensor's data. piece: the tensor's device memory."""
 
     host: torch.Tensor
     piece: Piece

@@ -25,7 +25,7 @@ class LoadedModel:
     """A model and the sizes of its steps.
 
     num_layers: number of attention layers of the model. vocab_size: width of its logits. tables:
-    its position tables. device_parts: objects of the platform and the op provider.
+    the model's position tables. device_parts: objects of the platform and the op provider.
     """
 
     model: Model

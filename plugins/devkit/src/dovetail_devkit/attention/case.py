@@ -166,7 +166,7 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
 
 
 def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
-    """Return `case` with heads that the layer rotates. part: it rotates 1 / part of each head."""
+    """Return `case` with heads that the layer rotates. part: 1 / part of a head is rotated."""
     return replace(case, rotary_size=case.head_size // part // 2 * 2)
 
 

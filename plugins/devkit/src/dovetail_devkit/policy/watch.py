@@ -171,7 +171,7 @@ class WatchedPolicy(Policy):
         for request, proxy in zip(running, shown, strict=True):
             if chosen is proxy:
                 return request
-        raise AssertionError(f"victim returns {chosen!r}, which is not a request of its argument")
+        raise AssertionError(f"victim() returns {chosen!r}, which is not a request of its argument")
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         """Record the arrival of a request."""
@@ -231,7 +231,7 @@ class WatchedPlan(WatchedPolicy):
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Forward the actions, and return the answers."""
         actions = self.watched.plan(self.veil.view(view))
-        expect(isinstance(actions, Generator), f"plan returns {actions!r}; expected a generator")
+        expect(isinstance(actions, Generator), f"plan() returns {actions!r}; expected a generator")
         answer: Any = None
         while True:
             try:

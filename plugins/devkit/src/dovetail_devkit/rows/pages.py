@@ -46,7 +46,7 @@ class SlotPages:
 class FlakyWorkerSide(FakeWorkerSide):
     """Loses some of the stored blocks.
 
-    loses_one_in: it loses one of this many blocks; 0 for none. spoilt: blocks of failed loads.
+    loses_one_in: one of this many blocks is lost; 0 for none. spoilt: blocks of failed loads.
     """
 
     def __init__(self) -> None:

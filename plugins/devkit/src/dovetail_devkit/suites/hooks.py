@@ -27,7 +27,10 @@ def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None 
     context = HooksContext(options=options or {})
     hooks = HookPlugins({"judged": hooks_cls(context)})
     overridden = [name for name in HOOK_NAMES if hooks.subscribers(name)]
-    expect(bool(overridden), f"the plugin overrides none of the hooks {', '.join(HOOK_NAMES)}")
+    expect(
+        bool(overridden),
+        f"the plugin must override at least one of the hooks {', '.join(HOOK_NAMES)}",
+    )
     HookPlugins({"command_line": hooks_cls(context)}).notify("register_cli", app=App(name="judge"))
     with TemporaryDirectory() as folder:
         config = make_config(write_fake_config(Path(folder)))

@@ -135,7 +135,7 @@ class _Rig:
         """Request a store; return whether the connector accepts it."""
         transfer = self.transfer(keys, blocks)
         taken = self.scheduler.store(transfer)
-        expect(isinstance(taken, bool), f"store returns {taken!r}; expected True or False")
+        expect(isinstance(taken, bool), f"store() returns {taken!r}; expected True or False")
         if taken:
             self.open[transfer.transfer_id] = transfer
             for key, block in zip(keys, blocks, strict=True):
@@ -146,7 +146,7 @@ class _Rig:
         """Request a load; return whether it takes longer than its plan."""
         transfer = self.transfer(keys, blocks)
         waits = self.scheduler.load(transfer)
-        expect(isinstance(waits, bool), f"load returns {waits!r}; expected True or False")
+        expect(isinstance(waits, bool), f"load() returns {waits!r}; expected True or False")
         self.open[transfer.transfer_id] = transfer
         for key, block in zip(keys, blocks, strict=True):
             if key in self.kept:
@@ -184,7 +184,7 @@ class _Rig:
         for block, pages in forward:
             self.put(block, pages)
         answer = self.worker.finish()
-        expect(isinstance(answer, bytes), f"finish returns {answer!r:.80}; expected bytes")
+        expect(isinstance(answer, bytes), f"finish() returns {answer!r:.80}; expected bytes")
         outcome = self.scheduler.update(answer)
         ended: dict[int, tuple[int, ...]] = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
         expect(
@@ -261,7 +261,7 @@ def _check_round_trip(rig: _Rig) -> None:
         rig.settle()
     else:
         rig.worker.begin(rig.scheduler.take_instructions())
-        rig.check_cache("A synchronous load must have ended when begin returns.")
+        rig.check_cache("A synchronous load must have ended when begin() returns.")
         rig.open.clear()
     rig.check_cache("Stored blocks were loaded into other blocks.")
 

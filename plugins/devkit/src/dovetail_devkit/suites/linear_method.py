@@ -38,7 +38,7 @@ def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor
     parameters = dict(layer.named_parameters(recurse=False))
     want = {"weight"} if bias_O is None else {"weight", "bias"}
     expect(
-        set(parameters) == want, f"create registers {sorted(parameters)}; expected {sorted(want)}"
+        set(parameters) == want, f"create() registers {sorted(parameters)}; expected {sorted(want)}"
     )
     with torch.no_grad():
         parameters["weight"].copy_(weight_OI)
@@ -146,7 +146,7 @@ class _Layer:
 
     def _check_parameters(self) -> None:
         parameters = list(self._module.named_parameters(recurse=False))
-        expect(bool(parameters), "create must register the parameters of the layer")
+        expect(bool(parameters), "create() must register the parameters of the layer")
         for name, parameter in parameters:
             expect(
                 parameter.shape[0] == self._shape.out_features,

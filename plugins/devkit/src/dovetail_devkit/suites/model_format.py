@@ -56,7 +56,7 @@ def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
     found = made.describe(path)
     expect(
         isinstance(found, ModelDescription),
-        f"describe returns a {type(found).__name__}; expected a ModelDescription",
+        f"describe() returns a {type(found).__name__}; expected a ModelDescription",
     )
     names = found.config.get("architectures")
     expect(
@@ -65,7 +65,7 @@ def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
     )
     expect(bool(found.load_format), "describe must return a load_format")
     expect(bool(found.tokenizer_mode), "describe must return a tokenizer_mode")
-    expect(made.choose([path]) == path, "choose must return the file if a directory has only one")
+    expect(made.choose([path]) == path, "choose() must return the file if a directory has only one")
 
 
 def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
@@ -87,7 +87,7 @@ def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
                 damaged.name in str(error), f"the ModelError must name the file; it says: {error}"
             )
         took_s = time.perf_counter() - begin_s
-        expect(took_s < MAX_SECONDS, f"describe took {took_s:.0f} s for a damaged file")
+        expect(took_s < MAX_SECONDS, f"describe() took {took_s:.0f} s for a damaged file")
 
 
 def _check_rejected(made: ModelFormat, path: Path) -> None:

@@ -67,19 +67,19 @@ def _check_probe(platform_cls: type[Platform]) -> None:
     start_ns = clock.now_ns()
     probe = platform_cls.probe()
     took_ns = clock.now_ns() - start_ns
-    expect(isinstance(probe, Probe), f"probe returns {probe!r}; expected a Probe")
+    expect(isinstance(probe, Probe), f"probe() returns {probe!r}; expected a Probe")
     expect(
         took_ns < MAX_PROBE_NS,
-        f"probe takes {took_ns / 1e9:.1f} s; it may take {MAX_PROBE_NS / 1e9:g} s",
+        f"probe() takes {took_ns / 1e9:.1f} s; it may take {MAX_PROBE_NS / 1e9:g} s",
     )
     expect(dict(os.environ) == environment, "probe must not change environment variables")
     heavy = [name for name in HEAVY if name in sys.modules and name not in loaded]
     expect(not heavy, f"probe must not import {heavy}")
-    expect(platform_cls.probe() == probe, "two calls of probe must return the same")
+    expect(platform_cls.probe() == probe, "two calls of probe() must return equal results")
     reasons = [reason for reason in probe.reasons if isinstance(reason, str) and reason]
     expect(
         len(reasons) == len(probe.reasons),
-        f"the reasons of a probe must be non-empty str; they are {probe.reasons!r}",
+        f"each reason of a probe must be a non-empty str; the reasons are {probe.reasons!r}",
     )
     expect(probe.usable or bool(reasons), "a probe with usable=False must give a reason")
 
@@ -88,11 +88,12 @@ def _check_answers(platform: Platform) -> None:
     capabilities = platform.capabilities()
     expect(isinstance(capabilities, frozenset), "capabilities must return a frozenset")
     wrong = [c for c in capabilities if not isinstance(c, str) or not _CAPABILITY.fullmatch(c)]
-    expect(not wrong, f"capabilities returns {wrong}, which are not valid capability ids")
+    expect(not wrong, f"capabilities() returns {wrong}, which are not valid capability ids")
     dtypes = [c for c in capabilities if c.startswith("dtype.")]
     expect(bool(dtypes), "capabilities must contain a dtype, such as 'dtype.float32'")
     expect(
-        platform.capabilities() == capabilities, "two calls of capabilities must return the same"
+        platform.capabilities() == capabilities,
+        "two calls of capabilities() must return equal results",
     )
     memory = platform.total_memory_bytes()
     expect(
@@ -120,12 +121,12 @@ def _check_defaults(platform: Platform) -> None:
         config = args.create_engine_config()
     before = config.model_dump()
     patch = platform.defaults(config)
-    expect(isinstance(patch, ConfigPatch), f"defaults returns {patch!r}; expected a ConfigPatch")
+    expect(isinstance(patch, ConfigPatch), f"defaults() returns {patch!r}; expected a ConfigPatch")
     for field, entry in patch.changes.items():
         is_pair = isinstance(entry, tuple) and len(entry) == 2
         expect(
             is_pair and isinstance(entry[1], str) and bool(entry[1]),
-            f"defaults returns {entry!r} for {field}; expected (value, reason)",
+            f"defaults() returns {entry!r} for {field}; expected (value, reason)",
         )
     resolved = resolve(config, platform)
     expect(
@@ -142,7 +143,7 @@ def _check_defaults(platform: Platform) -> None:
 def _check_resolved(platform: Platform, resolved: EngineConfig, patch: ConfigPatch) -> None:
     changes = [change for change in resolved.changes if change.field in patch.changes]
     for change in changes:
-        expect(bool(change.reason), f"defaults sets {change.field} without a reason")
+        expect(bool(change.reason), f"defaults() sets {change.field} without a reason")
     problems = platform.problems(resolved)
     texts = isinstance(problems, Sequence) and not isinstance(problems, str)
     expect(texts, f"problems() returns {problems!r}; expected a sequence of str")

@@ -58,11 +58,13 @@ def check_stat_logger(
         for step_id in range(NUM_STEPS):
             now_ns = start_ns + STEP_NS * step_id
             found: object = stat_logger.record(make_step(step_id, now_ns))
-            expect(found is None, f"record returns {found!r}; expected None")
+            expect(found is None, f"record() returns {found!r}; expected None")
         took_ns = (clock.now_ns() - began_ns) // NUM_STEPS
         stat_logger.record(make_step(NUM_STEPS, now_ns))  # with the time of the last step
         stat_logger.close()
         stat_logger.close()
-    expect(took_ns < MAX_RECORD_NS, f"record takes {took_ns / 1e6:.1f} ms, which delays the engine")
+    expect(
+        took_ns < MAX_RECORD_NS, f"record() takes {took_ns / 1e6:.1f} ms, which delays the engine"
+    )
     text = printed.getvalue()[:100]
     expect(not text, f"the logger prints to stdout, which it must not: {text!r}")

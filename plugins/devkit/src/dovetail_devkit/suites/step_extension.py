@@ -79,10 +79,12 @@ def _check_join(extension: StepExtension, asking: SamplingParams) -> None:
     for row in range(NUM_ROWS):
         extension.leave(row)  # no request has this row
     found = extension.join(0, _new_request(0, [1, 2, 3], 3, asking))
-    expect(found is True, f"join returns {found!r} for a request with example_args; expected True")
+    expect(
+        found is True, f"join() returns {found!r} for a request with example_args; expected True"
+    )
     found = extension.join(1, _new_request(1, [1, 2, 3], 3, SamplingParams()))
     expect(
-        found is False, f"join returns {found!r} for a request without extra_args; expected False"
+        found is False, f"join() returns {found!r} for a request without extra_args; expected False"
     )
     extension.leave(0)
     extension.leave(0)

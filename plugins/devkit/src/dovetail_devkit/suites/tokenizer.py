@@ -102,7 +102,7 @@ def _check_lossless(tokenizer: Tokenizer) -> None:
 def _check_round_trips(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        expect(isinstance(ids, list), f"encode returns a {type(ids).__name__}; expected a list")
+        expect(isinstance(ids, list), f"encode() returns a {type(ids).__name__}; expected a list")
         beyond = [token for token in ids if not 0 <= token < tokenizer.vocab_size]
         expect(
             not beyond,

@@ -102,12 +102,12 @@ def _check_again(loader_cls: type[WeightLoader], model_dir: Path, make_model: Ma
     first, again = (_load(loader_cls, model_dir, model) for model in models)
     expect(
         first == again,
-        f"two calls of load return {first} and {again} bytes; they must return the same",
+        f"two calls of load() return {first} and {again} bytes; they must return the same",
     )
     for (name, one), other in zip(
         _weights(models[0]), models[1].state_dict().values(), strict=True
     ):
-        expect(torch.equal(one, other), f"two calls of load must give equal values of {name}")
+        expect(torch.equal(one, other), f"two calls of load() must give equal values of {name}")
 
 
 def _load(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:
@@ -124,19 +124,19 @@ def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model:
         num_bytes = _load(loader_cls, model_dir, model)
     expect(
         isinstance(num_bytes, int) and num_bytes >= 0,
-        f"load returns {num_bytes!r}; expected the number of bytes that were read",
+        f"load() returns {num_bytes!r}; expected the number of bytes that were read",
     )
     for name, tensor in _weights(model):
         expect(
             tensor.data_ptr() == places[name],
-            f"load replaced the tensor of {name}; it must write into the tensor of the model",
+            f"load() replaced the tensor of {name}; it must write into the tensor of the model",
         )
         nan = tensor.is_floating_point() and bool(tensor.isnan().any())
-        expect(not nan, f"load did not write all elements of {name}")
+        expect(not nan, f"load() did not write all elements of {name}")
         count, size = writes.counts[_storage(tensor)], sizes[_storage(tensor)]
         expect(
             count == size,
-            f"load wrote {count} elements of {name}, which has {size}; write each of them once",
+            f"load() wrote {count} elements of {name}, which has {size}; write each of them once",
         )
 
 

@@ -48,8 +48,9 @@ class _Case:
 def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
     """Check a worker against its contract; raise AssertionError with the violated rule.
 
-    context: its configuration must have max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
-    max_model_len ≥ 64. Sampling fields are checked if the worker declares them in `provides`.
+    context: the worker's context, with a configuration that has max_num_seqs ≥ 4,
+    max_num_batched_tokens ≥ 32 and max_model_len ≥ 64. Sampling fields are checked if the worker
+    declares them in `provides`.
     """
     bench = WorkerBench(worker_cls, lambda: context)
     try:
