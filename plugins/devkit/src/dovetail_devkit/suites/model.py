@@ -127,8 +127,7 @@ def check_model(
 ) -> None:
     """Check an architecture against its contract; raise AssertionError with the violated rule.
 
-    context: the model's context; config.json must describe a small model, and max_model_len must be
-    at least 16.
+    context: its config.json must describe a small model, and max_model_len must be at least 16.
     fill: loads and packs the weights. tolerance: largest allowed difference of a logit between two
     ways to compute it. reference: another implementation, whose logits must be equal, or None.
     """
@@ -355,13 +354,12 @@ class _Bench:
         num_tokens = len(input_ids_T)
         expect(
             hidden_TD.ndim == 2 and len(hidden_TD) == num_tokens,
-            f"forward() returns the shape {list(hidden_TD.shape)} for {num_tokens} tokens; "
-            "expected "
+            f"forward returns the shape {list(hidden_TD.shape)} for {num_tokens} tokens; expected "
             "[T, D]",
         )
         expect(
             hidden_TD.dtype == self._context.dtype,
-            f"forward() returns {hidden_TD.dtype}; expected {self._context.dtype}",
+            f"forward returns {hidden_TD.dtype}; expected {self._context.dtype}",
         )
         self._check_calls(attention.calls)
         logits_TV = self._model.compute_logits(hidden_TD)
