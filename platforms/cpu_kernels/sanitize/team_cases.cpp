@@ -5,11 +5,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
 #include "cases.h"
 #include "team.h"
+
+#if DK_X86
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -148,3 +153,133 @@ DK_CASE(team_parked) {
   usleep(1000);  // long enough for workers to park
   run_loops(random, 1);
 }
+
+DK_CASE(team_grown) {
+  // The team may grow between the count of a caller's threads and its region.
+  dk_set_num_threads(8);
+  std::atomic<int> highest{0}, others{0};
+  std::atomic<int>* counts[] = {&highest, &others};
+  const auto enter = [](void* body, int thread) -> int64_t {
+    auto** const seen = static_cast<std::atomic<int>**>(body);
+    if (thread > *seen[0]) seen[0]->store(thread);
+    if (thread) ++*seen[1];
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (thread == 0 && !*seen[1] && std::chrono::steady_clock::now() < until) usleep(100);
+    return 1;
+  };
+  for (int i = 0; i < 5; ++i) dk::run_region(enter, counts, 2);
+  cases::check(highest < 2, "a worker without a share was in the region");
+}
+
+namespace {
+
+// Run `num_pieces` that sleep; a worker's first piece sleeps `first_us`. Returns the threads that
+// did pieces.
+int count_threads(int64_t num_pieces, int64_t piece_us, int64_t first_us) {
+  std::atomic<bool> is_taken{false};
+  std::atomic<int> threads{0};
+  const auto caller = std::this_thread::get_id();
+  dk::parallel_ranges(num_pieces, 1, [&](auto&& next) {
+    int64_t begin, end;
+    bool did = false;
+    while (next(begin, end)) {
+      if (!did) ++threads;
+      did = true;
+      const bool is_first = std::this_thread::get_id() != caller && !is_taken.exchange(true);
+      usleep(is_first ? first_us : piece_us);
+    }
+  });
+  return threads;
+}
+
+}  // namespace
+
+namespace {
+
+// Whether a worker takes part in a region right after one in which a worker was late by `late_us`.
+// The machine may be busy, so one of several attempts is enough; each begins after any pause.
+bool joins_after(int64_t num_pieces, int64_t piece_us, int64_t late_us, int64_t next_pieces) {
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    usleep(25000);
+    count_threads(num_pieces, piece_us, late_us);
+    if (count_threads(next_pieces, 400, 400) >= 2) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+DK_CASE(team_long_pieces) {
+  dk_set_num_threads(2);
+  cases::check(joins_after(2, 3000, 9000, 20), "long pieces were taken for a busy core");
+}
+
+DK_CASE(team_late_worker) {
+  dk_set_num_threads(3);
+  cases::check(joins_after(60, 200, 40000, 20), "one late worker stopped the others");
+}
+
+DK_CASE(team_joins_midway) {
+  dk_set_num_threads(2);
+  cases::check(joins_after(60, 200, 30000, 400), "a worker did not join after its pause");
+}
+
+DK_CASE(team_signals) {
+  dk_set_num_threads(3);
+  std::atomic<bool> is_right{true};
+  const auto caller = std::this_thread::get_id();
+  dk::parallel_for(40, 1, [&](int64_t, int64_t) {
+    if (std::this_thread::get_id() == caller) {
+      usleep(200);
+      return;
+    }
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+      if (sigismember(&blocked, own)) is_right = false;
+    }
+    is_right = is_right && sigismember(&blocked, SIGTERM) && sigismember(&blocked, SIGINT);
+  });
+  cases::check(is_right, "the signals that a worker blocks");
+}
+
+#if DK_X86
+DK_CASE(team_float_mode) {
+  constexpr unsigned kFlush = 0x8040, kControl = ~0x3fu;
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | kFlush);
+  dk_set_num_threads(1);
+  dk_set_num_threads(random.between(1, 4));  // workers inherit the mode
+  std::atomic<int64_t> num_flushed{0};
+  volatile float tiny = 1e-38f;
+  dk::parallel_for(40, 1, [&](int64_t, int64_t) {
+    usleep(50);
+    num_flushed += tiny * 0.125f == 0.0f;
+  });
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  cases::check(num_flushed == 0, "the host's floating-point mode changed a result");
+  cases::check((after & kControl) == ((before | kFlush) & kControl), "the mode was not restored");
+}
+#endif
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose allocators end first
+DK_CASE(team_without_memory) {
+  int ends[2];
+  cases::check(pipe(ends) == 0, "a pipe");
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    dk::scratch(dk::kOperationScratch, SIZE_MAX / 4);
+    _exit(0);
+  }
+  close(ends[1]);
+  char text[200] = {};
+  const ssize_t length = read(ends[0], text, sizeof text - 1);
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  cases::check(WIFSIGNALED(status) && length > 0, "the process did not end with a message");
+  cases::check(strstr(text, "out of memory") != nullptr, text);
+}
+#endif

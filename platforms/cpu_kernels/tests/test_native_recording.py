@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -82,3 +84,54 @@ def test_a_recording_ends_with_its_block_even_after_an_error(tensors):
     with Recording() as recording:
         pass
     assert recording.num_calls == 0
+
+
+TOO_LONG = """
+import ctypes, resource
+from pathlib import Path
+from dovetail_cpu_kernels.ops import OPS, op
+from dovetail_cpu_kernels.recording import Recording
+call, args = op("silu_mul"), OPS["silu_mul"](0, 0, 0, 0, 0, 16)
+address = ctypes.addressof(args)
+status = Path("/proc/self/status").read_text()
+used = int(status.split("VmSize:")[1].split()[0]) * 1024
+recording = Recording()
+try:
+    with recording:
+        resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20),) * 2)
+        for _ in range(1_000_000):
+            call(address)
+except MemoryError as error:
+    assert "recording" in str(error), error
+    print("a typed error")
+"""
+
+
+def test_a_recording_that_does_not_fit_in_memory_is_a_memory_error():
+    command = [sys.executable, "-c", TOO_LONG]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "a typed error\n", done.stderr
+
+
+def test_results_do_not_depend_on_the_floating_point_mode_of_the_caller():
+    """The sigmoid times the gate is subnormal, the result is not."""
+    x = torch.full((64, 2048), 1.5e-38).bfloat16()
+    expected = torch.empty(64, 1024, dtype=torch.bfloat16)
+    x[:, 1024:] = 1e10
+    gate_mul(x, expected)
+    assert expected.count_nonzero() == expected.numel()
+    try:
+        native.set_num_threads(3)
+        torch.set_flush_denormal(True)
+        for _ in range(30):
+            y = torch.empty_like(expected)
+            gate_mul(x, y)
+            assert torch.equal(y.view(torch.int16), expected.view(torch.int16))
+            with Recording() as recording:
+                gate_mul(x, y)
+            y.zero_()
+            recording.replay()
+            assert torch.equal(y.view(torch.int16), expected.view(torch.int16))
+    finally:
+        torch.set_flush_denormal(False)
+        native.set_num_threads(1)

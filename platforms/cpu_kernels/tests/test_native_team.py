@@ -1,6 +1,7 @@
 """The thread team: its cases of `sanitize/` are compiled without sanitizers and run."""
 
 import os
+import platform
 import runpy
 import shlex
 import shutil
@@ -44,6 +45,28 @@ def test_every_work_item_is_processed_exactly_once(driver, case):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 turns" in done.stdout, "no case was run"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("case", "turns"),
+    [
+        ("grown", 5),
+        ("long_pieces", 2),
+        ("late_worker", 2),
+        ("joins_midway", 2),
+        ("signals", 5),
+        ("float_mode", 5),
+        ("without_memory", 1),
+    ],
+)
+def test_late_workers_floating_point_mode_signals_and_lack_of_memory(driver, case, turns):
+    if case == "float_mode" and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("the case sets MXCSR")
+    command = [str(driver), str(turns), case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{turns} turns" in done.stdout, "no case was run"
 
 
 @needs_library

@@ -7,6 +7,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "record.h"
@@ -219,7 +220,11 @@ void dk_attention(const dk_attention_args* args) {
   const dk_attention_args& a = *args;
   const dk::AttentionTable& table = DK_PICK(attention_table);
   dk::Plan& plan = dk::thread_plan;
-  dk::Planner(a, plan).make();
+  try {
+    dk::Planner(a, plan).make();
+  } catch (const std::bad_alloc&) {
+    dk::end_without_memory("the plan of attention", plan.items.size() * sizeof(dk::AttentionItem));
+  }
   const int64_t num_writes = static_cast<int64_t>(plan.writes.size()) / 2;
   dk::parallel_for(num_writes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 
 #include <cstring>
+#include <new>
 #include <vector>
+
+#include "float_mode.h"
 
 namespace dk {
 
@@ -21,14 +24,20 @@ struct Noted {
 
 thread_local std::vector<Noted> noted;
 thread_local std::vector<char> structs;
+thread_local bool is_incomplete = false;  // there was not enough memory for an operation
 
 }  // namespace
 
 void note_call(void (*operation)(const void*), const void* args, size_t num_bytes) {
-  const size_t offset = structs.size();
-  structs.resize(offset + (num_bytes + kAlignment - 1) / kAlignment * kAlignment);
-  memcpy(structs.data() + offset, args, num_bytes);
-  noted.push_back({operation, offset});
+  // No exception may leave the C ABI: dk_record_end reports it.
+  try {
+    const size_t offset = structs.size();
+    structs.resize(offset + (num_bytes + kAlignment - 1) / kAlignment * kAlignment);
+    memcpy(structs.data() + offset, args, num_bytes);
+    noted.push_back({operation, offset});
+  } catch (const std::bad_alloc&) {
+    is_incomplete = true;
+  }
 }
 
 }  // namespace dk
@@ -36,6 +45,7 @@ void note_call(void (*operation)(const void*), const void* args, size_t num_byte
 void dk_record_begin(void) {
   dk::noted.clear();
   dk::structs.clear();
+  dk::is_incomplete = false;
   dk::is_recording = true;
 }
 
@@ -46,7 +56,10 @@ const dk_call* dk_record_end(int64_t* num_calls) {
   static_assert(sizeof(dk_call) % dk::kAlignment == 0 || sizeof(void*) < 8);
   auto* const memory = static_cast<char*>(malloc(calls_bytes + dk::structs.size() + 1));
   *num_calls = 0;
-  if (!memory) return nullptr;
+  if (!memory || dk::is_incomplete) {
+    free(memory);
+    return nullptr;
+  }
   auto* const calls = reinterpret_cast<dk_call*>(memory);
   for (size_t i = 0; i < noted.size(); ++i) {
     calls[i] = {noted[i].operation, memory + calls_bytes + noted[i].offset};
@@ -61,5 +74,6 @@ const dk_call* dk_record_end(int64_t* num_calls) {
 void dk_record_free(const dk_call* calls) { free(const_cast<dk_call*>(calls)); }
 
 void dk_replay(const dk_call* calls, int64_t n) {
+  const dk::DefaultFloatMode mode;  // once, not for each operation
   for (int64_t i = 0; i < n; ++i) calls[i].fn(calls[i].args);
 }

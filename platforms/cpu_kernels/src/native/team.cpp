@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
 #if DK_X86
@@ -25,9 +26,10 @@ constexpr uint64_t kInside = kOpen - 1;
 constexpr int kNumberShift = 16;
 constexpr int kWorkerSpins = 2000;          // about 25 us, then the worker parks
 constexpr int kCallerSpins = 400;           // then the caller yields its core to the last worker
-constexpr int64_t kStallNs = 200'000;       // a longer wait means that a core is contended
-constexpr int64_t kBackOffFactor = 10;      // then work alone for this multiple of the wait
-constexpr int64_t kMaxBackOffNs = 20'000'000;
+constexpr int64_t kStallNs = 200'000;       // a worker that is longer late may be descheduled,
+constexpr int64_t kStallPieces = 5;         // if it is also longer than this many pieces take;
+constexpr int64_t kPauseFactor = 10;        // then it pauses for this multiple of the wait
+constexpr int64_t kMaxPauseNs = 20'000'000;
 
 void relax() {
 #if DK_X86
@@ -43,13 +45,22 @@ int64_t now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-void park(std::atomic<uint32_t>& word, uint32_t while_it_is) {
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, nullptr, nullptr, 0);
+// Sleep while `word` has the value, at most `limit_ns` (0: without limit).
+void park(std::atomic<uint32_t>& word, uint32_t while_it_is, int64_t limit_ns = 0) {
+  const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
+  const timespec* const timeout = limit_ns ? &limit : nullptr;
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, timeout, nullptr, 0);
 }
 
 void unpark_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1 << 20, nullptr, nullptr, 0);
 }
+
+// When a worker last left a region whose caller waited, and until when the caller makes it pause.
+struct alignas(64) Worker {
+  std::atomic<int64_t> left_ns{0};
+  std::atomic<int64_t> pauses_until_ns{0};
+};
 
 // Constant-initialised and never destroyed: workers may outlive static destructors.
 struct Team {
@@ -62,9 +73,12 @@ struct Team {
   std::atomic<int> wanted{1};
   RegionFunction fn = nullptr;
   void* body = nullptr;
-  int64_t alone_until_ns = 0;
+  int region_threads = 1;
   int num_workers = 0;
-  pthread_t workers[kMaxThreads];
+  pthread_t handles[kMaxThreads];
+  Worker workers[kMaxThreads];  // by thread; 0 is the caller
+  bool has_cpus = false;        // of the workers
+  cpu_set_t cpus;
 };
 Team team;
 
@@ -72,7 +86,8 @@ bool joinable(uint64_t state, uint64_t last) {
   return (state & kOpen) && (state >> kNumberShift) != last;
 }
 
-void leave_region() {
+void leave_region(Worker& self) {
+  if (team.caller_waits.load()) self.left_ns.store(now_ns(), std::memory_order_relaxed);
   const uint64_t left = team.state.fetch_sub(1) - 1;
   if ((left & kInside) || (left & kOpen) || !team.caller_waits.load()) return;
   team.caller_waits.store(0);
@@ -87,17 +102,37 @@ void park_worker(uint64_t last) {
   team.sleepers.fetch_sub(1);
 }
 
+// Sleep until the pause of this worker has ended. Returns whether there was one.
+bool pause_worker(Worker& self) {
+  const int64_t until_ns = self.pauses_until_ns.load(std::memory_order_relaxed);
+  if (!until_ns) return false;
+  const uint32_t seen = team.wake.load();
+  const int64_t left_ns = until_ns - now_ns();
+  if (left_ns > 0 && !team.quit.load()) {
+    park(team.wake, seen, left_ns);
+  } else {
+    self.pauses_until_ns.store(0, std::memory_order_relaxed);
+  }
+  return true;
+}
+
 void* run_worker(void* opaque) {
   const int thread = static_cast<int>(reinterpret_cast<intptr_t>(opaque));
+  const DefaultFloatMode mode;
+  Worker& self = team.workers[thread];
+  self.left_ns.store(0);
+  self.pauses_until_ns.store(0);
   uint64_t last = 0;
   int idle = 0;
   while (!team.quit.load(std::memory_order_relaxed)) {
     uint64_t state = team.state.load(std::memory_order_acquire);
     if (joinable(state, last)) {
+      if (pause_worker(self)) continue;
       if (!team.state.compare_exchange_weak(state, state + 1)) continue;
       last = state >> kNumberShift;
-      team.fn(team.body, thread);
-      leave_region();
+      // The team may have grown since the caller counted its threads.
+      if (thread < team.region_threads) team.fn(team.body, thread);
+      leave_region(self);
       idle = 0;
     } else if (++idle < kWorkerSpins) {
       relax();
@@ -113,7 +148,7 @@ void stop_workers() {
   team.quit.store(true);
   team.wake.fetch_add(1);
   unpark_all(team.wake);
-  for (int t = 0; t < team.num_workers; ++t) pthread_join(team.workers[t], nullptr);
+  for (int t = 0; t < team.num_workers; ++t) pthread_join(team.handles[t], nullptr);
   team.num_workers = 0;
   team.quit.store(false);
 }
@@ -126,33 +161,43 @@ void forget_workers() {
   team.caller_waits.store(0);
   team.quit.store(false);
   team.num_workers = 0;
-  team.alone_until_ns = 0;
   team.busy.store(false);
 }
 
 bool acquire_team() { return !team.busy.exchange(true, std::memory_order_acquire); }
 void release_team() { team.busy.store(false, std::memory_order_release); }
 
-// Start missing workers, with signals blocked: they are handled by threads of the host program.
+// Start missing workers. Signals are handled by threads of the host program, except those that an
+// instruction of the worker raises: the host's handlers report where that was.
 void start_workers() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&blocked, own);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+#ifdef __GLIBC__
+  if (team.has_cpus) pthread_attr_setaffinity_np(&attributes, sizeof team.cpus, &team.cpus);
+#endif
   while (team.num_workers + 1 < team.wanted.load()) {
     const intptr_t thread = team.num_workers + 1;
-    pthread_t* const handle = &team.workers[team.num_workers];
-    if (pthread_create(handle, nullptr, run_worker, reinterpret_cast<void*>(thread)) != 0) {
-      team.wanted.store(team.num_workers + 1);  // out of threads: continue with fewer
+    pthread_t* const handle = &team.handles[team.num_workers];
+    void* const index = reinterpret_cast<void*>(thread);
+    if (pthread_create(handle, &attributes, run_worker, index) != 0) {
+      fprintf(stderr, "dovetail: the system has no thread for worker %d of the native kernels, "
+              "which continue on %d threads\n", static_cast<int>(thread), team.num_workers + 1);
+      team.wanted.store(team.num_workers + 1);
       break;
     }
     ++team.num_workers;
   }
+  pthread_attr_destroy(&attributes);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Wait until no worker is inside the closed region. A late worker was preempted within a piece: the
-// core is contended, so the next regions run on the caller only for a while.
-void wait_for_workers() {
+// Wait until no worker is inside the closed region. A worker that is late for longer than pieces
+// take was preempted within one: its core is contended, so it takes no part for a while.
+void wait_for_workers(int64_t piece_ns) {
   int spins = 0;
   int64_t began_ns = 0;
   while (team.state.load(std::memory_order_acquire) & kInside) {
@@ -166,9 +211,14 @@ void wait_for_workers() {
     team.caller_waits.store(0);
   }
   if (!began_ns) return;
-  const int64_t ended_ns = now_ns(), waited_ns = ended_ns - began_ns;
-  if (waited_ns < kStallNs) return;
-  team.alone_until_ns = ended_ns + std::min(waited_ns * kBackOffFactor, kMaxBackOffNs);
+  const int64_t patience_ns = std::max(kStallNs, kStallPieces * piece_ns);
+  for (int t = 1; t <= team.num_workers; ++t) {
+    const int64_t left_ns = team.workers[t].left_ns.load(std::memory_order_relaxed);
+    const int64_t late_ns = left_ns - began_ns;
+    if (late_ns < patience_ns) continue;
+    const int64_t until_ns = left_ns + std::min(late_ns * kPauseFactor, kMaxPauseNs);
+    team.workers[t].pauses_until_ns.store(until_ns, std::memory_order_relaxed);
+  }
 }
 
 __attribute__((constructor)) void prepare_for_forks() {
@@ -199,29 +249,26 @@ thread_local Scratch thread_scratch;
 
 int num_threads() { return team.wanted.load(std::memory_order_relaxed); }
 
-void run_region(RegionFunction fn, void* body) {
-  if (num_threads() == 1 || !acquire_team()) {
+void run_region(RegionFunction fn, void* body, int threads) {
+  if (threads == 1 || num_threads() == 1 || !acquire_team()) {
     fn(body, 0);
     return;
   }
-  if (team.alone_until_ns && now_ns() < team.alone_until_ns) {
-    fn(body, 0);
-    release_team();
-    return;
-  }
-  team.alone_until_ns = 0;
   if (team.num_workers + 1 < team.wanted.load()) start_workers();
   team.fn = fn;
   team.body = body;
+  team.region_threads = threads;
   const uint64_t number = (team.state.load(std::memory_order_relaxed) >> kNumberShift) + 1;
   team.state.store(number << kNumberShift | kOpen);
   if (team.sleepers.load()) {
     team.wake.fetch_add(1);
     unpark_all(team.wake);
   }
-  fn(body, 0);
+  const int64_t began_ns = now_ns();
+  const int64_t num_pieces = fn(body, 0);
+  const int64_t mine_ns = now_ns() - began_ns;
   team.state.fetch_and(~kOpen);
-  wait_for_workers();
+  wait_for_workers(mine_ns / std::max<int64_t>(1, num_pieces));
   release_team();
 }
 
@@ -232,9 +279,14 @@ char* scratch(ScratchSlot slot, size_t num_bytes) {
   free(memory);
   size = kExactScratch ? num_bytes : num_bytes + num_bytes / 2 + 4096;
   void* fresh = nullptr;
-  // An operation cannot report that there is no memory, and cannot continue without it.
-  if (posix_memalign(&fresh, 64, size) != 0) abort();
+  if (posix_memalign(&fresh, 64, size) != 0) end_without_memory("scratch memory", size);
   return memory = static_cast<char*>(fresh);
+}
+
+void end_without_memory(const char* purpose, size_t num_bytes) {
+  fprintf(stderr, "dovetail: out of memory: a native operation needs %zu bytes of %s\n", num_bytes,
+          purpose);
+  abort();
 }
 
 }  // namespace dk
@@ -245,6 +297,7 @@ void dk_set_num_threads(int64_t n) {
   if (wanted != dk::team.wanted.load()) {
     dk::stop_workers();
     dk::team.wanted.store(wanted);
+    dk::team.has_cpus = sched_getaffinity(0, sizeof dk::team.cpus, &dk::team.cpus) == 0;
   }
   dk::release_team();
 }

@@ -4,14 +4,16 @@
 // thread claims pieces of a common range: first of its own contiguous share, so that memory is read
 // in streams, then of other shares. A worker may join only while the region is open, and the caller
 // never waits for a worker that has not joined: a descheduled thread causes a delay only in the
-// middle of a piece. Regions of several callers do not mix: a caller that finds the team busy (also
-// a region inside a region) does all the work alone. Independent of the functions that it runs.
+// middle of a piece. A worker that was descheduled pauses for a while; the others continue. Regions
+// of several callers do not mix: a caller that finds the team busy (also a region inside a region)
+// does all the work alone. Every thread computes in the default floating-point mode.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "dispatch.h"
+#include "float_mode.h"
 
 namespace dk {
 
@@ -20,16 +22,21 @@ constexpr int kMaxThreads = 64;
 // Threads of the team, including the caller.
 int num_threads();
 
-// Run fn(body) on the caller and on the workers that join; return when all have finished. Each has
-// an index in [0, num_threads()).
-using RegionFunction = void (*)(void* body, int thread);
-void run_region(RegionFunction fn, void* body);
+// Run fn(body) on the caller, thread 0, and on the workers that join; return when all finished.
+// Each has an index in [0, threads), also if the team grows meanwhile. fn returns the number of
+// pieces that it did.
+using RegionFunction = int64_t (*)(void* body, int thread);
+void run_region(RegionFunction fn, void* body, int threads);
 
 // Memory of the calling thread, aligned to 64 bytes, uninitialized, valid until its next call with
 // the same slot, freed with the thread. Memory of an operation's caller may be shared with workers
 // during a region; within a region use another slot.
 enum ScratchSlot { kOperationScratch, kRegionScratch, kOtherScratch, kNumScratchSlots };
 char* scratch(ScratchSlot slot, size_t num_bytes);
+
+// End the process with a message: an operation cannot report that there is no memory, and cannot
+// continue without it.
+[[noreturn]] void end_without_memory(const char* purpose, size_t num_bytes);
 
 // The pieces of [0, num_items) that are left: a counter per thread on a separate cache line.
 class Pieces {
@@ -78,14 +85,19 @@ void parallel_ranges(int64_t num_items, int64_t grain, F body) {
   } region{Pieces(num_items, grain, threads), body};
   const auto enter = [](void* opaque, int thread) {
     Region& shared = *static_cast<Region*>(opaque);
-    shared.body([&shared, thread](int64_t& begin, int64_t& end) {
-      return shared.pieces.claim(thread, begin, end);
+    int64_t num_pieces = 0;
+    shared.body([&shared, &num_pieces, thread](int64_t& begin, int64_t& end) {
+      const bool is_claimed = shared.pieces.claim(thread, begin, end);
+      num_pieces += is_claimed;
+      return is_claimed;
     });
+    return num_pieces;
   };
+  const DefaultFloatMode mode;
   if (threads == 1 || num_items <= grain) {
     enter(&region, 0);
   } else {
-    run_region(enter, &region);
+    run_region(enter, &region, threads);
   }
 }
 
