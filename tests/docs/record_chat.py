@@ -20,7 +20,7 @@ from statistics import median
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- recorded: dovetail chat -->", "<!-- end of chat -->"
 QUESTIONS = (
-    "What is the capital of France?",
+    "Name the capital of France.",
     "What is it famous for? Answer in one sentence.",
     "Why do leaves fall in autumn?",
 )

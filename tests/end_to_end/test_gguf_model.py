@@ -17,7 +17,7 @@ from dovetail.cli import main
 from dovetail.errors import ModelError
 from dovetail_gguf.tensor_names import to_model_name
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 OPTIONS = {
     "max_model_len": 256,
     "max_num_seqs": 4,

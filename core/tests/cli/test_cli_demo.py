@@ -101,7 +101,7 @@ PART = ("--scheduler-cls", "priority")
 def test_another_model_answers_simple_questions(checkpoint, capsys) -> None:
     assert main(["demo", "--model", str(checkpoint), *PART]) == 0
     output = capsys.readouterr().out
-    assert "What is the capital of France?" in output
+    assert "Name the capital of France." in output
     assert " of 8 answers are correct" in output
     assert "all 8 are equal" in output
 

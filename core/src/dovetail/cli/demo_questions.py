@@ -35,7 +35,7 @@ _BEGINNINGS = (
     "say one word",
 )
 _QUESTIONS = {
-    "What is the capital of France?": "Paris",
+    "Name the capital of France.": "Paris",
     "What is the capital of Japan?": "Tokyo",
     "Which planet is closest to the sun?": "Mercury",
     "What is the chemical formula of water?": "H2O",

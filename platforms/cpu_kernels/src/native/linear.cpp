@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "float_mode.h"
 #include "record.h"
 #include "team.h"
 
@@ -73,6 +74,7 @@ struct Cut {
 
 void run_linear(const LinearKernels& kernels, int64_t kind, const dk_linear_args& args) {
   if (args.M == 0) return;
+  const DefaultFloatMode mode;  // the caller packs few rows itself
   const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
   const GroupFormat format = group_format(kind, args.group);
   const Cut cut(kernels, args.M, shape.num_units * kernels.unit_bytes);
