@@ -1,0 +1,69 @@
+"""llama.cpp through the C API of llama-cpp-python; one chunk per batch, a float16 KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import gguf
+import llama_cpp.llama_cpp as native
+import numpy as np
+
+from quality.figures import Recorder
+
+
+def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """Compute the logits of all chunks."""
+    quiet = native.llama_log_callback(lambda level, text, data: None)
+    native.llama_log_set(quiet, None)
+    native.llama_backend_init()
+    path = job["model"]
+    model = native.llama_model_load_from_file(path.encode(), native.llama_model_default_params())
+    if not model:
+        raise RuntimeError(f"llama.cpp could not load {path}")
+    longest = max(len(ids) for chunks in job["chunks"].values() for ids in chunks)
+    params = native.llama_context_default_params()
+    params.n_ctx = params.n_batch = longest
+    params.n_threads = params.n_threads_batch = job["threads"]
+    context = native.llama_init_from_model(model, params)
+    if not context:
+        raise RuntimeError(f"llama.cpp could not create a context of {longest} tokens")
+    vocab_size = native.llama_vocab_n_tokens(native.llama_model_get_vocab(model))
+    for text, chunks in job["chunks"].items():
+        for number, ids in enumerate(chunks):
+            recorder.begin(text, number, ids)
+            _decode(context, ids)
+            for position in range(len(ids) - 1):
+                row = native.llama_get_logits_ith(context, position)
+                recorder.add(np.ctypeslib.as_array(row, (1, vocab_size)))
+            recorder.end()
+    native.llama_free(context)
+    native.llama_model_free(model)
+    return {
+        "bytes_per_weight": _bytes_per_weight(path),
+        "versions": {"llama-cpp-python": version("llama-cpp-python")},
+    }
+
+
+def _decode(context: Any, ids: Sequence[int]) -> None:
+    native.llama_memory_clear(native.llama_get_memory(context), True)
+    batch = native.llama_batch_init(len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for position, token in enumerate(ids):
+        batch.token[position], batch.pos[position] = token, position
+        batch.n_seq_id[position], batch.seq_id[position][0] = 1, 0
+        batch.logits[position] = 1
+    code = native.llama_decode(context, batch)
+    native.llama_batch_free(batch)
+    if code:
+        raise RuntimeError(f"llama_decode returned {code}")
+
+
+def _bytes_per_weight(path: str) -> float:
+    """Return the mean over matrices; a table that is also the head counts once."""
+    tensors = gguf.GGUFReader(path).tensors
+    names = {tensor.name for tensor in tensors}
+    skipped = "token_embd.weight" if "output.weight" in names else ""
+    matrices = [one for one in tensors if len(one.shape) == 2 and one.name != skipped]
+    return sum(int(one.n_bytes) for one in matrices) / sum(int(one.n_elements) for one in matrices)

@@ -1,0 +1,63 @@
+"""The formats that are compared: Dovetail's, and those of peers for the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FLOAT32, BF16 = "float32", "bf16"
+REFERENCES = (FLOAT32, BF16)
+"""Dovetail's own formats whose logits the others are compared with."""
+
+OFF_GRID, PUBLISHED = "off grid", "published"
+WEIGHTS = (OFF_GRID, PUBLISHED)
+"""The weights: judged on the first; the second is for fidelity only."""
+
+DIRECTORY = "directory"
+SOURCE_FILE = "source"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One row of the tables. engine: `quality.engine_<engine>`; options: of the engine.
+
+    model: what the engine reads: "directory" (Hugging Face), "source" (the GGUF file, only for the
+    published weights), or the name of a conversion.
+    """
+
+    name: str
+    engine: str
+    model: str = DIRECTORY
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _ours(name: str, **options: Any) -> Format:
+    return Format(name=name, engine="dovetail", options={"dtype": "bfloat16", **options})
+
+
+def _head(method: str, head: str) -> dict[str, Any]:
+    return {"quantization": method, "plugin_options": {method: {"head": head}}}
+
+
+OURS = (
+    Format(name=FLOAT32, engine="dovetail", options={"dtype": "float32"}),
+    _ours(BF16),
+    _ours("int8", quantization="int8"),
+    _ours("int8, head bf16", **_head("int8", "bfloat16")),
+    _ours("int4", quantization="int4"),
+    _ours("int4, head int8", **_head("int4", "int8")),
+    _ours("KV cache int8", kv_cache_dtype="int8"),
+    Format(name="GGUF file", engine="dovetail", model=SOURCE_FILE, options={"dtype": "bfloat16"}),
+)
+
+PEERS = (
+    *(
+        Format(name=f"llama.cpp {kind}", engine="llamacpp", model=kind)
+        for kind in ("BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M")
+    ),
+    Format(name="llama.cpp GGUF file", engine="llamacpp", model=SOURCE_FILE),
+    Format(name="OpenVINO int8", engine="openvino", model="int8"),
+    Format(name="OpenVINO int4", engine="openvino", model="int4"),
+    Format(name="torch dynamic int8", engine="torch", options={"weights": "int8"}),
+)

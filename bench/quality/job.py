@@ -1,0 +1,71 @@
+"""One format of one engine: reads a job, computes logits of all chunks, writes the figures.
+
+    PYTHON -m quality.job JOB.json RESULT.json
+
+A job has the keys engine, model, options, threads, chunks ({text: [token ids, …]}), references
+({name: folder}) and save_to (a folder or null). An engine is a module `quality.engine_<name>` with
+a function `run(job, recorder)` that returns further facts, such as versions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quality.figures import Recorder
+
+BENCH = Path(__file__).resolve().parents[1]
+
+
+class JobError(Exception):
+    """An engine failed, was late or is not usable."""
+
+
+def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a job in this process; return the figures by text, and facts of the engine."""
+    recorder = Recorder(job["references"], job["save_to"])
+    engine = importlib.import_module(f"quality.engine_{job['engine']}")
+    facts: dict[str, Any] = engine.run(job, recorder)
+    return {"texts": recorder.result(), **facts}
+
+
+def run_apart(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    """Run a job in a process of its own. Raises JobError with the end of its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        request, answer = Path(folder, "job.json"), Path(folder, "result.json")
+        request.write_text(json.dumps(job), encoding="utf-8")
+        run_tool([python, "-m", "quality.job", str(request), str(answer)], deadline_s)
+        found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+        return found
+
+
+def run_tool(command: list[str], deadline_s: float) -> None:
+    """Run a command in the folder of the benchmarks. Raises JobError if it fails or is late."""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=BENCH, env=env, capture_output=True, text=True, timeout=deadline_s
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"no result after {deadline_s:.0f} s") from None
+    except OSError as error:
+        raise JobError(str(error)) from None
+    if done.returncode:
+        raise JobError(" ".join((done.stderr or done.stdout).split())[-400:])
+
+
+def main() -> None:
+    """Run the job that the command line names."""
+    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    Path(sys.argv[2]).write_text(json.dumps(run_job(job)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

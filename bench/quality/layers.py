@@ -1,0 +1,136 @@
+"""Errors of single layers of all-MiniLM-L6-v2, whose float32 weights were never quantized.
+
+Real sentences run through the float32 model; each linear layer of the encoder is then computed
+from its own input by each format. Figure: ‖y − y_float32‖ / ‖y_float32‖ over all tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from quality.texts import EVALUATION
+
+NUM_SENTENCES = 100
+BATCH = 25
+OURS = {"int8": "int8", "int4": "int4"}
+GGUF_TYPES = ("Q8_0", "Q4_0")
+
+Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From inputs [T, I] and weights [O, I] to the outputs [T, O] of a format, without bias."""
+
+
+def layer_errors(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the error of each format by layer, and the means of all layers last."""
+    inputs = record_inputs(folder)
+    errors = {
+        name: {form: _error(compute, x_TI, weight_OI) for form, compute in formats().items()}
+        for name, (x_TI, weight_OI) in inputs.items()
+    }
+    names = list(next(iter(errors.values())))
+    errors["mean"] = {
+        name: float(np.mean([layer[name] for layer in errors.values()])) for name in names
+    }
+    return errors
+
+
+@torch.inference_mode()
+def record_inputs(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the inputs and the weights of each linear layer of the encoder."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    seen: dict[str, list[torch.Tensor]] = {}
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name.startswith("encoder.")
+    }
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(_recording(seen.setdefault(name, [])))
+    sentences = _sentences()
+    for start in range(0, len(sentences), BATCH):
+        for sentence in sentences[start : start + BATCH]:  # one by one: no padding is recorded
+            model(**tokenizer(sentence, return_tensors="pt", truncation=True))
+    return {name: (torch.cat(seen[name]), layers[name].weight.detach()) for name in layers}
+
+
+def _recording(into: list[torch.Tensor]) -> Callable[[nn.Module, Any], None]:
+    def record(_: nn.Module, given: Any) -> None:
+        into.append(given[0].flatten(0, -2).clone())
+
+    return record
+
+
+def _sentences() -> list[str]:
+    text = " ".join(EVALUATION[0].excerpt().split())
+    sentences = [one for one in re.split(r"(?<=[.!?])\s+", text) if 30 < len(one) < 300]
+    return sentences[:NUM_SENTENCES]
+
+
+def formats() -> dict[str, Compute]:
+    """Return how each format computes a layer."""
+    found: dict[str, Compute] = {name: _through_method(method) for name, method in OURS.items()}
+    found["W8 per channel, 16-bit activations"] = _per_channel
+    for kind in GGUF_TYPES:
+        found[f"{kind} rounding"] = _through_gguf(kind)
+    return found
+
+
+@torch.inference_mode()
+def _error(compute: Compute, x_TI: torch.Tensor, weight_OI: torch.Tensor) -> float:
+    exact_TO = x_TI @ weight_OI.T
+    difference_TO = compute(x_TI, weight_OI).float() - exact_TO
+    return float(difference_TO.norm() / exact_TO.norm())
+
+
+def _per_channel(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    scale_O1 = weight_OI.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    rounded_OI = (weight_OI / scale_O1).round() * scale_O1
+    return (x_TI.bfloat16().float() @ rounded_OI.T).bfloat16()
+
+
+def _through_gguf(kind: str) -> Compute:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    type_ = GGMLQuantizationType[kind]
+
+    def compute(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+        rounded = dequantize(quantize(weight_OI.numpy(), type_), type_)
+        return x_TI @ torch.from_numpy(rounded).T
+
+    return compute
+
+
+def _through_method(method: str) -> Compute:
+    """Compute with a linear method of Dovetail, from weights and inputs in bfloat16."""
+    from dovetail.interfaces import ModelContext
+    from dovetail.plugins import PluginRegistry
+    from dovetail_torch.layers import TorchOps, pack_linears
+    from dovetail_torch.layers.linear import ColumnParallelLinear
+
+    def compute(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+        context = ModelContext(
+            hf_config={},
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            linear_method=PluginRegistry().load("linear_method", method)(),
+            ops=TorchOps(),
+            max_model_len=len(x_TI),
+        )
+        features, size = weight_OI.shape
+        layer = ColumnParallelLinear(context, "layer", size, features)
+        layer.weight.copy_(weight_OI)
+        pack_linears(nn.ModuleList([layer]))
+        result: torch.Tensor = layer(x_TI.bfloat16())
+        return result
+
+    return compute

@@ -1,0 +1,113 @@
+"""Markdown tables and the plot of the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quality.formats import BF16, FLOAT32, OFF_GRID
+
+Rows = Sequence[Mapping[str, Any]]
+"""Each has weights, format, bytes_per_weight and texts."""
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """Return the document: where the figures come from, then a table for each kind of weights."""
+    origin = result["origin"]
+    parts = [
+        f"`{origin['command']}`, commit {origin['commit']}, {origin['date']}. "
+        f"Model {origin['model']}; {origin['chunks']} chunks of {origin['chunk_tokens']} tokens "
+        f"per text.",
+        "\n".join(f"- {domain}: {sources}" for domain, sources in origin["texts"].items()),
+    ]
+    for weights in dict.fromkeys(row["weights"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["weights"] == weights]
+        parts += [f"## {weights.capitalize()} weights", _divergence(rows), _perplexity(rows)]
+    if result["layers"]:
+        parts += ["## Layers of all-MiniLM-L6-v2", _layers(result["layers"])]
+    if result["absent"]:
+        parts.append("\n".join(f"- {name}: {why}" for name, why in result["absent"].items()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _divergence(rows: Rows) -> str:
+    texts = list(rows[0]["texts"])
+    head = [
+        "format",
+        "bytes per weight",
+        *(f"KL to float32, {text}" for text in texts),
+        f"mean KL to {FLOAT32}",
+        f"mean KL to {BF16}",
+        f"same best token as {FLOAT32}",
+    ]
+    lines = [
+        [
+            row["format"],
+            f"{row['bytes_per_weight']:.3f}",
+            *(f"{row['texts'][text]['kl'][FLOAT32]:.4f}" for text in texts),
+            f"{mean(row, 'kl', FLOAT32):.4f}",
+            f"{mean(row, 'kl', BF16):.4f}",
+            f"{mean(row, 'same_best', FLOAT32):.2%}",
+        ]
+        for row in rows
+    ]
+    return _table(head, lines)
+
+
+def _perplexity(rows: Rows) -> str:
+    texts = list(rows[0]["texts"])
+    base = next(row for row in rows if row["format"] == BF16)
+    lines = []
+    for row in rows:
+        cells = []
+        for text in texts:
+            value = row["texts"][text]["perplexity"]
+            change = value / base["texts"][text]["perplexity"] - 1
+            cells.append(f"{value:.3f} ({change:+.2%})")
+        lines.append([row["format"], *cells])
+    return _table(["perplexity (against bf16)", *texts], lines)
+
+
+def _layers(layers: Mapping[str, Mapping[str, float]]) -> str:
+    formats = list(next(iter(layers.values())))
+    lines = [
+        [layer, *(f"{errors[name]:.4f}" for name in formats)] for layer, errors in layers.items()
+    ]
+    return _table(["relative error of the output", *formats], lines)
+
+
+def mean(row: Mapping[str, Any], figure: str, reference: str) -> float:
+    """Return the mean of a figure over the texts, each with equal weight."""
+    values = [text[figure][reference] for text in row["texts"].values()]
+    return float(sum(values) / len(values))
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Draw bytes per weight against KL for the weights on which formats are judged."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    for row in result["rows"]:
+        if row["weights"] != OFF_GRID or row["format"] == FLOAT32:
+            continue
+        is_ours = row["engine"] == "dovetail"
+        at = (row["bytes_per_weight"], mean(row, "kl", FLOAT32))
+        axes.plot(*at, "o" if is_ours else "s", color="tab:blue" if is_ours else "tab:orange")
+        axes.annotate(row["format"], at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axes.set_yscale("log")
+    axes.set_xlabel("bytes per weight of linear layers and head")
+    axes.set_ylabel("KL divergence from float32, nats (mean of the texts)")
+    axes.set_title("SmolLM2-135M-Instruct off its grid: circles Dovetail, squares peers")
+    axes.grid(visible=True, which="both", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

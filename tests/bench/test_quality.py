@@ -1,0 +1,190 @@
+"""`bench/quality.py`: figures from logits, references from a GGUF file, texts, tables."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf_files.models import write_model
+from quality.figures import Recorder
+from quality.job import JobError, run_apart, run_job
+from quality.references import write_reference
+from quality.report import tables
+from quality.texts import CALIBRATION, EVALUATION, TextError
+from safetensors.torch import load_file, save_file
+
+from end_to_end.checkpoints import make_checkpoint
+
+CHUNKS = {"prose": [[5, 9, 3, 7, 11, 4, 8, 6] * 6], "code": [list(range(3, 40))]}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("model"), 64)
+
+
+def checkpoint(folder, size):
+    """Return a random model whose rows are whole blocks of `size` values."""
+    make_checkpoint(folder, hidden_size=size, intermediate_size=size, head_dim=size // 4)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": 10000.0}))
+    return folder
+
+
+def job(model, dtype="bfloat16", references=None, save_to=None, chunks=CHUNKS):
+    return {
+        "engine": "dovetail",
+        "model": str(model),
+        "options": {"dtype": dtype},
+        "threads": 1,
+        "chunks": chunks,
+        "references": references or {},
+        "save_to": save_to,
+    }
+
+
+def test_figures_equal_those_of_torch_also_across_slabs(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    exact_PV = torch.randn(150, 40, generator=generator)
+    other_PV = exact_PV + 0.3 * torch.randn(150, 40, generator=generator)
+    ids = torch.randint(40, (151,), generator=generator).tolist()
+    for logits_PV, references, save_to in (
+        (exact_PV, {}, str(tmp_path)),
+        (other_PV, {"exact": str(tmp_path)}, None),
+    ):
+        recorder = Recorder(references, save_to)
+        recorder.begin("text", 0, ids)
+        recorder.add(logits_PV[:100].numpy())
+        recorder.add(logits_PV[100:].numpy())
+        recorder.end()
+    found = recorder.result()["text"]
+    log_p_PV, log_q_PV = exact_PV.log_softmax(-1), other_PV.log_softmax(-1)
+    kl = torch.nn.functional.kl_div(log_q_PV, log_p_PV, log_target=True, reduction="batchmean")
+    assert found["kl"]["exact"] == pytest.approx(kl.item(), rel=1e-4)
+    nll = torch.nn.functional.nll_loss(log_q_PV, torch.tensor(ids[1:]))
+    assert found["nll"] == pytest.approx(nll.item(), rel=1e-5)
+    same = (exact_PV.argmax(-1) == other_PV.argmax(-1)).float().mean()
+    assert found["same_best"]["exact"] == pytest.approx(same.item())
+
+
+@pytest.mark.parametrize("num_rows", [2, 4])
+def test_a_wrong_number_of_positions_is_an_error(num_rows):
+    recorder = Recorder({}, None)
+    recorder.begin("text", 0, [1, 2, 3, 4])
+    with pytest.raises(RuntimeError, match="positions"):
+        recorder.add(np.zeros((num_rows, 8), np.float32))
+        recorder.end()
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    recorder = Recorder({}, None)
+    recorder.begin("text", 0, [1, 2])
+    with pytest.raises(RuntimeError, match="NaN"):
+        recorder.add(np.full((1, 8), np.nan, np.float32))
+
+
+def test_a_damaged_format_has_a_larger_divergence(model_dir, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model_dir, damaged)
+    weights = load_file(damaged / "model.safetensors")
+    torch.manual_seed(0)
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights[name] = weights[name] + 0.1 * torch.randn_like(weights[name])
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    logits = {"float32": str(tmp_path / "logits")}
+    exact = run_job(job(model_dir, "float32", save_to=logits["float32"]))
+    again = run_job(job(model_dir, "float32", references=logits))
+    bf16 = run_job(job(model_dir, references=logits))
+    worse = run_job(job(damaged, references=logits))
+    for text in CHUNKS:
+        figures = [one["texts"][text] for one in (again, bf16, worse)]
+        equal, rounded, broken = (one["kl"]["float32"] for one in figures)
+        assert abs(equal) < 1e-6 < rounded < 0.5 * broken
+        assert figures[0]["same_best"]["float32"] == 1.0
+        assert figures[0]["perplexity"] == pytest.approx(exact["texts"][text]["perplexity"])
+    assert (bf16["bytes_per_weight"], exact["bytes_per_weight"]) == (2.0, 4.0)
+
+
+def test_a_job_in_its_own_process_reports_its_failure(tmp_path):
+    with pytest.raises(JobError, match="no-such-model"):
+        run_apart(sys.executable, job(tmp_path / "no-such-model"), 120)
+
+
+def test_off_grid_weights_stay_within_half_a_step_of_their_block(model_dir, tmp_path):
+    file = write_model(model_dir, tmp_path / "model.gguf", type_=GGMLQuantizationType.Q4_1)
+    folders = {
+        "published": write_reference(file, tmp_path / "published", off_grid=False),
+        "noisy": write_reference(file, tmp_path / "noisy", off_grid=True),
+        "again": write_reference(file, tmp_path / "again", off_grid=True),
+    }
+    found = {key: load_file(folder / "model.safetensors") for key, folder in folders.items()}
+    original = load_file(model_dir / "model.safetensors")
+    assert set(found["noisy"]) == set(original)
+    for name, weight in original.items():
+        published, noisy = found["published"][name].float(), found["noisy"][name].float()
+        assert torch.equal(found["noisy"][name], found["again"][name])
+        if weight.ndim == 1:
+            assert torch.equal(published, noisy)
+            continue
+        blocks = weight.view(-1, 32)
+        steps = (blocks.amax(1) - blocks.amin(1)) / 15
+        ulp = 2**-7 * weight.abs().max()
+        assert ((published - weight).view(-1, 32).abs() <= steps[:, None] / 2 + ulp).all(), name
+        moved = (noisy - published).view(-1, 32).abs() / steps[:, None]
+        assert (moved <= 0.5 + 2 * ulp / steps[:, None]).all(), name
+        assert moved.mean().item() == pytest.approx(0.25, abs=0.02), name  # of a uniform noise
+
+
+def test_a_type_whose_steps_are_not_known_is_refused_by_name(model_dir, tmp_path):
+    wide = checkpoint(tmp_path / "wide", 256)
+    file = write_model(wide, tmp_path / "model.gguf", type_=GGMLQuantizationType.TQ1_0)
+    with pytest.raises(ValueError, match=r"\.weight is TQ1_0, whose steps"):
+        write_reference(file, tmp_path / "noisy", off_grid=True)
+
+
+def test_a_text_of_another_version_is_refused():
+    other = replace(EVALUATION[2], sha256="0" * 64)
+    with pytest.raises(TextError, match="source code: the text of pydantic"):
+        other.excerpt()
+
+
+def test_calibration_uses_other_packages_and_never_french():
+    sources = {source for text in EVALUATION for source in text.sources.split(", ")}
+    names = {source.split()[0] for source in sources}
+    assert {text.domain for text in EVALUATION} - {text.domain for text in CALIBRATION} == {
+        "French"
+    }
+    for text in CALIBRATION:
+        assert names.isdisjoint(text.sources.replace("Debian ", "").split()), text.sources
+
+
+def test_the_tables_show_the_change_of_perplexity_against_bf16():
+    def row(name, perplexity):
+        figures = {
+            "perplexity": perplexity,
+            "kl": {"float32": 0.25, "bf16": 0.5},
+            "same_best": {"float32": 0.75, "bf16": 1.0},
+        }
+        return {
+            "weights": "off grid",
+            "format": name,
+            "bytes_per_weight": 1.0,
+            "texts": {"prose": figures},
+        }
+
+    origin = {
+        **{"command": "c", "commit": "abc", "date": "d", "model": "m"},
+        **{"chunks": 1, "chunk_tokens": 8, "texts": {"prose": "p 1.0"}},
+    }
+    rows = [row("bf16", 10.0), row("int8", 10.5)]
+    layers = {"mean": {"int8": 0.0125}}
+    absent = {"plot": "no matplotlib"}
+    document = tables({"origin": origin, "rows": rows, "layers": layers, "absent": absent})
+    assert "| int8 | 10.500 (+5.00%) |" in document
+    assert "| int8 | 1.000 | 0.2500 | 0.2500 | 0.5000 | 75.00% |" in document
+    assert "| mean | 0.0125 |" in document and "- plot: no matplotlib" in document
+    assert "commit abc" in document
