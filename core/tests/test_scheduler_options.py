@@ -143,7 +143,7 @@ def test_encoder_inputs_are_encoded_within_the_configured_budget(tmp_path):
     try:
         core.add_request(replace(requested, encoder_inputs=content))
         large = (EncoderInput(position=0, num_tokens=5, content_hash=b"x"),)
-        with pytest.raises(RequestError, match="5 encoder tokens at once, but only 4 fit"):
+        with pytest.raises(RequestError, match="5 encoder tokens in one step, but only 4 fit"):
             core.add_request(replace(requested, request_id="b", encoder_inputs=large))
         steps = []
         while core.has_work():

@@ -120,6 +120,15 @@ def test_an_option_reaches_the_plugin(kind, begin, model_dir, tmp_path, monkeypa
         model_dir = shutil.copytree(model_dir, tmp_path / "model")
         config = json.loads((model_dir / "config.json").read_text())
         (model_dir / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    elif kind == "model_source":
+        shutil.copytree(model_dir, tmp_path / "models" / "one")
+        monkeypatch.setenv(module.VARIABLE, str(tmp_path / "models"))
+        model_dir = f"{name}:one"
+    elif kind == "model_format":
+        file = tmp_path / f"one.{name}"
+        file.write_text((model_dir / "config.json").read_text())
+        given["tokenizer"] = str(model_dir)
+        model_dir = file
     else:
         option = KINDS[kind].field.rpartition(".")[2]
         given[option] = (name,) if KINDS[kind].cardinality is Cardinality.MANY else name

@@ -92,5 +92,5 @@ def test_an_extension_named_twice_is_refused(model_dir, options):
 
 
 def test_a_worker_without_step_extensions_is_refused(model_dir, options):
-    with pytest.raises(ContractError, match="FakeWorker does not declare 'step_extensions'"):
+    with pytest.raises(ContractError, match="the worker FakeWorker would ignore it"):
         LLM(model_dir, step_extensions=[FakeStepExtension], worker_cls=FakeWorker, **options)

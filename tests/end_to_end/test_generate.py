@@ -289,7 +289,7 @@ def test_a_progress_bar_appears_only_on_a_terminal_and_if_enabled(
     llm.generate([PROMPT] * 3, greedy(), use_tqdm=shown)
     assert bool(screen.getvalue()) == expected
     if expected:
-        assert "3/3" in screen.getvalue() and "tok/s" in screen.getvalue()
+        assert "3/3" in screen.getvalue() and "tokens/s" in screen.getvalue()
 
 
 def test_a_context_manager_releases_all_resources(model_dir, options):

@@ -275,7 +275,7 @@ def generate_after_reset(llm, prompt_ids):
 
 
 def test_a_connector_that_the_scheduler_does_not_support_is_refused(checkpoint):
-    with pytest.raises(ContractError, match="scheduler FakeScheduler does not declare"):
+    with pytest.raises(ContractError, match="the scheduler FakeScheduler would ignore it"):
         engine(checkpoint, scheduler_cls=FakeScheduler)
     with pytest.raises(ConfigError, match="enable_prefix_caching=False"):
         engine(checkpoint, enable_prefix_caching=False)

@@ -54,7 +54,9 @@ def test_a_worker_for_another_device_is_refused(name, model):
     with pytest.raises(PluginError, match=f"needs device.{name}, which this platform does not"):
         LLM(model, platform="cpu", worker_cls=name, skip_tokenizer_init=True)
     explanation = explain_choice("worker", platform="cpu", worker_cls=name)
-    assert f"it needs device.{name}, which this platform does not provide" in explanation.error
+    assert (
+        f"the plugin needs device.{name}, which this platform does not provide" in explanation.error
+    )
     assert explanation.error.endswith("What can be used here: cpu.")
 
 

@@ -71,7 +71,7 @@ def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, tr
     answers, steps = traffic.Answers(), client.progress.num_steps
     answers.collect(client, 1)
     assert len(answers.tokens["other"]) == 60
-    assert client.progress.num_steps - steps <= 62  # each step produces one token
+    assert client.progress.num_steps - steps <= 70  # nearly every step produces one token
     client.abort_requests(["held"])
     client.add_request(traffic.request("other", [7, 8, 9], 60))
     assert traffic.Answers().collect(client, 1)[0] == {"other": answers.tokens["other"]}

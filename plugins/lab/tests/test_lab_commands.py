@@ -163,7 +163,7 @@ def test_replay_runs_another_scheduler_in_a_file_only_if_trusted(local, capsys):
     assert main([*trusted, "--scheduler", "./mine.py:Mine"]) == 0
     assert "byte for byte" in capsys.readouterr().out
     assert main([*trusted, "--scheduler", "./mine.py:Gone"]) == 2
-    assert "Classes in it: Mine, MyScheduler" in capsys.readouterr().err
+    assert "Classes in the module: Mine, MyScheduler" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def check_plugin_choices(config: RequestedConfig, plugins: PluginRegistry) -> No
     plugins.check_option_names(_chosen(config, plugins))
 
 
+def _locates_model(kind: Kind) -> bool:
+    """Return whether plugins of a kind are used before there is a configuration."""
+    return bool(kind.roles) and not kind.field
+
+
 def _check_pick(kind: Kind, reference: str | type, plugins: PluginRegistry) -> None:
     if reference == AUTO or any(_is_known(one, reference, plugins) for one in kind.also_accepts):
         return
@@ -69,7 +74,9 @@ def check_options_are_used(config: EngineConfig, plugins: PluginRegistry) -> Non
     config: resolved. A kind without a resolved plugin is checked when its plugin is selected.
     """
     chosen: dict[str, list[str | type]] = {
-        kind: [] for kind in KINDS if AUTO not in named_plugins(kind, config)
+        name: []
+        for name, kind in KINDS.items()
+        if AUTO not in named_plugins(name, config) and not _locates_model(kind)
     }
     for kind, reference in _chosen(config, plugins):
         chosen[kind].append(reference)

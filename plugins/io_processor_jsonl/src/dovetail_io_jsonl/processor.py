@@ -127,4 +127,5 @@ def _with_integer_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def _refusal(where: str, reason: str) -> RequestError:
-    return RequestError(f"{where}: {reason.removesuffix('.')}.", parameter="data")
+    end = "" if reason.endswith((".", "?")) else "."
+    return RequestError(f"{where}: {reason}{end}", parameter="data")
