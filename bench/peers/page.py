@@ -43,7 +43,7 @@ METHOD = """## Method
   with its 16-bit weights in bf16. llama.cpp is called through its C API, with our continuous
   batching and one stream per request. vLLM's int8 is W8A8 with a bf16 head. transformers runs one
   padded batch. In int4, the head has six bits in llama.cpp's file (Q4_0), eight bits in OpenVINO
-  and four bits in Dovetail; [cpu.md](cpu.md) shows the accuracy.
+  and eight bits in Dovetail since 2026-11-22; [cpu.md](cpu.md) shows the accuracy.
 """
 
 
