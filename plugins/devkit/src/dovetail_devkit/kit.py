@@ -164,6 +164,7 @@ def _model(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
 def _weight_loader(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
     from dovetail_devkit.suites.weight_loader import weight_loader_cases
 
+    subjects.check_format(cls)
     checkpoint, model_cls = subjects.checkpoint()
 
     def make(device: torch.device) -> Iterable[Case]:
@@ -219,6 +220,7 @@ def _scheduler(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
 def _tokenizer(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
     from dovetail_devkit.suites.tokenizer import tokenizer_cases
 
+    subjects.check_format(cls)
     model_dir, lossless = subjects.tokenizer_dir()
     return tokenizer_cases(cls, model_dir, lossless=lossless)
 

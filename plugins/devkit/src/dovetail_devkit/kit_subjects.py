@@ -22,6 +22,7 @@ from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.worker import WorkerContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
+from dovetail.plugins.metadata.first_party import top_package
 from dovetail.plugins.selection import AUTO, choose_platform
 from dovetail_devkit.contexts import (
     fake_model_overrides,
@@ -153,6 +154,16 @@ class Subjects:
         if self.model is not None:
             return self.model.path, False
         return write_byte_tokenizer(self.new_folder("tokenizer")), True
+
+    def check_format(self, cls: type[Any]) -> None:
+        """Raise NotHere if the plugin reads a model format that the kit cannot write."""
+        package = cls.__module__.partition(".")[0]
+        found = self.registry.candidates("model_format") if self.model is None else ()
+        formats = [f"*.{one.name}" for one in found if top_package(one.target) == package]
+        if formats:
+            raise NotHere(
+                f"the plugin reads {formats[0]} files; give one with --dovetail-model-dir"
+            )
 
     def _platform_of(self, worker_cls: type[Any]) -> Platform:
         """Return the platform that the user, the worker or the worker's preference selects."""
