@@ -47,7 +47,7 @@ def test_a_request_is_admitted_when_all_its_gates_have_opened_in_any_order():
     assert len(admission_gates) == 0
 
 
-def test_one_failed_gate_rejects_the_request_at_all_gates():
+def test_a_request_is_rejected_at_all_gates_if_one_gate_fails():
     first, second = FakeGate(), FakeGate()
     admission_gates = AdmissionGates([first, second], 60)
     a, b = (enter(admission_gates, name) for name in "ab")

@@ -41,7 +41,7 @@ def test_a_group_of_sliding_windows_frees_its_blocks():
 
 
 @pytest.mark.parametrize("max_model_len", [64, 50, 1])
-def test_a_window_as_long_as_the_model_counts_as_full_attention(max_model_len):
+def test_a_sliding_window_of_at_least_max_model_len_counts_as_full_attention(max_model_len):
     assert shape(group(spec(), spec(64), max_model_len=max_model_len)) == [(0, 2)]
 
 

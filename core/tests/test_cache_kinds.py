@@ -35,7 +35,7 @@ def test_a_window_needs_the_blocks_of_its_positions(window, num_tokens):
     assert CacheKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
 
 
-def test_a_resumed_state_is_the_snapshot_before_the_next_token():
+def test_a_state_is_resumed_from_the_snapshot_before_the_next_token():
     kind = kind_of(StateSpec(block_size=SIZE, num_bytes=8, snapshots=True))
     assert [kind.first_needed(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 

@@ -28,7 +28,7 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def test_version_2_has_the_tightest_limits_of_the_cgroup_and_its_parents(tmp_path):
+def test_cgroup_v2_limits_are_the_lowest_limits_of_the_cgroup_and_its_parents(tmp_path):
     top = tmp_path / "cgroup folder"
     write(top)
     write(top / "a", cpu__max="50000 100000", memory__max=3 * GIB)
@@ -39,7 +39,7 @@ def test_version_2_has_the_tightest_limits_of_the_cgroup_and_its_parents(tmp_pat
     assert read_cgroup_limits(proc) == CgroupLimits(cpu_quota=0.5, memory_bytes=2 * GIB)
 
 
-def test_version_1_has_a_hierarchy_for_each_controller(tmp_path):
+def test_cgroup_v1_limits_are_read_from_the_hierarchy_of_each_controller(tmp_path):
     cpu, memory = tmp_path / "cpu", tmp_path / "memory"
     write(cpu, cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
     write(cpu / "task", cpu__cfs_quota_us=150000, cpu__cfs_period_us=100000)
@@ -54,7 +54,7 @@ def test_version_1_has_a_hierarchy_for_each_controller(tmp_path):
     assert read_cgroup_limits(proc) == CgroupLimits(cpu_quota=1.5, memory_bytes=GIB)
 
 
-def test_a_container_whose_own_cgroup_is_mounted_as_the_root_has_its_limits(tmp_path):
+def test_limits_are_read_if_the_cgroup_of_a_container_is_mounted_as_the_root(tmp_path):
     cpu = tmp_path / "cpu"
     write(cpu, cpu__cfs_quota_us=20000, cpu__cfs_period_us=100000)
     mounts = [("/docker/1f", cpu, "cgroup", "rw,cpu")]
@@ -70,7 +70,7 @@ def test_a_cgroup_outside_of_the_mount_has_the_limits_of_the_mount_point(tmp_pat
     assert read_cgroup_limits(proc).cpu_quota == 2.0
 
 
-def test_without_cgroups_or_with_damaged_files_there_is_no_limit(tmp_path):
+def test_no_limit_is_reported_without_cgroups_or_with_damaged_cgroup_files(tmp_path):
     nothing = CgroupLimits(cpu_quota=None, memory_bytes=None)
     assert read_cgroup_limits(tmp_path / "missing") == nothing
     top = tmp_path / "top"
@@ -79,7 +79,7 @@ def test_without_cgroups_or_with_damaged_files_there_is_no_limit(tmp_path):
     assert read_cgroup_limits(proc) == nothing
 
 
-def test_the_report_of_the_machine_has_the_limits_of_the_cgroup(monkeypatch):
+def test_the_machine_report_contains_the_cgroup_limits(monkeypatch):
     limits = CgroupLimits(cpu_quota=0.25, memory_bytes=GIB)
     monkeypatch.setattr("dovetail.machine.read_cgroup_limits", lambda: limits)
     assert read_cores().quota == 0.25

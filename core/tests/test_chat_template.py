@@ -188,6 +188,6 @@ def test_invalid_chat_messages_are_rejected(messages):
     assert refusal.value.parameter == "messages"
 
 
-def test_large_numbers_in_messages_are_rendered_as_values():
+def test_a_chat_message_can_contain_a_large_number():
     messages = [{"role": "tool", "content": 3_000_000_000}]
     assert render("{{ messages[0].content | string }}", messages) == "3000000000"

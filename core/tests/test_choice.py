@@ -16,7 +16,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_explained_plugins_are_the_selected_plugins(kind, tmp_path):
+def test_explain_names_the_plugins_that_the_engine_selects(kind, tmp_path):
     args = EngineArgs(model=write_tiny_llama(tmp_path))
     explanation = explain_choice(kind, args)
     assert not explanation.error
@@ -38,7 +38,7 @@ def test_an_unknown_kind_is_rejected_with_the_nearest_name():
         explain_choice("atention")
 
 
-def test_a_policy_given_as_scheduler_cls_is_explained_for_scheduler_and_policy():
+def test_explain_accepts_a_policy_as_scheduler_cls_for_the_kinds_scheduler_and_policy():
     args = {"scheduler_cls": "dovetail.interfaces.policy:Policy"}
     scheduler = explain_choice("scheduler", **args)
     (taken,) = scheduler.chosen

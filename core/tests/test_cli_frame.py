@@ -160,7 +160,7 @@ def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
         (["collect-env", "surplus"], "surplus"),
     ],
 )
-def test_an_invalid_command_is_reported_with_the_nearest_word(
+def test_the_error_for_an_invalid_command_suggests_the_nearest_command(
     arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -227,7 +227,7 @@ def test_a_closed_output_pipe_is_not_an_error(site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_collect_env_reports_facts_and_no_secrets(
+def test_collect_env_describes_the_environment_without_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")

@@ -241,12 +241,12 @@ def test_max_model_len_above_the_models_limit_is_rejected() -> None:
         {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}},
     ],
 )
-def test_an_override_of_the_length_is_not_advised_if_it_changes_the_model(hf_config: dict) -> None:
+def test_the_error_suggests_no_length_override_that_changes_the_model(hf_config: dict) -> None:
     message = refusal(config_of(hf_config, model__max_model_len=65))
     assert "64 tokens" in message and "hf_overrides" not in message
 
 
-def test_the_advised_override_contains_every_length_and_is_accepted() -> None:
+def test_the_suggested_length_override_contains_every_length_and_is_accepted() -> None:
     two = {"n_positions": 50, "rope_theta": 1e4}
     message = refusal(config_of(two, model__max_model_len=65))
     assert 'hf_overrides={"max_position_embeddings": 65, "n_positions": 65}' in message
@@ -272,7 +272,7 @@ def test_max_model_len_can_be_the_scaled_length_of_linear_rope() -> None:
         {"rope_scaling": {"type": "linear", "factor": float("inf")}},
     ],
 )
-def test_the_error_for_an_unusable_length_names_the_key(hf_config: dict) -> None:
+def test_the_error_for_an_unusable_length_names_the_config_field(hf_config: dict) -> None:
     with pytest.raises(ModelError, match=r"(max_position_embeddings|factor)=.*must be a positive"):
         resolve(config_of(hf_config), FakePlatform())
 
@@ -308,7 +308,7 @@ def test_a_token_budget_below_max_model_len_requires_chunked_prefill() -> None:
     assert resolve(exact, FakePlatform()).scheduler.max_num_batched_tokens == 64
 
 
-def test_defaults_of_the_platform_fill_open_fields_only() -> None:
+def test_platform_defaults_set_only_unset_fields() -> None:
     platform = FakePlatform(
         changes={
             "cache.block_size": (128, "pages suit it"),
@@ -378,7 +378,7 @@ def test_invalid_platform_defaults_are_reported_as_contract_errors_of_the_platfo
             resolve(config_of(), FakePlatform(changes=changes))
 
 
-def test_problems_reported_by_the_platform_reject_the_resolved_config() -> None:
+def test_a_config_is_rejected_if_the_platform_reports_a_problem() -> None:
     platform = FakePlatform(problems=["Blocks of 16 are too small here; use 128.", "No luck."])
     message = refusal(config_of(), platform)
     assert "'fake' cannot run this" in message

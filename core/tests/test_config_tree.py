@@ -146,7 +146,7 @@ def test_config_fields_match_the_recorded_names(make_config) -> None:
     assert sum(map(len, names.values())) + 2 <= 80
 
 
-def test_a_worker_gets_its_part_of_the_configuration() -> None:
+def test_a_worker_gets_only_its_part_of_the_configuration() -> None:
     config = make_resolved()
     worker = config.worker_config()
     assert worker.model.max_model_len == 64 and worker.max_num_seqs == 4
@@ -250,7 +250,7 @@ def test_a_configuration_round_trips_through_json() -> None:
     )
 
 
-def test_classes_become_names_in_json() -> None:
+def test_json_contains_the_names_of_classes() -> None:
     config = make(scheduler=RequestedScheduler(scheduler_cls=Outer.SomePlugin))
     name = json.loads(config.model_dump_json())["scheduler"]["scheduler_cls"]
     assert name == f"{__name__}:Outer.SomePlugin"

@@ -180,7 +180,7 @@ def test_the_log_header_restores_the_scheduler_context(record, path):
     )
 
 
-def test_tokens_texts_and_salts_are_not_in_the_log(record, path):
+def test_the_decision_log_contains_no_tokens_texts_or_salts(record, path):
     scheduler = record()
     content = EncoderInput(position=1, num_tokens=2, content_hash=b"hash secret")
     scheduler.add_request(make_request(encoder_inputs=(content,)))
@@ -324,7 +324,7 @@ def test_a_damaged_record_is_reported_after_the_valid_records(record, path):
 
 
 @pytest.mark.parametrize("change", [{"limits": {"later": 1}}, {"seed": None, "more": 2}, None])
-def test_a_header_of_another_version_is_refused(change, record, path):
+def test_a_log_header_of_another_version_is_refused(change, record, path):
     record()
     report = json.loads(read(path)[0][2])
     payload = json.dumps(report | change if change else "text").encode()
@@ -332,7 +332,7 @@ def test_a_header_of_another_version_is_refused(change, record, path):
         LogHeader.decode(payload)
 
 
-def test_an_existing_file_is_not_overwritten(path):
+def test_an_existing_log_file_is_not_overwritten(path):
     path.write_text("precious")
     with pytest.raises(ConfigError, match=r"decision_log=.*name a new file"):
         DecisionRecorder(path, Scheduler, make_context())

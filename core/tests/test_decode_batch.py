@@ -56,7 +56,7 @@ def test_members_of_the_decode_batch_advance_together_and_other_requests_do_not_
     assert taken.starts == array("i", [5, 9])
 
 
-def test_the_members_of_a_scheduled_step_do_not_change_afterwards(decode_batch):
+def test_a_scheduled_step_keeps_its_members_when_the_decode_batch_changes(decode_batch):
     requests = [decoding(row) for row in range(4)]
     join(decode_batch, *requests[:3])
     _, taken = step(decode_batch)
@@ -99,7 +99,7 @@ def test_a_request_that_leaves_the_batch_keeps_its_count_and_can_return(decode_b
     assert step(decode_batch)[1].starts == array("i", [7, 8])
 
 
-def test_members_of_the_decode_batch_are_due_when_their_last_block_is_full(decode_batch):
+def test_each_step_lists_the_members_whose_last_block_is_full(decode_batch):
     join(
         decode_batch, decoding(0, computed=5, max_tokens=30), decoding(1, computed=8, max_tokens=30)
     )

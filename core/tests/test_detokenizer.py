@@ -175,7 +175,7 @@ def test_token_pieces_are_used_if_each_token_adds_its_own_text():
 @each_tokenizer
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data(), st.booleans(), sizes_of_steps)
-def test_tokens_have_the_same_text_in_steps_of_any_size(name, data, skip, sizes):
+def test_the_text_does_not_depend_on_the_number_of_tokens_per_step(name, data, skip, sizes):
     tokenizer = TOKENIZERS[name]
     tokens = st.integers(0, tokenizer.vocab_size - 1)
     if name.startswith("byte_fallback"):  # most of these tokens are partial characters
@@ -227,7 +227,7 @@ def test_a_complete_character_is_returned_immediately(name):
 
 
 @pytest.mark.parametrize("name", ["byte_fallback", "byte_fallback, decode", "unigram"])
-def test_a_leading_space_is_kept_after_a_prompt_and_dropped_without(name):
+def test_a_leading_space_is_kept_after_a_prompt_and_dropped_without_a_prompt(name):
     tokenizer = TOKENIZERS[name]
     fox = tokenizer.encode("fox")
     brown = tokenizer.encode("brown")
@@ -344,7 +344,7 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
 
 
 @each_tokenizer
-def test_every_output_kind_gives_the_same_text_in_steps_of_any_size(name):
+def test_the_text_of_every_output_kind_does_not_depend_on_the_tokens_per_step(name):
     tokenizer, random = TOKENIZERS[name], Random(name)
     spelled = tokenizer.encode(TEXTS[0] + TEXTS[1] + TEXTS[2])
     for _ in range(25):

@@ -125,7 +125,7 @@ def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_refused(size
     assert scheduler.depth().num_waiting == 0
 
 
-def test_a_policy_receives_the_reason_of_a_denial():
+def test_a_policy_receives_the_reason_for_a_denied_action():
     answers = []
 
     class Asking(Policy):

@@ -57,7 +57,7 @@ def test_the_least_recently_used_output_is_freed_first_and_reported_once():
     assert cache.num_evictions == 1
 
 
-def test_encoder_inputs_allocated_together_must_fit_together():
+def test_encoder_inputs_can_be_allocated_only_if_they_fit_together():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 6), (b"b", 4), (b"c", 1))
     assert cache.can_allocate(one.encoder_inputs[:2])

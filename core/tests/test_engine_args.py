@@ -273,7 +273,7 @@ def test_many_errors_are_reported_in_three_lines(model: Path) -> None:
     assert len(message.splitlines()) == 3 and "(and 2 more)" in message
 
 
-def test_both_cache_sizes_cannot_be_given_together(model: Path) -> None:
+def test_the_two_cache_size_options_cannot_be_given_together(model: Path) -> None:
     message = refusal(model, kv_cache_memory_bytes=5, num_gpu_blocks_override=6)
     assert "kv_cache_memory_bytes=5" in message
     assert "num_gpu_blocks_override=6" in message

@@ -100,7 +100,7 @@ def test_an_idle_engine_core_has_no_work(make):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_tokens_are_the_same_at_both_depths(make, alone, depth):
+def test_tokens_are_the_same_at_both_pipeline_depths(make, alone, depth):
     core, _ = make(depth, limits={"num_blocks": 8, "max_num_batched_tokens": 16})
     prompts = {f"r{i}": tuple(range(i, 2 * i + 3)) for i in range(9)}
     for name, prompt in prompts.items():

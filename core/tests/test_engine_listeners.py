@@ -90,7 +90,7 @@ def test_hooks_are_notified_of_all_engine_events(make):
     assert times == sorted(times) and len(set(names)) == 3
 
 
-def test_an_engine_without_listeners_has_no_extra_calls(make):
+def test_an_engine_without_listeners_makes_no_extra_calls(make):
     """Outputs are read from the client directly."""
     silent = make().llm_engine
     assert silent._next_outputs == silent._get_outputs

@@ -125,7 +125,7 @@ def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
     assert denying.warnings == ()
 
 
-def test_a_name_of_two_third_party_packages_is_an_error_when_it_is_chosen(members):
+def test_selecting_a_plugin_name_of_two_third_party_packages_is_an_error(members):
     for name in ("acme", "rival"):
         add_unimportable(members, name, {"policy": {"quick": ":Quick"}})
     registry = members.registry()

@@ -312,7 +312,7 @@ def test_the_error_for_ids_beyond_the_vocabulary_states_only_their_number():
         check_tokenizer(Sparse(), 2**62 - 2)
 
 
-def test_large_checked_files_are_recorded_in_a_private_folder(tmp_path, monkeypatch):
+def test_checks_of_large_files_are_recorded_in_a_private_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenizer_trial, "REMEMBERED_BYTES", 10)
     monkeypatch.setattr(tokenizer_trial, "MAX_REMEMBERED", 2)

@@ -90,7 +90,7 @@ def tokens_of(outputs):
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_1_3_times_the_needed_bytes_are_enough_for_the_longest_request(tmp_path, mix):
+def test_a_cache_of_1_3_times_the_needed_bytes_fits_the_longest_request(tmp_path, mix):
     specs = MIXES[mix]
     memory = int(1.3 * needed_bytes(specs))
     prompt = [token % VOCAB for token in range(LENGTH - 7)]
@@ -98,7 +98,7 @@ def test_1_3_times_the_needed_bytes_are_enough_for_the_longest_request(tmp_path,
         assert tokens_of(llm.generate([prompt], PARAMS)) == [expected(prompt)]
 
 
-def test_less_memory_than_the_longest_request_needs_is_rejected(tmp_path):
+def test_a_cache_too_small_for_the_longest_request_is_rejected(tmp_path):
     specs = MIXES["full and states"]
     memory = int(0.9 * needed_bytes(specs))
     with pytest.raises(CapacityError, match="lower max_model_len to"):
@@ -107,7 +107,7 @@ def test_less_memory_than_the_longest_request_needs_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
 @pytest.mark.parametrize("mix", MIXES)
-def test_tokens_are_correct_with_shared_prefixes_in_little_memory(tmp_path, mix, ahead):
+def test_tokens_are_correct_with_shared_prefixes_in_a_small_cache(tmp_path, mix, ahead):
     specs = MIXES[mix]
     memory = int(1.3 * needed_bytes(specs))
     with start(tmp_path, specs, async_scheduling=ahead, kv_cache_memory_bytes=memory) as llm:

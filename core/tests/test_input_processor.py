@@ -175,13 +175,13 @@ def test_the_stop_tokens_of_a_request_include_eos():
     assert one([1], stop_token_ids=[3], ignore_eos=True).stop_token_ids == {3}
 
 
-def test_bad_words_are_forbidden_with_and_without_a_space():
+def test_bad_words_are_forbidden_with_and_without_a_leading_space():
     request = one([1], bad_words=["ab", " ab", "c"])
     assert set(request.bad_words_token_ids) == {(97, 98), (32, 97, 98), (99,), (32, 99)}
     assert len(request.bad_words_token_ids) == 4
 
 
-def test_the_first_completion_uses_the_given_seed_and_the_others_a_hash():
+def test_the_first_completion_uses_the_given_seed_and_the_others_use_derived_seeds():
     def seeds(seed, n=3):
         requests = processor().process("r", [1], SamplingParams(n=n, seed=seed))
         return [request.seed for request in requests]

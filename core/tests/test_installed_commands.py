@@ -66,7 +66,7 @@ def test_a_command_that_cannot_be_imported_is_reported_with_its_distribution(zoo
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_plugin_lists_show_commands_as_a_kind(zoo, capsys):
+def test_plugins_list_shows_commands_as_a_plugin_kind(zoo, capsys):
     assert main(["plugins", "list", "command"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["command", "zoo.feed", "acme-zoo", "1.0", "acme_zoo.feeding:feed"] in rows
@@ -97,7 +97,7 @@ def test_an_invalid_command_name_is_skipped_with_the_reason(name, reason, zoo):
     assert name not in [one.plugin.name for one in found.usable]
 
 
-def test_a_command_name_may_begin_with_the_letters_of_another(zoo):
+def test_a_command_name_may_be_a_prefix_of_another(zoo):
     zoo.add("near-one", {"command": {"gen": ":run", "zoo.feed-two": ":run"}})
     found = find(zoo, "generate")
     assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}

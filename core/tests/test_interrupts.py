@@ -55,7 +55,7 @@ def test_an_interrupt_between_steps_withdraws_the_requests(llm, expected, monkey
     ("target", "name"),
     [(FakeWorker, "sample_tokens"), (Scheduler, "schedule"), (Scheduler, "update_from_output")],
 )
-def test_an_interrupt_in_a_step_produces_no_wrong_tokens(llm, monkeypatch, target, name):
+def test_an_interrupt_during_a_step_produces_no_wrong_tokens(llm, monkeypatch, target, name):
     interrupted(llm, monkeypatch, target, name)
     assert not llm.llm_engine.has_unfinished_requests()
     with pytest.raises(EngineDeadError, match="create a new one"):

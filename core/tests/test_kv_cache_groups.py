@@ -78,7 +78,7 @@ def test_a_request_that_cannot_grow_in_all_groups_grows_in_none():
     cache.check_integrity([one])
 
 
-def test_blocks_outside_of_a_window_are_freed_and_keep_their_position():
+def test_freeing_blocks_outside_of_a_window_does_not_move_the_other_blocks():
     cache = manager(full(6))
     one = admitted(cache, range(16))
     blocks = list(one.blocks[0])
@@ -188,7 +188,7 @@ def test_blocks_are_freed_when_their_last_plan_has_been_executed():
     assert cache.reset_prefix_cache()
 
 
-def test_retiring_blocks_can_be_found_and_prevent_a_reset():
+def test_blocks_that_a_plan_in_flight_uses_can_be_found_and_prevent_a_cache_reset():
     cache = manager(full())
     one = computed(cache, range(8))
     cache.free(one, last_step=2)
@@ -237,7 +237,7 @@ def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     assert cache.fits(requested, hit, 16, leaving=[one, two])
 
 
-def test_freed_blocks_of_a_prefix_hit_do_not_count_as_free():
+def test_blocks_of_a_leaving_request_that_the_prefix_hit_uses_do_not_count_as_free():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(16))
     requested = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")

@@ -42,7 +42,7 @@ def may_follow(before, after):
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(S, S)), ids=lambda status: status.name)
-def test_only_the_transitions_of_the_table_are_allowed(before, after):
+def test_only_status_changes_in_the_table_are_allowed(before, after):
     request = make(before)
     if may_follow(before, after):
         change_status(request, after)
@@ -54,7 +54,7 @@ def test_only_the_transitions_of_the_table_are_allowed(before, after):
     assert (after in TRANSITIONS[before]) == may_follow(before, after)
 
 
-def test_every_status_is_reachable_and_can_end():
+def test_every_status_is_reachable_and_no_live_status_is_final():
     reached = {S.WAITING}
     while grown := {after for before in reached for after in TRANSITIONS[before]} - reached:
         reached |= grown
@@ -62,7 +62,7 @@ def test_every_status_is_reachable_and_can_end():
     assert all(TRANSITIONS[status] for status in ALIVE)
 
 
-def test_only_one_module_assigns_a_status():
+def test_only_one_module_assigns_the_status_of_a_request():
     """In the scheduler's package, only one module assigns `.status`."""
     folder = Path(dovetail.scheduling.__file__).parent
     writers = {

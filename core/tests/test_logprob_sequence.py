@@ -84,7 +84,7 @@ def no_collector():
 
 @pytest.mark.clock
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
-def test_millions_of_logprobs_stay_columns_until_they_are_read(kind, no_collector):
+def test_millions_of_logprobs_are_stored_as_columns_until_they_are_read(kind, no_collector):
     """9,000 prompt tokens, and 1,024 completions, with 1,024 log-probabilities each."""
     num = 1_025
     prompt = _columns(9_000, num)

@@ -133,14 +133,14 @@ def test_a_preempted_request_waits_for_all_results_in_flight():
     ("budget", "max_tokens", "num_drafts"),
     [(16, 9, 3), (4, 9, 3), (4, 4, 2), (4, 2, 0), (16, 3, 1)],
 )
-def test_budget_and_length_limit_the_number_of_drafts(budget, max_tokens, num_drafts):
+def test_token_budget_and_length_limit_the_number_of_drafts(budget, max_tokens, num_drafts):
     table = Table(max_num_batched_tokens=budget)
     table.add("a", max_tokens=max_tokens)
     table.settle(table.plan(), [[50]], [3])
     assert runs(table.plan()) == [(4, 1 + num_drafts, 1, num_drafts)]
 
 
-def test_the_budget_limits_the_drafts_of_a_second_request():
+def test_the_token_budget_limits_the_drafts_of_a_second_request():
     table = Table(max_num_batched_tokens=8)
     for name in "ab":
         table.add(name)

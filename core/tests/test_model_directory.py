@@ -89,7 +89,7 @@ def test_a_name_similar_to_a_directory_is_treated_as_a_path(
     assert "Did you mean 'tiny'?" in message
 
 
-def test_a_file_path_is_rejected_with_its_directory_suggested(tmp_path: Path) -> None:
+def test_the_error_for_a_file_path_suggests_its_directory(tmp_path: Path) -> None:
     file = make(tmp_path / "tiny") / "config.json"
     message = refusal(file)
     assert "is a file" in message

@@ -83,7 +83,7 @@ def test_the_error_for_an_invalid_config_value_names_the_field(name, value):
 
 @pytest.mark.parametrize("table", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("name", ROPE_NUMBERS)
-def test_rope_parameters_are_checked_in_both_forms_and_by_kind_of_layer(table, name):
+def test_rope_parameters_are_checked_in_both_forms_and_per_layer_type(table, name):
     for value in NO_NUMBERS:
         for config in ({name: value}, {"full_attention": {name: value}}):
             with pytest.raises(ModelError, match=rf"{table}\.(full_attention\.)?{name} is "):

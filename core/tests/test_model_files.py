@@ -93,7 +93,7 @@ def test_a_system_file_without_a_size_is_rejected():
     assert "changed" in refusal(read_model_file, Path("/proc/self/environ"))
 
 
-def test_a_large_file_is_refused_with_the_limit(tmp_path):
+def test_the_error_for_a_file_above_the_size_limit_states_the_limit(tmp_path):
     path = tmp_path / "generation_config.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)

@@ -83,7 +83,7 @@ def test_a_source_name_selects_its_model(site):
     assert config.model.served_model_name == "tiny-toy"
 
 
-def test_an_argument_is_passed_to_the_source_and_the_model_is_fetched(site, tmp_path):
+def test_a_model_source_receives_its_argument_and_fetches_the_model(site, tmp_path):
     assert find_model("fake:small", PluginRegistry(), fetch=False) is None
     assert ModelDirectory.open("fake:small").path == tmp_path / "cache/fake/small"
     assert find_model("fake:small", PluginRegistry(), fetch=False) is not None
@@ -168,7 +168,7 @@ def model_file(site, tmp_path):
     return path
 
 
-def test_a_model_file_is_described_by_the_format_of_its_ending(model_file):
+def test_the_file_ending_selects_the_model_format(model_file):
     found = ModelDirectory.open(model_file, hf_overrides={"vocab_size": 300})
     assert found.path == model_file
     assert found.architecture == "FakeModel" and found.config["vocab_size"] == 300
@@ -204,7 +204,7 @@ def test_a_model_file_that_names_code_is_rejected(model_file):
     assert "installed model" in refusal(model_file)
 
 
-def test_a_tokenizer_given_by_the_user_gets_the_default_mode(model_file, tmp_path):
+def test_tokenizer_mode_keeps_its_default_if_the_user_gives_a_tokenizer(model_file, tmp_path):
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     config = EngineArgs(model_file, tokenizer=tokenizer).create_engine_config()

@@ -101,7 +101,7 @@ def test_only_a_misspelled_architecture_gets_a_suggestion(site, requested, meant
     assert "dovetail plugins new model" in message and len(message.splitlines()) == 3
 
 
-def test_the_suggestions_of_a_module_exclude_its_imports(site):
+def test_suggestions_for_module_attributes_exclude_imported_names(site):
     message = refusal(site, "policy", "acme.parts:DeadlineFare")
     assert "Did you mean 'DeadlineFair'?" in message
     assert "Classes in the module: DeadlineFair, MyScheduler, LlamaForCausalLM." in message

@@ -29,7 +29,7 @@ class Side(FakeSchedulerSide):
         )
 
 
-def test_the_result_of_rank_0_is_returned_with_the_transfers_of_all_ranks():
+def test_the_result_of_rank_0_is_returned_with_the_kv_transfers_of_all_ranks():
     whole = aggregate_outputs([output(b"a"), output(b"b", tokens=())])
     assert list(whole.token_ids) == [7] and whole.step_id == 3
     message = []

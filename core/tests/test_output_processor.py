@@ -224,7 +224,7 @@ def test_output_fields_that_were_not_requested_are_none():
     assert output.outputs[0].cumulative_logprob is None
 
 
-def test_completions_of_one_prompt_are_one_output():
+def test_all_completions_of_a_prompt_are_returned_in_one_output():
     processor = ProcessorDriver()
     processor.add("r", n=3)
     (output,) = processor.step({"r#2": b"c", "r#0": b"a"}).request_outputs
@@ -305,7 +305,7 @@ def test_a_duplicate_request_id_is_rejected_until_the_request_ends():
     processor.add("r#0")
 
 
-def test_without_tokenizer_or_detokenize_there_is_no_text():
+def test_outputs_have_no_text_without_a_tokenizer_or_with_detokenize_off():
     for processor, options in (
         (ProcessorDriver(tokenizer=False), {}),
         (ProcessorDriver(), {"detokenize": False}),

@@ -77,7 +77,7 @@ def test_a_plan_keeps_the_blocks_of_each_group_in_order():
     assert (list(second.rows), list(second.block_ids)) == ([4], [7])
 
 
-def test_a_builder_numbers_its_plans_and_starts_each_one_empty():
+def test_a_plan_builder_numbers_its_plans_and_starts_each_plan_empty():
     builder = StepBuilder()
     builder.leave(1)
     builder.join(joining())

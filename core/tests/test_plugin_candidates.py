@@ -124,7 +124,7 @@ def probed(site, body):
     return site.registry()
 
 
-def test_an_unusable_platform_is_probed_before_its_class_is_imported(plugin_site):
+def test_the_class_of_a_platform_is_not_imported_if_its_probe_fails(plugin_site):
     registry = probed(plugin_site, "return Probe(usable=False, reasons=('no lid',))")
     assert type(choose_platform(registry, "auto")).__module__ == "dovetail_b.parts"
     assert "dovetail_a.parts" not in sys.modules and registry.set_aside == ()
@@ -179,7 +179,7 @@ def test_an_unmet_device_need_is_not_reported_as_a_misspelling(plugin_site):
     assert "Did you mean" not in str(refusal.value)
 
 
-def test_the_needs_of_a_plugin_can_be_met_by_the_core_and_the_platform(plugin_site):
+def test_the_core_and_the_platform_can_meet_the_needs_of_a_plugin(plugin_site):
     needs = {"needs": '["box.lid", "box.hinge", "prefix_caching"]'}
     install(plugin_site, "acme", acme=needs)
     manifest = entry("box", kind="platform", provides='["box.hinge"]')

@@ -152,10 +152,10 @@ def test_a_failed_call_is_reported_as_the_plugins_error():
     assert call_plugin("platform 'x'", "capabilities", lambda: 3) == 3
 
 
-def test_a_failure_is_described_with_its_location():
+def test_the_description_of_a_failure_contains_its_location():
     try:
         os.fspath(3)
     except TypeError as error:
-        place = f", in {__name__}:test_a_failure_is_described_with_its_location"
+        place = f", in {__name__}:test_the_description_of_a_failure_contains_its_location"
         assert describe_failure(error).endswith(place)
     assert describe_failure(ValueError("one\ntwo")) == "ValueError: one"

@@ -131,7 +131,7 @@ def test_all_contract_problems_are_reported_together() -> None:
     assert "shutdown: is an int" in listed
 
 
-def test_a_duck_typed_class_needs_the_inherited_attributes() -> None:
+def test_a_duck_typed_class_must_define_the_attributes_that_a_subclass_inherits() -> None:
     class Shortest:
         def rank(self, request: Any, view: Any) -> Any: ...
 
@@ -213,7 +213,9 @@ def logged(function: Any) -> Any:
         {"collective_rpc": lambda self, operation, args=(), kwargs=None, **more: None},
     ],
 )
-def test_signatures_that_accept_every_call_are_valid(changes: dict[str, Any]) -> None:
+def test_a_signature_is_valid_if_it_accepts_every_call_of_the_contract(
+    changes: dict[str, Any],
+) -> None:
     assert check_contract("executor", executor(**changes)) == ()
 
 
@@ -238,7 +240,9 @@ def test_signatures_that_accept_every_call_are_valid(changes: dict[str, Any]) ->
         ),
     ],
 )
-def test_signatures_that_reject_a_call_are_invalid(changes: dict[str, Any], message: str) -> None:
+def test_a_signature_is_invalid_if_it_rejects_a_call_of_the_contract(
+    changes: dict[str, Any], message: str
+) -> None:
     found = problems("executor", executor(**changes))
     assert message in found[0]
 

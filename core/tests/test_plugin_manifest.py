@@ -82,7 +82,7 @@ def test_missing_manifest_keys_have_defaults(plugin_site, manifest):
     assert about.entry.roles == {"frontend", "engine", "worker"}
 
 
-def test_a_class_that_was_named_directly_has_no_manifest(plugin_site):
+def test_a_plugin_given_by_its_class_has_no_manifest(plugin_site):
     plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=FAILS_ON_IMPORT)
     about = plugin_site.registry().describe("policy", "elsewhere.mod:Mine")
     assert (about.distribution, about.in_manifest, about.entry.rank) == ("", False, 0)

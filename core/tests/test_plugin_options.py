@@ -63,7 +63,7 @@ def refusal(registry, reference="fair", kind="policy", error=ConfigError):
     return str(caught.value)
 
 
-def test_options_are_checked_completed_frozen_and_reported(acme):
+def test_plugin_options_are_checked_filled_with_defaults_frozen_and_recorded(acme):
     given = {"weight": 2, "tenants": ["a"]}
     registry = acme(fair=given)
     fair = registry.load("policy", "fair")
@@ -77,14 +77,14 @@ def test_options_are_checked_completed_frozen_and_reported(acme):
 
 
 @pytest.mark.parametrize("key", ["fair", "policy:fair", "acme.parts:Fair"])
-def test_options_can_use_any_name_of_a_plugin(acme, key):
+def test_plugin_options_can_be_given_under_any_name_of_the_plugin(acme, key):
     registry = acme(**{key: {"window_s": 5}})
     registry.check_option_names([])
     fair = registry.load("policy", "fair")
     assert registry.options_of("policy", fair)["window_s"] == 5
 
 
-def test_without_options_the_defaults_are_used(acme):
+def test_a_plugin_without_given_options_uses_the_defaults(acme):
     registry = acme()
     fair = registry.load("policy", "fair")
     assert registry.options_of("policy", fair) == {"weight": 1.0, "tenants": (), "window_s": 60}

@@ -66,7 +66,7 @@ def install(site, *names, **more):
         ("policy:unfair@acme", False),
     ],
 )
-def test_a_plugin_rule_is_a_glob_of_kind_name_and_distribution(rule, matches):
+def test_a_plugin_rule_is_a_glob_pattern_of_kind_name_and_distribution(rule, matches):
     allowing, denying = PluginPolicy(allow=(rule,)), PluginPolicy(deny=(rule,))
     assert allowing.consents("policy", "fair", "acme") is matches
     message = denying.denial("policy", "fair", "acme", first_party=False)
@@ -87,7 +87,7 @@ def test_an_invalid_rule_is_rejected_with_the_option_name(tmp_path, rule):
             EngineArgs(write_fake_config(tmp_path), **{option: [rule]}).create_engine_config()
 
 
-def test_a_rule_with_an_unknown_kind_is_reported_with_the_nearest():
+def test_the_error_for_a_rule_with_an_unknown_kind_suggests_the_nearest_kind():
     with pytest.raises(ConfigError, match=r"unknown kind 'polcy'\. Did you mean 'policy'\?"):
         PluginPolicy(deny=("polcy:*@acme",))
     with pytest.raises(ConfigError, match="must be a list of rules"):
@@ -96,7 +96,7 @@ def test_a_rule_with_an_unknown_kind_is_reported_with_the_nearest():
         PluginsConfig(plugins_allow="policy:*@acme")
 
 
-def test_engine_options_define_the_plugin_policy(tmp_path):
+def test_engine_options_set_the_plugin_rules(tmp_path):
     given = {
         "plugins_allow": ["policy:*@acme"],
         "plugins_deny": ("ops:*@*",),
@@ -260,7 +260,7 @@ def test_a_built_in_plugin_is_replaced_only_if_the_user_allows_it(plugin_site):
     assert order(registry) == order(registry, "fair") == ["fair@acme"]
 
 
-def test_a_plugin_with_another_name_can_replace_a_built_in(plugin_site):
+def test_a_plugin_with_another_name_can_replace_a_built_in_plugin(plugin_site):
     built_in_and_rival(plugin_site, rival="turbo")
     assert plugin_site.registry().resolve("policy", "fair").distribution == "dovetail-a"
     registry = plugin_site.registry(policy=CONSENT)
@@ -276,7 +276,7 @@ def test_a_denied_plugin_does_not_replace_other_plugins(plugin_site):
     )
 
 
-def test_a_broken_manifest_gives_no_rank_and_replaces_no_plugin(plugin_site):
+def test_a_plugin_with_a_broken_manifest_has_no_rank_and_replaces_no_plugin(plugin_site):
     plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     manifest = entry("turbo", rank=9, **REPLACES) + entry("polished", rank="'x'")
     entries = {"policy": {"turbo": ".parts:Fair", "polished": ".parts:Fair"}}

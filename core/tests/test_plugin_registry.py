@@ -125,7 +125,7 @@ def test_an_invalid_reference_is_rejected_with_the_valid_forms(text: str) -> Non
 # -- discovery
 
 
-def test_candidates_are_ordered_and_read_from_metadata_only(
+def test_plugin_candidates_are_ordered_and_read_from_metadata_only(
     site: Path, install: Install, registry: PluginRegistry, count_as_member: Any
 ) -> None:
     count_as_member("dovetail-zz", "zz")
@@ -169,7 +169,7 @@ def test_a_distribution_that_is_twice_on_the_path_counts_once(
     assert PluginRegistry(distributions=found).resolve("policy", "a").version == "2"
 
 
-def test_an_unknown_kind_is_reported_with_the_nearest(registry: PluginRegistry) -> None:
+def test_the_error_for_an_unknown_kind_suggests_the_nearest_kind(registry: PluginRegistry) -> None:
     text = message(lambda: registry.candidates("schedular"), PluginNotFoundError)
     assert "Did you mean 'scheduler'?" in text
 
@@ -192,7 +192,7 @@ def test_200_distributions_are_scanned_in_time(site: Path, install: Install) -> 
 # -- resolving names
 
 
-def test_resolving_imports_nothing_and_finds_the_distribution(
+def test_resolving_a_reference_finds_the_distribution_without_an_import(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("mine", "[dovetail.policy]\nmine = never_made:Mine\n")
@@ -282,7 +282,7 @@ def test_the_dotted_form_finds_packages_and_nested_classes(
     assert "no module 'dotted_pkg.gone'" in text
 
 
-def test_a_class_of_the_users_main_module_is_not_searched_in_dovetail(
+def test_the_error_for_a_class_in_the_users_main_module_suggests_another_module(
     registry: PluginRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = ModuleType("__main__")

@@ -112,7 +112,7 @@ def old(site, api, **given):
     return site.registry(**given)
 
 
-def test_a_plugin_of_an_earlier_contract_is_adapted(plugin_site):
+def test_a_plugin_of_an_earlier_contract_version_is_adapted(plugin_site):
     registry = old(plugin_site, "==0.0", adapters={("policy", "0.0"): adapt_oldest})
     adapted = registry.load("policy", "old")
     assert issubclass(adapted, Policy)

@@ -233,7 +233,7 @@ def test_as_few_victims_as_possible_are_preempted_in_the_order_of_the_policy(ste
     assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
 
 
-def test_a_preemption_that_frees_too_few_blocks_evicts_no_request(steer):
+def test_no_request_is_preempted_if_that_frees_too_few_blocks(steer):
     driver = steer(running="az", num_blocks=6, prompt=8)
     driver.add("m", 20, priority=ord("m"))
     runs, answers = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
@@ -356,7 +356,7 @@ def test_idle_steps_of_a_non_work_conserving_policy_are_allowed(steer, caplog):
 # --- the view ---------------------------------------------------------------------------------
 
 
-def test_the_view_is_up_to_date_within_a_step(steer):
+def test_the_view_of_a_policy_is_updated_within_a_step(steer):
     driver = steer(running="ab", waiting="dc", max_num_batched_tokens=10, max_num_seqs=4)
     seen = []
 

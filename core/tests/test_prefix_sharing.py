@@ -217,7 +217,7 @@ def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkey
 
 
 @pytest.mark.parametrize("windows", [(0, 0), (0, 12), (12,)])
-def test_copies_are_computed_once_with_all_cache_shapes(windows):
+def test_equal_prompts_are_computed_once_with_every_cache_shape(windows):
     context = SchedulerContext(
         limits=SchedulerLimits(
             max_num_seqs=8,
@@ -239,7 +239,7 @@ def test_copies_are_computed_once_with_all_cache_shapes(windows):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_call_with_copies_finds_them_in_the_cache(tmp_path, ahead):
+def test_copies_of_a_prompt_in_one_generate_call_are_found_in_the_cache(tmp_path, ahead):
     params = SamplingParams(max_tokens=3, seed=1, detokenize=False, ignore_eos=True)
     with LLM(
         write_fake_config(tmp_path),

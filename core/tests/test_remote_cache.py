@@ -155,7 +155,7 @@ def test_remote_blocks_count_as_hits_and_are_committed_when_loaded():
     cache.check_integrity([one])
 
 
-def test_local_blocks_are_not_loaded():
+def test_blocks_in_the_local_cache_are_not_loaded():
     cache, side, remote = stored_elsewhere()
     one, _, _ = load(cache, remote, "one", range(9))
     side.outcome = KVOutcome(done=(side.loads[0].transfer_id,))

@@ -192,7 +192,7 @@ def evict_while_its_load_fails():
     return referee, referee.settle()
 
 
-def test_a_failed_load_also_applies_to_a_request_evicted_meanwhile():
+def test_no_output_is_returned_for_a_request_evicted_while_its_load_fails():
     referee, outputs = evict_while_its_load_fails()
     assert not outputs.request_ids, "its token depends on a block that was never loaded"
     referee.drain()

@@ -11,14 +11,14 @@ from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
 
-def test_restarts_are_delayed_more_each_time_and_then_stop():
+def test_the_delay_before_each_restart_grows_until_restarts_stop():
     rules = SupervisionRules(max_restarts=5, first_delay_s=0.5, max_delay_s=3)
     restarts = Restarts(rules, ManualClock())
     assert [restarts.next_delay_s() for _ in range(6)] == [0.5, 1, 2, 3, 3, None]
     assert restarts.num_deaths == 6
 
 
-def test_a_crash_caused_by_a_request_does_not_count_unless_restarts_are_off():
+def test_a_crash_caused_by_a_request_does_not_count_toward_the_restart_limit():
     restarts = Restarts(SupervisionRules(max_restarts=2, first_delay_s=0.5), ManualClock())
     assert [restarts.next_delay_s(is_by_request=True) for _ in range(9)] == [0.5] * 9
     assert (restarts.num_deaths, restarts.num_left) == (0, 0)
@@ -91,7 +91,9 @@ def tracker(clock):
     ],
     ids=["same id", "same prompt", "another seed"],
 )
-def test_a_request_that_crashed_engines_alone_is_rejected(tracker, again, parameter):
+def test_a_request_is_rejected_if_engines_crashed_while_no_other_request_ran(
+    tracker, again, parameter
+):
     die(tracker, request("a"))
     tracker.admit("a", request("a"))
     die(tracker, request("a"))
@@ -145,7 +147,7 @@ def test_a_request_that_ran_with_a_crashing_one_is_not_rejected(tracker):
     tracker.admit("i2", other)
 
 
-def test_after_the_abort_of_a_suspect_the_next_suspect_runs(tracker):
+def test_the_next_suspected_request_runs_after_the_abort_of_a_suspected_request(tracker):
     pair = [request("a"), request("b", (4, 4))]
     for _ in range(2):
         die(tracker, *pair, restarts_left=2)

@@ -25,7 +25,7 @@ def test_the_error_for_importing_an_old_name_names_the_new_one(module, old, new)
 
 
 @pytest.mark.parametrize("module", RETIRED_IMPORTS)
-def test_unknown_names_that_were_never_used_raise_the_usual_errors(module):
+def test_names_that_never_existed_raise_the_usual_errors(module):
     with pytest.raises(ImportError, match="cannot import name 'Typo'"):
         exec(f"from {module} import Typo")
     assert not hasattr(import_module(module), "Typo")

@@ -182,7 +182,7 @@ def test_contradictory_parameters_are_rejected():
     SamplingParams(min_tokens=5, max_tokens=None)
 
 
-def test_sampling_parameters_are_frozen_and_checked_by_replace():
+def test_sampling_parameters_are_frozen_and_replace_checks_new_values():
     params = SamplingParams(stop="x", top_k=5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.top_k = 6

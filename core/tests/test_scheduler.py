@@ -192,7 +192,7 @@ def test_requests_with_different_salts_share_no_prefix(drive):
     assert driver.cached == {"a": 0, "b": 0, "c": 8}
 
 
-def test_a_request_with_prompt_logprobs_computes_every_position(drive):
+def test_every_position_of_a_request_with_prompt_logprobs_is_computed(drive):
     driver = drive()
     driver.add("a", range(9), max_tokens=1)
     driver.run()
@@ -255,7 +255,7 @@ def test_an_abort_during_a_step_drops_its_result(drive, alone):
     assert driver.tokens["b"] == alone(kept, 3) and len(driver.tokens["a"]) == 2
 
 
-def test_plans_are_made_before_the_tokens_are_known(drive, alone):
+def test_a_step_is_planned_before_the_tokens_of_the_previous_step_are_known(drive, alone):
     driver = drive()
     prompt = driver.add("a", 5, max_tokens=3)
     assert driver.plan() == {"a": (0, 5)}

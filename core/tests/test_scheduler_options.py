@@ -204,7 +204,7 @@ def run_gated(folder, **changes):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
-def test_a_plugin_gate_holds_requests_and_affects_no_other(tmp_path, ahead):
+def test_an_admission_gate_of_a_plugin_holds_only_its_own_requests(tmp_path, ahead):
     ended = run_gated(tmp_path, admission_timeout_s=0.2, async_scheduling=ahead)
     tokens = expected([1, 2, 3], PARAMS.max_tokens)
     assert [name for name, _, _ in ended] == ["bad", "plain", "slow", "late"]

@@ -337,7 +337,7 @@ def test_a_policy_is_notified_of_evictions_and_aborts(drive, notified):
     assert notified[-1] == ("finish", "c")
 
 
-def test_the_policy_of_the_context_overrides_that_of_a_subclass(drive, notified):
+def test_the_policy_in_the_context_overrides_the_policy_of_a_scheduler_subclass(drive, notified):
     class Named(Scheduler):
         policy_cls = RecordingPolicy
 

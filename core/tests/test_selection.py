@@ -196,7 +196,7 @@ def test_a_preference_that_is_not_installed_is_skipped(make):
     assert choose(registry, box(ops=("gamma", "alpha")), "ops", "auto").__name__ == "Alpha"
 
 
-def test_without_a_preference_the_first_by_distribution_and_name_is_selected(make):
+def test_without_a_preference_the_first_plugin_by_distribution_and_name_is_selected(make):
     registry = make(dovetail_b=section("ops", alpha="Alpha"), dovetail_a=section("ops", z="Beta"))
     assert choose(registry, box(), "ops", "auto").__name__ == "Beta"
 
@@ -309,7 +309,7 @@ def test_a_third_party_backend_is_not_selected_automatically(make):
     )
 
 
-def test_reasons_against_a_backend_include_its_capabilities_and_its_own_check(make):
+def test_a_backend_is_rejected_for_missing_capabilities_or_by_its_own_check(make):
     backends(make)
     import parts
 

@@ -126,7 +126,7 @@ def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
     assert "hangs_at_import.py:2" in message, "where it was"
 
 
-def test_a_late_startup_phase_in_another_thread_is_reported(caplog):
+def test_a_late_startup_phase_outside_of_the_main_thread_is_reported(caplog):
     found = []
 
     def run():

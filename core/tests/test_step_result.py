@@ -51,7 +51,7 @@ def give(requests, sampled, *, starts=None, **more):
     return process_result(StepRecord(None, dict.fromkeys(requests, 3)), plan, output)
 
 
-def test_tokens_go_to_their_requests_in_plan_order():
+def test_sampled_tokens_are_assigned_to_requests_in_plan_order():
     one, chunk, two = request(0), request(1), request(2)
     result = give([one, chunk, two], [[7], [], [8]])
     assert result.advanced == [one, two]
@@ -197,7 +197,7 @@ def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_runs():
     assert result.num_cached_tokens == {"r3": 0}
 
 
-def test_members_of_the_decode_batch_end_by_their_own_stop_tokens():
+def test_each_member_of_the_decode_batch_ends_at_its_own_stop_token():
     one, two, three = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
     four, five = decoding(3, stop=(7,)), decoding(4, stop=(7,), min_tokens=3)
     result = give_decode_record([one, two, three, four, five], [7] * 5, capped=[three])
@@ -208,7 +208,7 @@ def test_members_of_the_decode_batch_end_by_their_own_stop_tokens():
     ]
 
 
-def test_in_the_decode_batch_a_stop_token_takes_precedence_over_the_length():
+def test_in_the_decode_batch_a_stop_token_takes_precedence_over_the_length_limit():
     one = decoding(0, max_tokens=2, stop=(9,))
     result = give_decode_record([one], [9], capped=[one])
     assert result.ended == [(one, RequestStatus.FINISHED_STOPPED)]

@@ -77,5 +77,5 @@ def test_empty_stop_strings_are_rejected(stops):
     st.lists(st.text("ab<", max_size=4), max_size=8),
     st.booleans(),
 )
-def test_stop_string_results_do_not_depend_on_the_division_into_chunks(stops, pieces, include):
+def test_stop_string_results_do_not_depend_on_the_chunk_sizes(stops, pieces, include):
     assert run(stops, pieces, include) == by_characters(stops, "".join(pieces), include)

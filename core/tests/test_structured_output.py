@@ -116,7 +116,7 @@ def places(calls):
     return {call: place for place, call in enumerate(calls)}
 
 
-def test_a_masked_step_is_executed_before_and_sampled_after_the_previous_result(engine):
+def test_a_step_with_grammar_masks_is_sampled_after_the_result_of_the_previous_step(engine):
     add(engine, "a", " ".join([ANY] * 8))
     tokens, _ = run(engine)
     assert len(tokens["a"]) == 4

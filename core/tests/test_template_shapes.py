@@ -110,17 +110,17 @@ def check_alike(oracle, renderer, template, tokens):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda path: path.stem)
-def test_a_template_shape_is_rendered_as_by_transformers(oracle, renderer, shape):
+def test_each_form_of_chat_template_is_rendered_as_in_transformers(oracle, renderer, shape):
     assert check_alike(oracle, renderer, shape.read_text("utf-8"), TOKENS) >= 12
 
 
-def test_at_least_12_template_shapes_are_tested():
+def test_at_least_12_forms_of_chat_templates_are_tested():
     assert len(SHAPES) >= 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_published_template_is_rendered_as_by_transformers(oracle, renderer, name, tmp_path):
+def test_a_published_chat_template_is_rendered_as_in_transformers(oracle, renderer, name, tmp_path):
     config = json.loads(published_file(name, "tokenizer_config.json", tmp_path))
     tokens = {
         key: value["content"] if isinstance(value, dict) else value

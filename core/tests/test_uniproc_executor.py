@@ -148,7 +148,7 @@ def test_at_depth_2_execute_model_does_not_block_the_caller(make, asynchronous):
     executor.shutdown()
 
 
-def test_operations_can_be_called_by_name_or_callable(make):
+def test_worker_operations_can_be_given_by_name_or_as_callables(make):
     executor, worker = make()
     assert executor.collective_rpc("add", args=(1,), kwargs={"right": 2}) == [3]
     assert executor.collective_rpc(lambda target, x: (target is worker, x), args=(5,)) == [
@@ -226,7 +226,7 @@ def test_a_failed_operation_between_steps_does_not_end_the_executor(make):
     executor.shutdown()
 
 
-def test_two_shutdowns_end_the_worker_once(make):
+def test_a_second_shutdown_does_not_end_the_worker_again(make):
     executor, worker = make()
     executor.shutdown()
     executor.shutdown()
@@ -235,7 +235,7 @@ def test_two_shutdowns_end_the_worker_once(make):
         executor.check_health()
 
 
-def test_a_ready_handle_returns_its_result():
+def test_a_finished_result_handle_returns_its_result():
     handle = Ready(5)
     assert handle.done() and handle.result() == handle.result(timeout=0) == 5
 
@@ -277,7 +277,7 @@ def test_a_worker_that_returns_handles_runs_in_the_thread_of_the_caller(make, as
 
 
 @pytest.mark.parametrize("timeout", [0.01, None])
-def test_a_timeout_of_a_handle_is_not_a_failure(make, asynchronous, timeout):
+def test_a_timeout_of_a_result_handle_does_not_end_the_executor(make, asynchronous, timeout):
     executor, worker = make(LateWorker)
     worker.fails["result"] = TimeoutError("not yet")
     is_asked_in_time = asynchronous and timeout is not None
@@ -299,7 +299,7 @@ def test_an_error_in_a_result_handle_ends_the_executor(make, error):
     executor.shutdown()
 
 
-def test_a_handle_can_be_ready_when_it_is_returned(make):
+def test_a_result_handle_can_be_finished_when_it_is_returned(make):
     executor, _ = make(type("AtOnce", (Worker,), {"provides": LateWorker.provides}))
     assert step(executor, StepBuilder()).result(5).step_id == 0
     executor.shutdown()

@@ -168,7 +168,7 @@ def test_names_of_the_worker_contract_are_always_reserved():
     assert extend_worker(Duck, Counts)().init_device() == "mine"
 
 
-def test_incompatible_class_layouts_are_rejected():
+def test_an_extension_with_an_incompatible_class_layout_is_rejected():
     with pytest.raises(ContractError, match="plain class, without bases, slots or a metaclass"):
         extend_worker(Duck, Slotted)
 

@@ -30,7 +30,7 @@ def readers() -> dict[str, list[int]]:
     return {name: lines for name, lines in found.items() if lines}
 
 
-def test_only_the_clock_reads_the_time():
+def test_only_the_clock_module_reads_the_time():
     found = {k: v for k, v in readers().items() if k != THE_CLOCK and k not in EXCEPTIONS}
     assert not found, f"take a dovetail.clock.Clock instead (file: lines): {found}"
 
@@ -39,12 +39,12 @@ def test_the_clock_module_reads_the_time():
     assert THE_CLOCK in readers()
 
 
-def test_each_exception_is_still_needed():
+def test_each_listed_exception_is_still_needed():
     stale = sorted(set(EXCEPTIONS) - set(readers()))
     assert not stale, f"delete from EXCEPTIONS in {__file__}: {stale}"
 
 
-def test_every_way_to_read_a_clock_is_found():
+def test_the_check_finds_every_way_to_read_a_clock():
     for source in (
         "import time",
         "def f():\n    from time import perf_counter",

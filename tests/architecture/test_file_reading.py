@@ -49,12 +49,12 @@ def test_model_files_are_read_in_one_module():
     assert not found, f"read it with dovetail.model_files: {found}"
 
 
-def test_each_exception_is_still_needed():
+def test_each_listed_exception_is_still_needed():
     assert not EXCEPTIONS.keys() - found_calls()
     assert (ROOT / "core/src/dovetail/model_files.py").is_file()
 
 
-def test_every_way_to_open_a_file_is_found():
+def test_the_check_finds_every_way_to_open_a_file():
     for source in (
         "open('x')",
         "path.open()",

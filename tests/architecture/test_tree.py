@@ -45,7 +45,7 @@ def test_no_symbolic_link_is_tracked(listing: str) -> None:
     assert symlinks(listing) == []
 
 
-def test_no_file_contains_a_path_of_one_machine(listing: str) -> None:
+def test_no_file_contains_an_absolute_path_of_a_machine(listing: str) -> None:
     found = []
     for row in listing.splitlines():
         path = ROOT / row.split(maxsplit=3)[3]

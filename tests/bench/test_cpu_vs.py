@@ -151,7 +151,7 @@ def test_the_error_for_an_invalid_option_names_it(arguments, word):
     assert word in done.stderr and "Traceback" not in done.stderr
 
 
-def test_without_vllm_the_comparison_says_how_to_install_it():
+def test_without_vllm_the_comparison_explains_how_to_install_it():
     env = {name: value for name, value in os.environ.items() if name != "DOVETAIL_VLLM_PYTHON"}
     done = run("vs_vllm_scheduler.py", env=env)
     assert done.returncode == 2

@@ -52,7 +52,7 @@ def result_of(*turns):
     }
 
 
-def test_the_limit_is_the_longer_of_memory_time_and_compute_time():
+def test_the_estimated_minimum_time_is_the_larger_of_memory_time_and_compute_time():
     case = Case(name="two", prompt_lens=(3, 1), output_lens=(3, 2))
     # A token in the cache is 2 × 2 bytes × 2 layers × 1 head × 8 = 64 bytes.
     steps = [(2, 3000 + 64 * (4 + 2)), (1, 3000 + 64 * 5)]
@@ -67,7 +67,7 @@ def test_the_limit_is_the_longer_of_memory_time_and_compute_time():
     assert math.isclose(prompt_seconds(case, SHAPE, "int8", slow_memory), 1500 / 10.0)
 
 
-def test_limits_use_the_probe_of_the_weight_format():
+def test_machine_limits_use_the_probe_for_the_weight_format():
     probes = {"read_gbps": 2.0, "bf16_gflops": 3.0, "int8_gflops": 4.0}
     assert MachineLimits.of(probes, "bf16") == MachineLimits(read_bytes_s=2e9, flops_s=3e9)
     assert MachineLimits.of(probes, "int4") == MachineLimits(read_bytes_s=2e9, flops_s=4e9)
@@ -137,7 +137,7 @@ def test_the_compared_engines_are_read_from_the_file_and_the_environment(tmp_pat
         find_contenders("nobody", None, {})
 
 
-def test_a_child_continues_after_an_error_but_not_after_a_missed_deadline():
+def test_an_engine_process_continues_after_an_error_but_not_after_a_missed_deadline():
     child = Child(sys.executable, "fake_engine", {"PYTHONPATH": HERE})
     load = {"model": "m", "weights": "bf16", "threads": 1}
     generate = {"prompts": [[1]], "output_lens": [1]}

@@ -47,7 +47,7 @@ def job(model, dtype="bfloat16", references=None, save_to=None, chunks=CHUNKS):
     }
 
 
-def test_figures_equal_those_of_torch_also_across_slabs(tmp_path):
+def test_quality_figures_equal_the_figures_of_torch_for_any_number_of_slabs(tmp_path):
     generator = torch.Generator().manual_seed(0)
     exact_PV = torch.randn(150, 40, generator=generator)
     other_PV = exact_PV + 0.3 * torch.randn(150, 40, generator=generator)
@@ -87,7 +87,7 @@ def test_logits_that_are_not_finite_are_an_error():
         recorder.add(np.full((1, 8), np.nan, np.float32))
 
 
-def test_a_damaged_format_has_a_larger_divergence(model_dir, tmp_path):
+def test_damaged_weights_increase_the_divergence(model_dir, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     weights = load_file(damaged / "model.safetensors")
@@ -114,7 +114,7 @@ def test_a_job_in_its_own_process_reports_its_failure(tmp_path):
         run_apart(sys.executable, job(tmp_path / "no-such-model"), 120)
 
 
-def test_off_grid_weights_stay_within_half_a_step_of_their_block(model_dir, tmp_path):
+def test_off_grid_weights_differ_by_at_most_half_a_quantization_step(model_dir, tmp_path):
     file = write_model(model_dir, tmp_path / "model.gguf", type_=GGMLQuantizationType.Q4_1)
     folders = {
         "published": write_reference(file, tmp_path / "published", off_grid=False),
@@ -139,20 +139,20 @@ def test_off_grid_weights_stay_within_half_a_step_of_their_block(model_dir, tmp_
         assert moved.mean().item() == pytest.approx(0.25, abs=0.02), name  # of a uniform noise
 
 
-def test_a_type_whose_steps_are_not_known_is_refused_by_name(model_dir, tmp_path):
+def test_the_error_for_a_type_with_unknown_quantization_steps_names_the_type(model_dir, tmp_path):
     wide = checkpoint(tmp_path / "wide", 256)
     file = write_model(wide, tmp_path / "model.gguf", type_=GGMLQuantizationType.TQ1_0)
     with pytest.raises(ValueError, match=r"\.weight is TQ1_0, whose steps"):
         write_reference(file, tmp_path / "noisy", off_grid=True)
 
 
-def test_a_text_of_another_version_is_refused():
+def test_an_evaluation_text_with_another_hash_is_refused():
     other = replace(EVALUATION[2], sha256="0" * 64)
     with pytest.raises(TextError, match="source code: the text of pydantic"):
         other.excerpt()
 
 
-def test_calibration_uses_other_packages_and_never_french():
+def test_calibration_texts_are_not_french_and_come_from_other_packages():
     sources = {source for text in EVALUATION for source in text.sources.split(", ")}
     names = {source.split()[0] for source in sources}
     assert {text.domain for text in EVALUATION} - {text.domain for text in CALIBRATION} == {

@@ -166,7 +166,7 @@ def run(backend):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_backend_that_declares_an_ability_it_lacks_is_detected(name):
+def test_a_backend_that_declares_an_unsupported_feature_is_detected(name):
     backend, rule = MUTANTS[name]
     with pytest.raises(AssertionError, match=rule) as found:
         run(backend)
@@ -192,7 +192,7 @@ class AdvancesNothing(AdvancesByBuilding):
         pass
 
 
-def test_advance_is_compared_with_a_new_build():
+def test_the_result_of_advance_is_compared_with_a_new_build():
     run(claiming("supports_advance", builder=AdvancesByBuilding))
     with pytest.raises(AssertionError, match=r"advance\(\) was called 1 times after"):
         run(claiming("supports_advance", builder=AdvancesNothing))

@@ -62,7 +62,7 @@ def test_the_scheduler_follows_the_contract_in_generated_calls(policy, program):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", PREEMPTED_FOR_NOTHING)
-def test_a_step_uses_what_its_preempted_request_has_freed(policy, seed):
+def test_a_step_can_use_the_blocks_of_the_request_that_it_preempts(policy, seed):
     check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)
 
 

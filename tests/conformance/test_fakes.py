@@ -89,7 +89,7 @@ def test_a_scheduler_of_a_third_party_package_meets_the_contract():
     check_scheduler(RoundRobinScheduler, keeps_cache=False)
 
 
-def test_the_kit_imports_tensor_libraries_only_for_tensor_kinds():
+def test_the_conformance_kit_imports_tensor_libraries_only_for_plugins_with_tensors():
     program = (
         "import sys\n"
         "for name in ('torch', 'numpy', 'transformers'):\n"

@@ -107,7 +107,7 @@ def count(output, plugin, outcome):
 
 
 @pytest.mark.slow  # test_installed.py runs a sample of the same suites
-def test_first_party_plugins_pass_the_public_kit(kit):
+def test_first_party_plugins_pass_the_public_conformance_kit(kit):
     code, output = kit(*LIGHT)
     assert code == OK, output
     for plugin in LIGHT:

@@ -155,7 +155,7 @@ def run(cases):
 
 
 @pytest.mark.parametrize("mutant", DRAWING.values(), ids=DRAWING)
-def test_a_faulty_token_draw_is_detected(mutant):
+def test_faulty_random_sampling_is_detected(mutant):
     with pytest.raises(AssertionError):
         run(draw_cases(mutant, HOST, dtypes=("float32",)))
 
@@ -250,7 +250,7 @@ def test_the_suite_tests_only_the_operations_that_ops_override():
     assert not list(ops_cases(Ops, HOST))
 
 
-def test_chi_squared_has_the_expected_mean():
+def test_the_chi_squared_statistic_has_the_expected_mean():
     assert chi_squared([25, 25, 50], [0.25, 0.25, 0.5]) == pytest.approx(-1.0)
     assert chi_squared([60, 40], [0.5, 0.5]) == pytest.approx((4 - 1) / 2**0.5)
     assert chi_squared([99, 1], [1.0, 0.0]) == float("inf")
@@ -289,7 +289,7 @@ def request_of(settings):
     ids=str,
 )
 @pytest.mark.parametrize("coarse", [False, True], ids=["different logits", "with equal logits"])
-def test_draws_have_the_distribution_of_the_torch_sampler(settings, coarse):
+def test_sampled_tokens_have_the_distribution_of_the_torch_sampler(settings, coarse):
     logits = torch.randn(200, generator=torch.Generator().manual_seed(31)) * 2
     logits = logits.round() if coarse else logits
     sampler = Sampler(num_rows=1, vocab_size=200, device=HOST)

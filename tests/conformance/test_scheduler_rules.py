@@ -124,7 +124,7 @@ TYPE_MUTANTS = {
 
 
 @pytest.mark.parametrize("rule", TYPE_MUTANTS)
-def test_a_column_of_a_wrong_type_is_detected(rule):
+def test_a_plan_column_of_a_wrong_type_is_detected(rule):
     with pytest.raises(AssertionError, match=rule) as found:
         check_scheduler(TYPE_MUTANTS[rule])
     expect_rule_first(found.value)

@@ -37,7 +37,7 @@ def test_the_page_of_a_scheduler_is_current(one):
 
 
 @pytest.mark.parametrize("one", FACTS)
-def test_a_policy_is_short_and_its_guarantees_have_mutants(one):
+def test_a_policy_is_short_and_each_guarantee_has_a_mutant(one):
     research = "research" in one.source.parts
     assert one.num_lines <= (100 if research else 40)
     assert one.guarantees

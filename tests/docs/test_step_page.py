@@ -26,7 +26,7 @@ def trace():
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_each_function_of_the_page_is_called(trace):
+def test_each_function_on_the_step_page_is_called(trace):
     called = {(callee, function) for _, callee, function in trace}
     assert len(ROWS) >= 30
     native = {"dovetail_attn_cpu/metadata.py"}  # not selected on a machine without a compiler

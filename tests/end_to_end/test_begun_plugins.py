@@ -112,7 +112,7 @@ def answers(model, **options):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BLUEPRINTS if kind not in WITHOUT_OPTIONS])
-def test_an_option_reaches_the_plugin(kind, begin, model_dir, tmp_path, monkeypatch):
+def test_the_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some plugins write files
     name, module = begin(kind, WITH_OPTIONS)
     given = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}

@@ -85,7 +85,7 @@ def test_the_policies_finish_requests_in_different_orders(expected):
     assert generate("static")[2] == 0
 
 
-def test_tenants_and_deadlines_reach_the_policy():
+def test_the_policy_receives_tenants_and_deadlines():
     llm = LLM("demo", scheduler_cls="vtc", **{**OPTIONS, "max_num_seqs": 1})
     engine, params = llm.llm_engine, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     for number in range(3):

@@ -142,7 +142,7 @@ def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
 
 
 @pytest.mark.parametrize("given", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
-def test_explain_reports_unknown_attention_for_a_model_that_allocates_memory(
+def test_explain_reports_unknown_if_the_model_constructor_reads_tensor_values(
     tmp_path, given, capsys
 ):
     model = write_tiny_llama(tmp_path, architectures=["ReadsValues"])
@@ -166,7 +166,9 @@ def test_a_model_that_no_device_can_create_is_an_error(tmp_path):
     ("answer", "message"),
     [("facts", "AttentionFacts"), (SystemExit(3), "SystemExit"), (MemoryError(), "MemoryError")],
 )
-def test_a_worker_with_a_wrong_description_is_named(tmp_path, answer, message):
+def test_the_error_for_a_worker_with_an_invalid_description_names_the_worker(
+    tmp_path, answer, message
+):
     from dovetail_cpu.worker import CPUWorker
 
     def describe_attention(context):

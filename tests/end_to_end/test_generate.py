@@ -203,7 +203,7 @@ def test_bad_words_are_not_generated(llm, readable):
     assert not without.outputs[0].text.startswith(word)
 
 
-def test_a_truncated_prompt_keeps_its_end(llm):
+def test_a_truncated_prompt_keeps_its_last_tokens(llm):
     ids = list(range(10, 40))
     (cut,) = llm.generate([ids], greedy(truncate_prompt_tokens=7))
     assert cut.prompt_token_ids == ids[-7:]

@@ -91,7 +91,7 @@ def logprobs(path, **options):
     return np.array([row[token].logprob for token, row in found])
 
 
-def test_products_with_blocks_agree_with_dequantized_weights(path, caplog):
+def test_products_with_quantized_blocks_agree_with_dequantized_weights(path, caplog):
     """Blocks differ from float32 by the rounding of activations and of bfloat16 only."""
     with caplog.at_level(logging.INFO):
         found = logprobs(path)
@@ -117,7 +117,7 @@ def test_packed_blocks_are_cached_and_give_the_same_results(path, caplog, tmp_pa
     assert np.array_equal(first, second)
 
 
-def test_a_damaged_scale_is_named(path, tmp_path):
+def test_the_error_for_a_damaged_scale_names_the_weight(path, tmp_path):
     from dovetail.errors import WeightError
 
     file = gguf.GGUFReader(path)

@@ -49,7 +49,7 @@ def answer(file):
     return ask(file)
 
 
-def test_a_gguf_file_answers_a_question_in_words(answer):
+def test_a_model_in_a_gguf_file_answers_a_question(answer):
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"  # the model ends its turn
 

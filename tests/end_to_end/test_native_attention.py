@@ -50,7 +50,7 @@ def agreement(got, want):
 
 
 @pytest.mark.parametrize("cache", ["auto", "int8"])
-def test_native_attention_agrees_with_torch(tokens_of, cache):
+def test_native_attention_agrees_with_torch_attention(tokens_of, cache):
     want = tokens_of(attention_backend="torch")
     got = tokens_of(attention_backend="cpu", kv_cache_dtype=cache)
     assert agreement(got, want) >= 0.8

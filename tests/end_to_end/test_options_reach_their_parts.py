@@ -58,7 +58,7 @@ def other_prompt(number):
 
 
 @pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 0.5}])
-def test_hf_overrides_have_the_effect_of_config_json(model_dir, options, override, tmp_path):
+def test_hf_overrides_have_the_same_effect_as_config_json(model_dir, options, override, tmp_path):
     edited = tmp_path / "edited"
     shutil.copytree(model_dir, edited)
     config = json.loads((edited / "config.json").read_text("utf-8"))

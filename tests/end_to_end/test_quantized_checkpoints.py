@@ -95,7 +95,7 @@ def test_a_quantized_checkpoint_is_refused_before_weights_are_opened(folder):
 
 
 @pytest.mark.parametrize("config", NOT_QUANTIZED)
-def test_a_plain_checkpoint_is_served(folder, config):
+def test_an_unquantized_checkpoint_is_accepted(folder, config):
     config = EngineArgs(model=folder(config)).create_engine_config()
     assert not config.model.quantization
 
@@ -128,6 +128,6 @@ def test_an_installed_method_that_declares_the_format_is_selected_automatically(
     LLM(folder(GPTQ), **DUMMY).llm_engine.shutdown()
 
 
-def test_explain_reports_the_same_reason(folder):
+def test_explain_reports_the_same_reason_as_the_engine(folder):
     with pytest.raises(ModelError, match="quantized with 'gptq'"):
         explain_choice("linear_method", EngineArgs(model=folder(GPTQ), platform="cpu"))

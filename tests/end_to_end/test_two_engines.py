@@ -42,7 +42,9 @@ def run(engines_and_requests):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_each_of_two_engines_gives_the_same_tokens_as_alone(model_dir, qwen_dir, options, ahead):
+def test_two_engines_together_give_the_same_tokens_as_each_engine_alone(
+    model_dir, qwen_dir, options, ahead
+):
     plans = [
         (model_dir, "torch", {"max_num_batched_tokens": 24}, requests(1)),
         (qwen_dir, FakeAttentionBackend, {"block_size": 8}, requests(2)),

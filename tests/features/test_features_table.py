@@ -23,7 +23,7 @@ def test_every_part_of_the_engine_has_a_row_in_the_features_table() -> None:
     assert sorted(row.id for row in read_features()) == sorted(expected)
 
 
-def test_a_claim_links_existing_tests() -> None:
+def test_each_claimed_feature_links_existing_tests() -> None:
     for row in read_features():
         assert row.status in STATUSES, row
         assert bool(row.tests) == (row.status != "planned"), f"{row.id} claims without a test"
@@ -39,7 +39,7 @@ def test_rows_are_parsed_from_the_text_of_a_table() -> None:
     assert (feature.tests, feature.fakes) == (("a/test_b.py::test_c",), ("worker", "executor"))
 
 
-def test_each_claim_has_a_fault_that_applies_to_the_code() -> None:
+def test_each_claimed_feature_has_a_fault_that_applies_to_the_code() -> None:
     assert misplaced_faults(read_features(), read_faults()) == []
 
 

@@ -91,7 +91,7 @@ def test_every_change_of_a_file_changes_the_digest_of_the_tree(tree: Path) -> No
     assert len(set(states)) == len(states)
 
 
-def test_a_record_is_valid_until_a_file_changes(tree: Path) -> None:
+def test_a_test_record_is_valid_until_a_file_changes(tree: Path) -> None:
     commit(tree)
     assert suite.recorded() is None
     suite.RECORD.parent.mkdir()
@@ -102,7 +102,7 @@ def test_a_record_is_valid_until_a_file_changes(tree: Path) -> None:
     assert suite.recorded() is None
 
 
-def test_without_git_no_record_is_valid(tree: Path) -> None:
+def test_without_git_no_test_record_is_valid(tree: Path) -> None:
     shutil.rmtree(tree / ".git")
     suite.RECORD.parent.mkdir()
     suite.RECORD.write_text(json.dumps({"state": "", "outcomes": {"a.py::b": ["passed"]}}))
@@ -169,7 +169,7 @@ def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
     ]
 
 
-def test_the_commit_selects_one_in_n_cases_of_a_sampled_test(tree: Path) -> None:
+def test_the_commit_hash_selects_one_in_n_cases_of_a_sampled_test(tree: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "test_it.py").write_text(SAMPLED)
@@ -184,7 +184,7 @@ def test_the_commit_selects_one_in_n_cases_of_a_sampled_test(tree: Path) -> None
     assert len(set.union(*chosen)) > 3
 
 
-def test_the_commit_selects_the_faults_that_are_tried() -> None:
+def test_the_commit_hash_selects_the_faults_that_are_tried() -> None:
     faults = read_faults()
     samples = [sample_of(faults, bytes([number])) for number in range(64)]
     assert {len(one) for one in samples} == {-(-len(faults) // SAMPLED_FAULTS)}

@@ -82,7 +82,7 @@ def _lives(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_sections_after_the_total_deadline_report_it(tmp_path):
+def test_sections_that_begin_after_the_total_deadline_are_reported_as_late(tmp_path):
     code, run, _ = run_sections(tmp_path, {"hangs": HANGS, "fine": FINE}, total_s=3.5)
     states = {name: one["state"] for name, one in run["sections"].items()}
     assert (code, states["hangs"], states["fine"]) == (1, LATE, LATE)
@@ -129,7 +129,7 @@ def _names(run: dict, name: str) -> set[str]:
 
 
 @pytest.mark.skipif(bool(os.environ.get("CUDA_VISIBLE_DEVICES")), reason="there may be a device")
-def test_the_command_without_its_device_exits_with_2_and_runs_no_section(tmp_path):
+def test_without_the_device_the_command_exits_with_status_2_and_runs_no_section(tmp_path):
     import torch
 
     if torch.cuda.is_available():

@@ -64,7 +64,7 @@ def test_each_operator_of_a_function_is_mutated_once(mutants):
     assert len(mutants) == 17  # "pass" replaces the break and the append
 
 
-def test_every_mutant_differs_in_one_place_and_compiles(mutants):
+def test_every_mutant_has_one_changed_line_and_compiles(mutants):
     lines = ast.unparse(ast.parse(SOURCE)).splitlines()
     for mutant in mutants:
         compile(mutant.tree, "mutant", "exec")

@@ -119,7 +119,7 @@ def check_prompts(ours, theirs):
         ours.apply_chat_template(CONVERSATIONS[0], chat_template="{{ raise_exception('no') }}")
 
 
-def test_the_merges_of_sentencepiece_are_those_of_the_published_tokenizer(tmp_path):
+def test_the_derived_sentencepiece_merges_equal_the_published_merges(tmp_path):
     folder = fetch("llama2")
     path = write_vocabulary(folder, tmp_path / "model.gguf", pre=None)
     published = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -138,7 +138,7 @@ def test_hostile_arguments_of_a_stream_are_refused(front_end, kind, error):
     front_end.loop.run_until_complete(asyncio.wait_for(send_all(), 30))
 
 
-def test_a_key_that_cannot_be_compared_is_refused(llm):
+def test_a_prompt_key_that_cannot_be_compared_is_refused(llm):
     class Key(str):
         __hash__ = str.__hash__
 
@@ -167,7 +167,7 @@ def test_later_changes_of_parameters_have_no_effect(llm):
     assert caught.value.parameter == "logit_bias"
 
 
-def test_an_empty_mapping_is_copied():
+def test_an_empty_extra_args_mapping_is_copied():
     given = {}
     params = SamplingParams(extra_args=given)
     given["a"] = object()
@@ -232,7 +232,7 @@ def test_the_ids_of_an_abort_are_read_in_chunks(front_end):
     assert front_end.loop.run_until_complete(abort()) < 0.05
 
 
-def test_the_last_tokens_of_a_deque_are_kept(llm):
+def test_truncating_a_prompt_in_a_deque_keeps_its_last_tokens(llm):
     params = SamplingParams(max_tokens=2, truncate_prompt_tokens=3)
     output = llm.generate([deque(range(5, 100))], params)[0]
     assert list(output.prompt_token_ids) == [97, 98, 99]

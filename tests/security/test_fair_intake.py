@@ -111,7 +111,7 @@ def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(front_end, 
         assert front_end.loop.run_until_complete(longest_turn(leave_early())) < MOST_CPU_S
 
 
-def test_many_small_requests_are_spread_over_loop_iterations(front_end):
+def test_many_small_requests_are_spread_over_event_loop_iterations(front_end):
     params = SamplingParams(max_tokens=1)
 
     async def send():
@@ -169,7 +169,7 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     assert [list(one) for one in refused] == [["r5"]]
 
 
-def test_the_intake_of_single_requests_ends_at_its_time_limit():
+def test_the_engine_stops_admitting_single_requests_at_the_time_limit():
     clock = ManualClock(1)
     core = SlowCore(clock, True)
     intake = RequestIntake(clock)

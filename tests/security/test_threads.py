@@ -86,7 +86,7 @@ def test_an_engine_may_be_stepped_in_one_thread_and_read_in_others(llm):
     assert set(ended) == expected and not engine.has_unfinished_requests()
 
 
-def test_generate_reports_that_another_caller_took_its_outputs(llm, monkeypatch):
+def test_generate_raises_an_error_if_another_caller_reads_its_outputs(llm, monkeypatch):
     """`generate` misses outputs that a nested call of `step` returns, for example to a hook."""
     engine = llm.llm_engine
     step = engine.step

@@ -46,7 +46,7 @@ def test_a_soak_run_resumes_with_the_sections_that_have_not_passed(start, tmp_pa
 
 
 @pytest.mark.parametrize("tree", ["two", ""], ids=["another tree", "an unknown tree"])
-def test_a_record_is_valid_only_for_its_own_tree(start, tmp_path, tree):
+def test_a_record_of_another_source_tree_is_ignored(start, tmp_path, tree):
     mark = tmp_path / "ran"
     count = section("a", f"open({str(mark)!r}, 'a').write('x')")
     start([count], tree=tree and "one")

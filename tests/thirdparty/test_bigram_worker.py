@@ -67,7 +67,7 @@ def test_the_worker_reports_the_sizes_of_its_model(worker):
     assert worker.get_kv_cache_spec() == {}
 
 
-def test_greedy_rows_follow_the_table(worker, table):
+def test_greedy_sampling_returns_the_most_likely_tokens_of_the_table(worker, table):
     builder = StepBuilder()
     joins = [joining(0, [3, 4], temperature=0), joining(2, [9], temperature=0)]
     first = step(worker, builder, [(2, 0, 1, True), (0, 0, 2, True)], joins)
@@ -78,7 +78,7 @@ def test_greedy_rows_follow_the_table(worker, table):
     assert second.step_id == 1
 
 
-def test_no_token_is_sampled_after_a_chunk(worker):
+def test_no_token_is_sampled_after_an_incomplete_prompt_chunk(worker):
     output = step(worker, StepBuilder(), [(0, 0, 2, False)], [joining(0, [1, 2, 3])])
     assert (list(output.num_sampled), list(output.token_ids)) == ([0], [])
 
@@ -97,7 +97,7 @@ def test_a_seed_gives_the_same_token_in_any_batch(worker):
     assert both.token_ids[1] == alone.token_ids[0]
 
 
-def test_sampled_tokens_follow_the_softmax(worker, table):
+def test_sampled_tokens_have_the_softmax_distribution(worker, table):
     num_draws = 4000
     draws = Counter()
     for seed in range(num_draws):

@@ -74,7 +74,7 @@ def trials(request, wheels, tmp_path_factory):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
-def test_a_wheel_with_only_its_dependencies_passes_the_kit(member, trials):
+def test_a_wheel_with_only_its_dependencies_passes_the_conformance_kit(member, trials):
     output = trials[member].result()
     for plugin in plugins_of(member):
         counts = re.search(rf"^{re.escape(plugin)}: (\d+) passed, 0 .* (\d+) skipped", output, re.M)

@@ -176,7 +176,7 @@ def test_an_engine_stopped_by_sigstop_is_not_ready_until_it_continues(bench, not
     one.shutdown()
 
 
-def test_an_event_loop_can_be_closed_before_its_engine(bench, nothing_left):
+def test_an_event_loop_can_be_closed_before_the_engine_is_shut_down(bench, nothing_left):
     one = bench.start(worker_config={"step_s": 0.01})
 
     async def ask():
@@ -208,7 +208,7 @@ def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
     one.shutdown()
 
 
-def test_a_with_block_shuts_the_engine_down(bench, nothing_left):
+def test_leaving_a_with_block_shuts_the_engine_down(bench, nothing_left):
     async def ask():
         async with bench.start() as one:
             outputs = await collect(one.generate("a", SamplingParams(max_tokens=3)))

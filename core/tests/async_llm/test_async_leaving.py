@@ -80,7 +80,7 @@ async def fail(stream):
 
 @pytest.mark.parametrize("leave", [leave_loop, close, cancel, time_out, fail])
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_request_of_a_canceled_caller_is_freed_within_a_step(bench, slow, leave, n):
+def test_canceling_a_caller_frees_its_request_within_one_step(bench, slow, leave, n):
     async def ask():
         stays = slow.generate("a", LONG, "stays")
         await anext(stays)

@@ -205,7 +205,7 @@ def test_a_request_of_higher_priority_is_served_first(bench):
     one.shutdown()
 
 
-def test_prefixes_are_shared_within_a_salt_until_the_cache_is_reset(bench, llm):
+def test_requests_with_the_same_salt_share_prefixes_until_the_cache_is_reset(bench, llm):
     prompt = "the same words again and again, so that they fill some blocks of the cache"
 
     async def num_cached(salt):

@@ -123,7 +123,7 @@ def test_requests_that_exceed_the_engines_limits_are_rejected(spell, requested, 
     assert requested == []
 
 
-def test_the_benchmark_summary_has_median_and_spread() -> None:
+def test_the_benchmark_summary_contains_median_and_spread() -> None:
     found = summarize("s", [4.0, 1.0, 2.0, 3.0, 100.0])
     assert (found.median, found.min, found.max, found.iqr) == (3.0, 1.0, 100.0, 2.0)
     assert summarize("s", [5.0]).iqr == 0.0

@@ -109,7 +109,7 @@ def test_a_partial_character_is_not_printed(session) -> None:
         assert chat.messages[-1]["content"] == whole
 
 
-def test_an_interrupted_answer_stays_in_the_history(session) -> None:
+def test_an_interrupted_answer_is_kept_in_the_chat_history(session) -> None:
     chat = session("abcdefgh", loop=True)
     partial = "".join(chat.answer("one", interrupted=after(3)))
     assert partial == "abc"

@@ -45,14 +45,14 @@ def test_json_is_one_object_with_the_requirements(tmp_path, capsys):
     assert output["error"] == ""
 
 
-def test_a_kind_without_a_usable_plugin_is_an_error(capsys):
+def test_a_plugin_kind_without_a_usable_plugin_is_an_error(capsys):
     assert main(["plugins", "explain", "ops", "--ops", "nobody", *PLATFORM]) == 1
     output = capsys.readouterr().out
     assert "no plugin can be used" in output
     assert "There is no ops plugin 'nobody'" in output
 
 
-def test_a_kind_that_the_engine_does_not_use_is_reported(capsys):
+def test_explain_reports_a_plugin_kind_that_the_engine_does_not_use(capsys):
     assert main(["plugins", "explain", "proposer"]) == 0
     assert "no part of the engine uses plugins of this kind yet" in capsys.readouterr().out
 

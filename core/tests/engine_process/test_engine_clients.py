@@ -143,7 +143,7 @@ def tokens_alone(traffic, client, one):
     return traffic.Answers().collect(client, 1)[0][one.request_id]
 
 
-def test_progress_reports_steps_and_missing_heartbeats(client_of, traffic):
+def test_engine_progress_contains_steps_and_missing_heartbeats(client_of, traffic):
     client = client_of("sync", step_s=0.15)
     client.add_request(traffic.request("a", max_tokens=9))
     traffic.Answers().collect(client, 1)

@@ -99,7 +99,9 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
     asyncio.run(serve())
 
 
-def test_a_failed_step_ends_the_engine_with_a_digest_of_the_plan(client_of, traffic):
+def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_plan(
+    client_of, traffic
+):
     client = client_of("sync", fails_at=3)
     client.add_request(traffic.request("secret", [77, 77, 77], 20))
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:

@@ -86,7 +86,7 @@ def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
-def test_an_engine_ends_with_its_owner_although_a_forked_child_still_runs(run, traffic, kind):
+def test_an_engine_exits_with_its_owner_even_if_a_forked_child_still_runs(run, traffic, kind):
     process = run(kind, "outlive")
     assert process.returncode == -signal.SIGKILL
     result = json.loads(process.stdout)

@@ -26,7 +26,7 @@ class SlowCore:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_the_request_intake_works_in_time_slices_and_delays_the_steps_of_idle_engines_only(runs):
+def test_requests_are_admitted_in_time_slices_and_delay_only_the_steps_of_an_idle_engine(runs):
     clock = ManualClock()
     core = SlowCore(clock, runs)
     intake = RequestIntake(clock)

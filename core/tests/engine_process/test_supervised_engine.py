@@ -308,7 +308,7 @@ def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, traffi
     assert serve_standard(client, traffic) == expected
 
 
-def test_a_long_step_is_a_stall_only_above_the_limit(supervised, traffic):
+def test_a_long_step_is_reported_as_a_stall_only_above_the_limit(supervised, traffic):
     rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=600)
     client.add_request(traffic.request("a"))

@@ -45,7 +45,7 @@ def test_values_and_arrays_keep_their_types_across_processes(make):
     assert turned == NDArray("bfloat16", (1, 4), bytes(range(8))[::-1])
 
 
-def test_a_large_result_is_sent_without_the_ring(make):
+def test_a_large_result_is_not_sent_through_the_ring(make):
     executor = make()
     ramp = executor.collective_rpc("ramp", args=(100_000,), unique_reply_rank=0)["ramp"]
     assert ramp.dtype == "float32" and ramp.shape == (100_000,)

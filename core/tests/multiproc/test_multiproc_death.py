@@ -59,7 +59,7 @@ def wait_until(found, timeout_s):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_is_named_in_every_waiting_call(make, victim):
+def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, victim):
     executor = make(2, config={"async_scheduling": True}, step=["hangs", "hangs"])
     start(executor)
     pids = executor.collective_rpc("pid")
@@ -97,7 +97,7 @@ def test_a_step_that_raises_reports_its_own_error(make, rank):
         executor.check_health()
 
 
-def test_a_step_that_has_raised_before_its_tokens_are_requested_reports_its_own_error(make):
+def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
     executor = make(2, step=["refuses", "hangs"])
     start(executor)
     first, second, third, *_ = make_plans()
@@ -128,7 +128,7 @@ def test_a_lost_connection_to_a_running_peer_is_reported(make):
         launch(executor, second).result(PATIENCE_S)
 
 
-def test_a_process_that_exits_reports_its_status(make):
+def test_the_exit_status_of_a_process_is_reported(make):
     executor = make(step=["exits"])
     start(executor)
     first, second, *_ = make_plans()

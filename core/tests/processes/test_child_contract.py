@@ -35,7 +35,7 @@ def wait_until(found, timeout_s=NOTICE_S):
 
 
 @every_kind
-def test_a_stopped_child_has_no_heartbeat_and_a_killed_child_reports_its_signal(
+def test_a_stopped_child_sends_no_heartbeat_and_the_signal_of_a_killed_child_is_reported(
     kinds, clean, model_dir, name
 ):
     others = kinds.running_children()

@@ -315,7 +315,7 @@ def test_the_error_for_a_request_that_cannot_be_serialized_names_it(given):
         wire_request(request(**given))
 
 
-def test_a_request_is_checked_as_it_is_read():
+def test_a_request_is_validated_when_its_frame_is_read():
     sent = wire_request(request(tenant="temperature"))
     spoilt = sent.replace(b"tenant", b"tenent")
     assert spoilt != sent

@@ -131,7 +131,7 @@ def test_a_send_times_out_at_its_deadline_and_can_be_repeated(ring):
     assert [slow.receive(timeout_s=1) for _ in range(2)] == [b"2", b"3"]
 
 
-def test_a_long_frame_that_not_all_readers_receive_breaks_the_ring(ring):
+def test_a_ring_is_unusable_after_an_incomplete_send_of_a_long_frame(ring):
     writer, (reader,) = ring(num_slots=1024)
     with pytest.raises(TimeoutError):
         for _ in range(1024):
