@@ -1,5 +1,6 @@
 """Fixtures of the wheel tests: a wheel of each member."""
 
+import fcntl
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,13 +10,31 @@ from architecture.sources import members, project_of
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory):
-    """Wheels of all members, by the name of their distribution."""
-    folder = tmp_path_factory.mktemp("wheels")
+def wheels(tmp_path_factory, request):
+    """Wheels of all members, by the name of their distribution.
+
+    Test processes that run in parallel share the wheels: builds of one source tree would disturb
+    each other.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent
+    folder = folder / "wheels"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = find_wheels(folder) or build_wheels(folder)
+    assert set(found) == {project_of(member)["name"] for member in members()}
+    return found
+
+
+def find_wheels(folder):
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+
+
+def build_wheels(folder):
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     halves = members()[::2], members()[1::2]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda some: run(*PIP, "wheel", "-q", *some, *options), halves))
-    found = {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
-    assert set(found) == {project_of(member)["name"] for member in members()}
-    return found
+    return find_wheels(folder)
