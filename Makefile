@@ -65,6 +65,7 @@ wheels: $(STAMP)  ## run the contract suites on a fifth of the wheels, each alon
 dist: $(STAMP)  ## build a wheel of each member in dist/, for pip install --find-links dist 'dovetail[cpu]'
 	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . \
 	    $(sort $(dir $(wildcard */pyproject.toml */*/pyproject.toml)))
+	$(BIN)/python platforms/cpu_kernels/manylinux.py dist
 
 bench: $(STAMP)  ## measure the host cost of a step and offline throughput, and compare with other engines
 	$(BIN)/python bench/step_overhead.py

@@ -1,12 +1,13 @@
 """Fixtures of the wheel tests: a wheel of each member."""
 
 import fcntl
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from wheels.clean_environment import PIP, run
 
-from architecture.sources import members, project_of
+from architecture.sources import ROOT, members, project_of
 
 
 @pytest.fixture(scope="session")
@@ -37,4 +38,5 @@ def build_wheels(folder):
     halves = members()[::2], members()[1::2]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda some: run(*PIP, "wheel", "-q", *some, *options), halves))
+    run(sys.executable, ROOT / "platforms/cpu_kernels/manylinux.py", folder)
     return find_wheels(folder)
