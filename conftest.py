@@ -23,7 +23,7 @@ _deselected: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add this project's pytest options."""
-    # A test that passes with a contract's fake instead of every implementation shows nothing.
+    # A test that also passes with the fake of a contract does not test the implementations.
     parser.addoption(
         "--with-fake",
         metavar="KIND",
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collected tests and modules out of later garbage collections.
+    """Exclude the collected tests and modules from later garbage collections.
 
     Tests that call `gc.collect` need 0.01 s instead of 1 s.
     """

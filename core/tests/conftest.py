@@ -191,7 +191,7 @@ class Driver:
         return outputs
 
     def step(self):
-        """Do one whole step; return the runs of its plan."""
+        """Run one complete step; return the runs of its plan."""
         runs = self.plan()
         self.settle()
         return runs

@@ -122,7 +122,7 @@ def test_the_integrity_check_finds_unknown_and_missing_references(held):
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A pool compared with a model: which request owns which blocks, and their content."""
+    """A state machine that compares a pool with a model of the owners and contents of blocks."""
 
     def __init__(self):
         super().__init__()

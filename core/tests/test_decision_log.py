@@ -117,7 +117,7 @@ def record(path):
 
 
 def read(path):
-    """Return the records, each as (kind, readings, payload)."""
+    """Return the records, each as (kind, clock readings, payload)."""
     return [(record.kind, *split_readings(record.payload)) for record in LogReader(path)]
 
 

@@ -1,4 +1,4 @@
-"""The encoder budget of a step: limits, sharing and rollback, alone and in the scheduler."""
+"""The encoder budget of a step: limits, sharing and rollback, separately and in the scheduler."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ LIMITS = SchedulerLimits(
 
 
 def content(*places):
-    """Return encoder inputs; each place is (position, size, name)."""
+    """Return encoder inputs; each argument is (position, size, name)."""
     return tuple(
         EncoderInput(position=position, num_tokens=size, content_hash=name.encode())
         for position, size, name in places

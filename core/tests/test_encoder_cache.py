@@ -111,7 +111,7 @@ SIZES = {b"a": 1, b"b": 2, b"c": 4, b"d": 7}
 
 
 class EncoderMachine(RuleBasedStateMachine):
-    """A cache compared with a model: references, and the content of a worker."""
+    """A state machine that compares the cache with a model of references and contents."""
 
     def __init__(self):
         super().__init__()

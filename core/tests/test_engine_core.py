@@ -23,7 +23,7 @@ class Late:
 
 
 class Executor:
-    """An executor of the strict worker. `breaks`: the failing step and method."""
+    """An executor with the strict worker. `breaks`: the failing step and method."""
 
     def __init__(self, worker, depth, breaks=None, where="sample"):
         self.worker, self.max_concurrent_steps = worker, depth

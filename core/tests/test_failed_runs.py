@@ -8,7 +8,7 @@ MESSAGE = "the extension failed"
 
 
 def settle_with_error(driver, *names):
-    """Settle the oldest plan with failed runs for these requests."""
+    """Process the result of the oldest plan, in which the runs of these requests failed."""
     row_of = {name: row for row, name in driver.worker.names.items()}
     row_of |= {one.request_id: one.row for one in driver.out[0].joins}
     rows = [*driver.out[0].rows]

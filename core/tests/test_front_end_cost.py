@@ -20,7 +20,7 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 
 
 def token_cost_ns(tokenizer=None, prompt_len=8, kind=DELTA, **params):
-    """Return the least CPU time of a token over some steps of one token for each request."""
+    """Return the minimum CPU time of a token over some steps of one token for each request."""
     processor = OutputProcessor(tokenizer or ByteTokenizer(), clock=ManualClock(1))
     names = [f"r{n}" for n in range(NUM_REQUESTS)]
     prompt = array("i", [97]) * prompt_len
@@ -46,7 +46,7 @@ def token_cost_ns(tokenizer=None, prompt_len=8, kind=DELTA, **params):
 
 
 def outputs_cost_ns():
-    """Return the least CPU time to create the two objects of every output."""
+    """Return the minimum CPU time to create the two objects of every output."""
     metrics, prompt, times = RequestMetrics(1), [1], []
     for _ in range(NUM_STEPS):
         start_ns = thread_time_ns()
@@ -58,7 +58,7 @@ def outputs_cost_ns():
 
 
 def least_ratio(measure, reference):
-    """Return the least of some ratios; a busy machine only increases them."""
+    """Return the smallest of several ratios; a busy machine only increases a ratio."""
     return min(measure() / reference() for _ in range(NUM_TRIES))
 
 

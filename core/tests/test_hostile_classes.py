@@ -1,4 +1,4 @@
-"""Classes, options models and probes that raise, lie or exit give typed errors."""
+"""Classes, options models and probes that raise, exit or return wrong values give typed errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizer files that crash, explode or hang give a typed error; this process survives."""
+"""Tokenizer files that crash, hang or use too much memory give a typed error, not a crash."""
 
 import json
 import os
@@ -218,7 +218,7 @@ def test_a_text_that_the_library_cannot_encode_rejects_one_request(tmp_path):
 
 
 class Panicking:
-    """Raises an error that is not an Exception, like the library does in a panic."""
+    """Raises an error that is not an Exception, as the library does in a panic."""
 
     class PanicException(BaseException):  # the library uses this class name
         pass
@@ -282,7 +282,7 @@ def test_tokens_and_templates_of_tokenizer_config_are_checked(
 
 
 def test_added_tokens_are_added_in_one_call():
-    """Each call rebuilds the search; one call per token took 25 s for 200,000 tokens."""
+    """Each call rebuilds the search tree; one call per token took 25 s for 200,000 tokens."""
     core, calls = Core(models.WordLevel({"a": 0}, unk_token="a")), []
 
     class Counting(PanicGuard):

@@ -188,7 +188,7 @@ def test_the_first_completion_uses_the_given_seed_and_the_others_use_derived_see
 
     assert seeds(2**64 - 2)[0] == 2**64 - 2 and seeds(-1)[0] == 2**64 - 1
     assert seeds(7) == seeds(7) and seeds(7)[:2] == seeds(7, n=2)
-    # Completions of different seeds never share a derived seed.
+    # Requests with different seeds never share a derived seed.
     found = [seed for user_seed in range(100) for seed in seeds(user_seed, n=10)]
     assert len(set(found)) == 1000
 

@@ -1,4 +1,4 @@
-"""The KV-cache manager with groups of different kinds, and retired blocks."""
+"""The KV-cache manager with groups of different kinds, and blocks that a plan in flight uses."""
 
 import pytest
 

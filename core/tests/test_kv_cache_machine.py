@@ -78,7 +78,7 @@ class CacheMachine(RuleBasedStateMachine):
         return {*blocks, *(block for _, blocks in self.retiring for block in blocks)}
 
     def needed(self, group, start):
-        """The positions before `start` that a token at `start` reads in a group."""
+        """Return the positions before `start` that a token at `start` reads in a group."""
         spec = self.specs[group]
         if isinstance(spec, StateSpec):
             return [start - 1] if start else []

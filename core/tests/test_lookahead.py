@@ -22,7 +22,7 @@ LIMITS = SchedulerLimits(
 
 
 class Table:
-    """A scheduler with step results that the test gives."""
+    """A scheduler for which the test provides the step results."""
 
     def __init__(self, *, num_blocks=30, **limits):
         context = SchedulerContext(
@@ -43,7 +43,7 @@ class Table:
         return plan
 
     def settle(self, plan, sampled, drafts=(), **columns):
-        """Settle a plan. sampled: the tokens of each run. drafts: number of new drafts by row."""
+        """Process a result. sampled: the tokens of each run. drafts: new drafts by row."""
         output = ModelRunnerOutput(
             step_id=plan.step_id,
             num_sampled=array("B", map(len, sampled)),
@@ -94,7 +94,7 @@ def test_the_next_run_is_planned_before_the_drafts_are_verified():
     first = table.plan()
     second, third = table.plan(), table.plan()
     assert runs(first) == [(4, 3, 1, 2)]
-    # Planned as if all drafts are accepted, with blocks for the maximum number of drafts.
+    # The plan assumes that all drafts are accepted and has blocks for the maximum number.
     assert runs(second) == [(7, 4, 1, 3)] and runs(third) == [(11, 4, 1, 3)]
     assert table.request("a").num_in_flight == 3 + 4 + 4
     table.settle(first, [[51]], [1])  # both drafts rejected: the next run begins two tokens earlier
@@ -216,7 +216,7 @@ def test_only_verified_tokens_are_committed():
 
 
 class RowExecutor:
-    """An executor of a row model."""
+    """An executor with a row model."""
 
     def __init__(self, limits, kv_cache, depth):
         self.max_concurrent_steps, self.num_empty = depth, 0
@@ -262,7 +262,7 @@ def test_an_engine_gives_the_same_tokens_with_drafts_in_fewer_steps(depth):
 
 
 def test_tokens_are_the_same_with_and_without_drafts():
-    """`Referee` compares the tokens of each request with those of the request alone."""
+    """`Referee` compares the tokens of each request with a run of that request alone."""
     num_verified = 0
     for seed in range(24):
         program = random_program(seed, plain=True)

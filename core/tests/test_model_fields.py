@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: wrong types and ranges are refused by field."""
+"""config.json and generation_config.json: errors for wrong types and ranges name the field."""
 
 import json
 

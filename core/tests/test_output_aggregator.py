@@ -19,7 +19,7 @@ def output(kv_transfer=b"", tokens=(7,)):
 
 
 class Side(FakeSchedulerSide):
-    """Ends the transfers of a result: `b"1 2 -3"` ends 1 and 2; 3 fails in block 30 + rank."""
+    """Parses a result: `b"1 2 -3"`: transfers 1 and 2 ended; 3 failed in block 30 + rank."""
 
     def update(self, answer, rank=0):
         ended = [int(number) for number in answer.split()]

@@ -1,4 +1,4 @@
-"""A paused engine does not spin, loses nothing and continues after resume."""
+"""A paused engine does not spin, loses no request and continues after resume."""
 
 import pytest
 

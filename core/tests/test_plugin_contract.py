@@ -288,7 +288,7 @@ def test_properties_can_be_attributes_but_not_methods() -> None:
 
 
 def test_an_optional_contract_does_not_specify_the_constructor() -> None:
-    """`typing` gives a constructor to a Protocol without one; that is not part of the contract."""
+    """`typing` adds a constructor to a Protocol; this constructor is not part of the contract."""
 
     class Sleeper:
         def __init__(self, context: Any) -> None: ...

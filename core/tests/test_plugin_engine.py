@@ -1,4 +1,4 @@
-"""Plugins in an engine: user options reach them, and their failures are reported."""
+"""Plugins in an engine: they receive the user's options, and their failures are reported."""
 
 import inspect
 import logging
@@ -78,7 +78,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def start(model):
-    """Start an engine of fakes that is shut down after the test."""
+    """Start an engine with fake plugins that is shut down after the test."""
     made = []
 
     def build(**args):

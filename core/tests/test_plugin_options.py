@@ -52,7 +52,7 @@ ENTRIES = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"whole": ".parts:Who
 
 @pytest.fixture
 def acme(plugin_site):
-    """Return a registry with a policy that has options, set to the given ones."""
+    """Return a registry with a policy and the given options of this policy."""
     plugin_site.add("acme", ENTRIES, manifest=MANIFEST, parts=PARTS, model=MODEL)
     return lambda **given: plugin_site.registry(options=given)
 

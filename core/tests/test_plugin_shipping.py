@@ -30,7 +30,7 @@ MANIFEST = '[[plugin]]\nkind = "policy"\nname = "fair"\nroles = ["engine", "work
 
 @pytest.fixture
 def shipped(plugin_site):
-    """Return the resolutions of a plugin with options and of a class named directly."""
+    """Return the resolutions of a plugin with options and of a plugin given by its class."""
     entries = {"policy": {"fair": ".parts:Fair", "other": ".parts:Loose"}}
     plugin_site.add("acme", entries, manifest=MANIFEST, parts=PARTS)
     registry = plugin_site.registry(options={"fair": {"weight": 3}})

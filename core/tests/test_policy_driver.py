@@ -18,7 +18,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 class Scripted(Policy):
-    """Plans each step with one script (view to generator); later steps use the default plan."""
+    """Plans each step with the next script, a function from view to generator, or by default."""
 
     def __init__(self):
         self.scripts, self.answers = [], []

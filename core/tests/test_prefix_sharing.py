@@ -180,7 +180,7 @@ def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkey
 
 
 class AsksOfAll(Policy):
-    """Ranks by cached tokens, like dlpm, and records them."""
+    """Queries the cached tokens of every request, like the policy `dlpm`, and records them."""
 
     static_rank = False
 

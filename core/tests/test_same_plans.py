@@ -37,7 +37,7 @@ class Oldest(Policy):
 
 
 def by_plan(policy):
-    """Return the policy with the default plan written as its own plan."""
+    """Return the policy with a `plan` method that yields the default plan."""
 
     class ByPlan(policy):
         def plan(self, view):
@@ -127,7 +127,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
 
 
 def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
-    """As a member, it would slow every change of the batch, which merges all stop tokens."""
+    """Each change of the batch merges the stop tokens of all members, which would be slow."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)
     driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))

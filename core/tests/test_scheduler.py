@@ -239,7 +239,7 @@ def test_requests_can_be_aborted_in_every_state(drive):
     assert driver.reasons == {}  # aborted requests are not reported
     assert driver.plan() == {}
     driver.settle()
-    assert not driver.worker.tokens  # the worker learned of the aborts from an empty plan
+    assert not driver.worker.tokens  # an empty plan has informed the worker of the aborts
 
 
 def test_an_abort_during_a_step_drops_its_result(drive, alone):

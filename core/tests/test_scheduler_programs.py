@@ -8,7 +8,7 @@ from dovetail.interfaces import Policy
 
 
 class Longest(Policy):
-    """A policy with changing ranks that evicts."""
+    """A policy with dynamic ranks and preemption."""
 
     static_rank = False
     preempts = True

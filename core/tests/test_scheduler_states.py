@@ -1,4 +1,4 @@
-"""Every operation on a request in every status ends it correctly and frees its resources."""
+"""Every operation on a request works in every status, and each request frees its resources."""
 
 from array import array
 from functools import partial

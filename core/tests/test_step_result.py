@@ -36,7 +36,7 @@ def columns(num_positions, first=0):
 
 
 def give(requests, sampled, *, starts=None, **more):
-    """Settle a step that sampled the given tokens for each request."""
+    """Process the result of a step that sampled the given tokens for each request."""
     builder = StepBuilder()
     for place, one in enumerate(requests):
         start = starts[place] if starts else 0
@@ -154,7 +154,7 @@ def test_outputs_list_finished_requests_with_their_reasons():
 
 
 def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more):
-    """Settle a step of the decode batch and of the requests in `rest` with the given tokens."""
+    """Process the result of a step of the decode batch and the requests in `rest`."""
     decode_record = DecodeStepRecord(
         members=requests,
         order=[one.admission for one in requests],

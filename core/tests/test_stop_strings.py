@@ -17,7 +17,7 @@ def run(stops, pieces, include=False):
 
 
 def by_characters(stops, text, include=False):
-    """The definition: the first prefix of the text that ends with a stop string."""
+    """Return the expected result: the first prefix of the text that ends with a stop string."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

@@ -32,7 +32,7 @@ class Late:
 
 
 class Executor:
-    """An executor of the strict worker that records calls and masks."""
+    """An executor with the strict worker that records calls and masks."""
 
     def __init__(self, worker, depth):
         self.worker, self.max_concurrent_steps = worker, depth

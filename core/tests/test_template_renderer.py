@@ -255,7 +255,7 @@ def test_the_template_process_inherits_no_environment_or_files_of_its_parent(poo
         assert (folder / "cwd").readlink() == Path("/")
         links = [os.readlink(path) for path in (folder / "fd").iterdir()]
         kinds = sorted(link.split(":")[0].split(" ")[0] for link in links)
-        # the memory of heartbeats and the socket to the parent
+        # the shared memory for heartbeats and the socket to the parent
         own = ["/memfd", "anon_inode", "socket", "socket"]
         assert kinds == sorted(["/dev/null"] * 3 + own), kinds
         limits = (folder / "limits").read_text()
@@ -277,7 +277,7 @@ def test_a_killed_template_process_is_replaced(pool):
 
 
 def test_a_forked_process_starts_its_own_template_processes(pool):
-    """A fork neither uses nor stops its parent's child, and closes its connections."""
+    """A forked process does not use or stop the child of its parent and closes the connections."""
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
     before = children()

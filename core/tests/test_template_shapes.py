@@ -1,6 +1,6 @@
-"""Chat templates shaped like those of models give the same prompts as transformers.
+"""Chat templates of the forms that models use give the same prompts as transformers.
 
-The shapes were written from the documentation of their models. The slow test uses published
+The templates were written from the documentation of the models. The slow test uses published
 templates from packages of the npm registry; the repository contains none of them.
 """
 

@@ -241,7 +241,7 @@ def test_a_finished_result_handle_returns_its_result():
 
 
 class LateHandle:
-    """Counts calls; raises if its worker `fails` at "result"."""
+    """A result handle that counts calls; it raises if its worker `fails` at "result"."""
 
     def __init__(self, worker, output):
         self.worker, self.output, self.num_asked = worker, output, 0

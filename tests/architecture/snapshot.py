@@ -1,4 +1,4 @@
-"""The contracts' signatures as plain data, and the rule by which they may change.
+"""The signatures of the contracts as JSON data, and the rule for changing them.
 
 `python tests/architecture/snapshot.py --write` writes contracts.json. It writes nothing if a
 contract differs from the file and its version does not: raise CONTRACT_VERSION first, so that

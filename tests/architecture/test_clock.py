@@ -1,4 +1,4 @@
-"""The core reads the time in one place, so that a scheduler can run in a simulator."""
+"""Only one module of the core reads the time, so that a scheduler can run in a simulator."""
 
 import ast
 

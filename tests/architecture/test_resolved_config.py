@@ -1,4 +1,4 @@
-"""A resolved configuration is complete: no "auto", and None only where it is a value."""
+"""A resolved configuration is complete: no "auto", and None only where None is a valid value."""
 
 import types
 import typing

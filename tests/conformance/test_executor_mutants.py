@@ -270,7 +270,7 @@ def test_a_faulty_executor_is_detected(mutant):
 
 
 def test_an_executor_that_reads_only_the_transfers_of_rank_0_is_detected(monkeypatch):
-    """Models an executor that returns rank 0's result unchanged."""
+    """Simulates an executor that returns rank 0's result unchanged."""
     monkeypatch.setattr(answers, "aggregate_outputs", lambda outputs: outputs[0])
     with pytest.raises((AssertionError, ContractError), match="all ranks"):
         check_transfers(MultiprocExecutor, start, make_plans())

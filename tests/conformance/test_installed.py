@@ -47,7 +47,7 @@ def test_a_fake_meets_its_contract(kind, tmp_path):
 
 
 def test_every_kind_has_a_suite_and_a_fake():
-    """A kind that is a sketch has no suite and no plugin, so that its contract may change."""
+    """A kind with a preliminary contract has no suite and no plugin, so that it may change."""
     settled = {name for name, kind in KINDS.items() if not kind.is_sketch}
     assert set(SUITES) == set(FAKES) == set(SUBJECTS) == settled
     built_on = {param.values[0] for param in (*INSTALLED, *FOR_DEVICES)}

@@ -1,4 +1,4 @@
-"""The suites of token draws and step inputs detect faulty ops: each mutant has one fault."""
+"""The suites for random sampling and step inputs detect faulty ops: each mutant has one fault."""
 
 from array import array
 from dataclasses import replace
@@ -89,7 +89,7 @@ class SeedsByRowIndex(FakeOps):
 
 
 class UsesAGenerator(FakeOps):
-    """Draws from a stateful generator."""
+    """Uses a stateful random generator."""
 
     drawn = 0
 
@@ -169,7 +169,7 @@ class ReturnsLengths(FakeOps):
 
 
 class IndexesRowsByRun(FakeOps):
-    """Indexes rows by run."""
+    """Uses the index of the run instead of the row."""
 
     def prepare_inputs(self, columns):
         counted = torch.arange(len(columns.rows_R), dtype=torch.int32)

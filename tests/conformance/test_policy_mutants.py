@@ -13,7 +13,7 @@ from dovetail_devkit.suites.policy import check_policy
 
 
 class ReadsTheFuture(Policy):
-    """Reads the outcome of the program from the suite's state."""
+    """Reads the expected result from the state of the suite."""
 
     static_rank = False
 

@@ -86,7 +86,7 @@ class KeepsComputedTokens(Mechanism):
 
 @with_mechanism
 class ReusesRowsEarly(Mechanism):
-    """Reuses a row while a step in flight names it."""
+    """Reuses a row while a step in flight uses it."""
 
     def release(self, request, *, known_to_worker=True):
         state = self._state
@@ -119,7 +119,7 @@ class AllocatesNoDecodeBlocks(Mechanism):
 
 @with_mechanism
 class AllocatesUnplannedBlocks(Mechanism):
-    """Allocates blocks that no plan names."""
+    """Allocates blocks that no plan contains."""
 
     def _grow(self, request, num_tokens):
         done = super()._grow(request, num_tokens)
@@ -301,7 +301,7 @@ def test_a_faulty_scheduler_is_detected(mutant):
 
 
 def test_a_prefix_index_without_chained_hashes_is_detected(monkeypatch):
-    """Blocks of equal tokens are equal only if their prefixes are equal."""
+    """Blocks with equal tokens must have different hashes if their prefixes differ."""
     chained = hashing.block_hash
     monkeypatch.setattr(hashing, "block_hash", lambda _, ids, extra: chained(b"", ids, extra))
     with pytest.raises(AssertionError, match=r"holds other content|share block|of another salt"):

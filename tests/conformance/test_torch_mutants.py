@@ -52,7 +52,7 @@ class RotatesBackwards(FakeOps):
 
 
 class RotatesNeighbours(FakeOps):
-    """Rotates neighbours instead of halves."""
+    """Rotates adjacent values instead of the two halves."""
 
     def _rotate(self, x_TNS, cos_sin_TS):
         size = cos_sin_TS.shape[-1]

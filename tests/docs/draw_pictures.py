@@ -1,6 +1,6 @@
 """Draws the SVG pictures of docs/pictures: `python tests/docs/draw_pictures.py`.
 
-The pictures have light and dark colours, no scripts and no external resources.
+The pictures have light and dark colors, no scripts and no external resources.
 `packages_before.json` and `packages_after.json` hold the size and the imports of each core package;
 `--measure FILE` writes one from the working tree.
 """
@@ -260,7 +260,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def draw_packages(name: str, title: str) -> Picture:
-    """The packages of the core by layers; a red frame holds packages in an import cycle."""
+    """The packages of the core by layers; a red frame encloses packages in an import cycle."""
     packages = json.loads((FOLDER / name).read_text("utf-8"))
     graph = {
         package: {other for other in value["imports"] if other in packages}
@@ -351,7 +351,7 @@ def _reachable(graph: dict[str, set[str]], package: str) -> set[str]:
 
 
 def pictures() -> dict[str, str]:
-    """Return file name to text of all pictures."""
+    """Return all pictures as a map from file name to text."""
     return {
         "step.svg": draw_step().svg(),
         "processes.svg": draw_processes().svg(),

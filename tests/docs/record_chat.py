@@ -2,7 +2,7 @@
 
 `dovetail chat` runs in a pseudo-terminal of 100 columns, with greedy sampling. With `--time`, the
 script instead prints the time from the command to the first token, and that of the import of torch
-alone; use it on a machine that nothing else uses.
+alone; use it on an idle machine.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ RENEW = "run `python tests/docs/record_commands.py`"
 
 def test_the_recorded_list_names_every_plugin():
     lines = recorded()["dovetail plugins list"].splitlines()[1:]
-    rows = [line.split()[:5] for line in lines]  # then: where it was verified
+    rows = [line.split()[:5] for line in lines]  # the remaining columns show where it was verified
     listed = {(kind, name, target) for kind, name, _, _, target in rows}
     registry = PluginRegistry()
     found = [one for kind in KINDS for one in registry.candidates(kind)]

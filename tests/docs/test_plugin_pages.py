@@ -82,7 +82,7 @@ def test_the_scheduler_page_and_the_template_use_the_same_prefix_cache_calls(tmp
 
 @pytest.mark.parametrize("kind", ["worker", "attention", "model"])
 def test_an_example_passes_the_cases_of_the_kit_command(kind, install):
-    """Run the cases of `pytest --dovetail-plugin KIND:NAME`, with the subjects of the kit."""
+    """Run the cases of `pytest --dovetail-plugin KIND:NAME`, with the kit's arguments."""
     one = page(kind)
     entry_points, manifest = declarations(one)
     files = {"__init__.py": one.blocks("python")[0]}

@@ -1,4 +1,4 @@
-"""The conversation in the README is what `dovetail chat` prints, and it starts soon."""
+"""The README shows the output of `dovetail chat`, and the first token appears soon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from docs.record_chat import measure, page_text, record, recorded
 
 pytestmark = pytest.mark.slow
 MAX_IMPORTS = 4
-"""Limit of the time to the first token, in times of the import of torch."""
+"""Limit of the time to the first token, as a multiple of the time to import torch."""
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def make_tokenizer(folder: Path) -> int:
 
 
 def make_checkpoint(folder: Path, family: str = "Llama", seed: int = 3, **sizes: object) -> Path:
-    """Write a random model of `family` with wide weights, so that its answers differ."""
+    """Write a random model of `family` with large weights, so that its answers differ."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = make_tokenizer(folder)
     config_cls = getattr(transformers, f"{family}Config")

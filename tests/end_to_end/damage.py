@@ -1,4 +1,4 @@
-"""Functions that damage a model directory in common ways. Each takes the folder."""
+"""Functions that damage a model directory in common ways. Each function gets the folder."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def greedy(**changes):
 
 @pytest.fixture(scope="module")
 def expected(llm):
-    """Return the tokens of the victim request when it runs alone."""
+    """Return the tokens of the valid request when it runs alone."""
     return llm.generate(VICTIM, greedy())[0].outputs[0].token_ids
 
 
@@ -117,7 +117,7 @@ def engine(model_dir):
 
 
 def check_llm(llm, expected, prompt, params, parameter):
-    """Check that the bad request's error names the parameter, and that victims get answers."""
+    """Check that the error names the parameter of the bad request, and valid requests succeed."""
     before, bad, after = llm.generate(
         [VICTIM, prompt, VICTIM], [greedy(), params, greedy()], on_error="return"
     )
@@ -130,7 +130,7 @@ def check_llm(llm, expected, prompt, params, parameter):
 
 
 def check_engine(engine, expected, prompt, params, parameter):
-    """Check the same for a bad request that arrives while the victim runs."""
+    """Check the same for a bad request that arrives while the valid request runs."""
     engine.add_request("victim", VICTIM, greedy())
     for _ in range(3):
         engine.step()

@@ -1,4 +1,4 @@
-"""Plugins created with `dovetail plugins new` run in an engine, with options and two KV groups."""
+"""Plugins created by `dovetail plugins new` run in an engine, with options and cache groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model compiled as one graph: attention is an operator that finds its engine in a table."""
+"""A model compiled as one graph; its attention operator looks up the engine in a table."""
 
 from __future__ import annotations
 

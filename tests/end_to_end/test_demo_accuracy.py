@@ -1,7 +1,7 @@
 """The demo model is as accurate in the engine as in transformers.
 
 The model answers held-out questions of all ten tasks with greedy sampling, every installed
-scheduler and every attention backend. An answer is right if the task's checker accepts it and it
+scheduler and every attention backend. An answer is correct if the task's checker accepts it and it
 ends with EOS.
 """
 
@@ -43,7 +43,7 @@ def questions(per_task: int) -> tuple[tuple[str, str], ...]:
 
 @cache
 def accuracy_through_transformers(per_task: int) -> float:
-    """Return the share of right answers that transformers' `generate` gives."""
+    """Return the share of correct answers that transformers' `generate` gives."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dovetail_demo_model import model_dir
@@ -82,7 +82,7 @@ def accuracy_through_transformers(per_task: int) -> float:
 
 
 def accuracy_through_engine(per_task: int, **parts: str) -> float:
-    """Return the share of right answers that an engine with these plugins gives."""
+    """Return the share of correct answers that an engine with these plugins gives."""
     selected = questions(per_task)
     chats = [[{"role": "user", "content": prompt}] for _, prompt in selected]
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)

@@ -23,7 +23,7 @@ ASKED = [
 ]
 OPTIONS = {
     "num_threads": 1,
-    "dtype": "float32",  # no near ties, which depend on the batch shape
+    "dtype": "float32",  # in bfloat16, near ties would depend on the batch shape
     "max_num_seqs": 3,
     "max_num_batched_tokens": 24,
     "block_size": 4,

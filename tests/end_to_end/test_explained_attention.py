@@ -101,7 +101,7 @@ def other_names(tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write the checkpoint of a row of MODELS."""
+    """Write the checkpoint of an entry of MODELS."""
 
     def run(name):
         fields, renamed = MODELS[name]

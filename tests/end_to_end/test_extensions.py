@@ -1,4 +1,4 @@
-"""Every kind of extension of an engine, alone and together, with a random model."""
+"""Every kind of extension of an engine, separately and together, with a random model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file is served from its own blocks, and its packed blocks are cached."""
+"""An engine computes with the quantized blocks of a GGUF file and caches the packed blocks."""
 
 import logging
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 HIDDEN, HEADS, KV_HEADS, FEED_FORWARD, VOCAB = 256, 4, 2, 512, 160
 TYPES = {"attn_q": "Q8_0", "attn_k": "Q4_0", "attn_v": "Q5_1", "ffn_down": "Q6_K"}
-"""Types of tensors; others are Q4_1, and the norms F32."""
+"""Types of some tensors; the other matrices are Q4_1, and the norms F32."""
 
 
 def blocks_of(kind, shape, chance):
@@ -75,7 +75,7 @@ def path(tmp_path_factory):
 
 
 def logprobs(path, **options):
-    """Return the method's name and the log-probabilities of a prompt's tokens."""
+    """Return the name of the linear method and the log-probabilities of a prompt's tokens."""
     llm = LLM(
         path,
         skip_tokenizer_init=True,
@@ -95,7 +95,7 @@ def test_products_with_quantized_blocks_agree_with_dequantized_weights(path, cap
     """Blocks differ from float32 by the rounding of activations and of bfloat16 only."""
     with caplog.at_level(logging.INFO):
         found = logprobs(path)
-    assert "dequantized tensors: 1 of type Q4_1." in caplog.text  # the embedding's table
+    assert "dequantized tensors: 1 of type Q4_1." in caplog.text  # the embedding table
     caplog.clear()
     with caplog.at_level(logging.INFO):
         exact = logprobs(path, dtype="float32", linear_method="torch")

@@ -307,7 +307,7 @@ def test_max_waiting_limits_waiting_requests(model_dir, options):
 
 
 def test_the_error_for_an_option_value_of_a_wrong_type_names_the_option(model_dir):
-    """Each option refuses a value of a type that no option has."""
+    """Each option refuses a value of a type that no option accepts."""
     for name in EngineArgs.descriptions():
         with pytest.raises((ConfigError, ValueError), match=name):
             EngineArgs(**({"model": str(model_dir)} | {name: object()})).create_engine_config()

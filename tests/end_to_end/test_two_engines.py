@@ -1,4 +1,4 @@
-"""Two engines in one process with different models and attention backends, stepped in turns."""
+"""Two engines in one process with different models and attention backends, stepped alternately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(model, backend, options, **changes):
 
 
 def run(engines_and_requests):
-    """Add requests and step the engines in turns; return each engine's tokens by request."""
+    """Add requests and step the engines alternately; return each engine's tokens by request."""
     answers = [{} for _ in engines_and_requests]
     for (engine, requests_of_engine), _ in zip(engines_and_requests, answers, strict=True):
         for number, (prompt, params) in enumerate(requests_of_engine):

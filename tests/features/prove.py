@@ -3,9 +3,10 @@
 Every linked test of a row with a claim must pass and must not be skipped: in the recorded run of
 `make test` if that run tested this state of the files, otherwise in a separate run. Then faults
 from `wiring_faults.toml` (a dropped option, a zeroed statistic) are planted one by one, and a
-linked test must fail with each of them. The commit selects one in `SAMPLED` of the faults. If a row
-names a kind, the tests must also fail with the contract's fake instead of every implementation
-(`pytest --with-fake KIND`). `--faults` only plants faults, but all of them (`make soak`).
+linked test must fail with each of them. The commit hash selects one in `SAMPLED` of the faults. If
+a row names a kind, the tests must also fail with the contract's fake instead of every
+implementation (`pytest --with-fake KIND`). `--faults` only plants faults, but all of them (`make
+soak`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def misplaced_faults(features: Sequence[Feature], faults: Sequence[WiringFault])
 
 
 def sample_of(faults: Sequence[WiringFault], commit: bytes) -> list[WiringFault]:
-    """Return one in `SAMPLED` of the faults, selected by the commit."""
+    """Return one in `SAMPLED` of the faults, selected by the commit hash."""
     ordered = sorted(faults, key=lambda fault: sha256(commit + fault.name.encode()).digest())
     return ordered[: -(-len(ordered) // SAMPLED)]
 

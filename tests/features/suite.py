@@ -3,7 +3,7 @@
 Tests that measure time (marker `clock`) run alone, after all other tests, which run in parallel.
 `python tests/features/suite.py` runs all tests and writes a record that is valid until a file
 changes. It takes no options and ignores pytest options of the environment, so that a partial run is
-never recorded as a whole run.
+never recorded as a complete run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_tests(
 ) -> tuple[Outcomes, int]:
     """Run `tests`, or all tests; return the outcomes and the worst exit code.
 
-    shown: print pytest's output. An aborted part of the run has no outcomes.
+    shown: whether to print pytest's output. An aborted part of the run has no outcomes.
     """
     outcomes: Outcomes = {}
     codes = []
@@ -150,7 +150,7 @@ def main() -> int:
     RECORD.unlink(missing_ok=True)
     state = tree_state()
     outcomes, code = run_tests(shown=True)
-    # If a file changed during the run, no single state was tested as a whole.
+    # If a file changed during the run, the run did not test one state of the files.
     if code in FINISHED_CODES and state == tree_state():
         RECORD.parent.mkdir(exist_ok=True)
         content = {"state": state, "outcomes": {test: sorted(outcomes[test]) for test in outcomes}}

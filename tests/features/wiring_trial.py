@@ -126,7 +126,7 @@ def _copy_tree(tree: Path) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system
+    except OSError:  # the copy is on another file system
         shutil.copy2(source, target)
 
 

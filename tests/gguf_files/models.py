@@ -24,7 +24,7 @@ def write_model(
     type_: GGMLQuantizationType = GGMLQuantizationType.F32,
     pre: str | None = None,
 ) -> Path:
-    """Write the Llama in `folder` to the file `path`. type_: of matrices.
+    """Write the Llama in `folder` to the file `path`. type_: quantization type of the matrices.
 
     pre: name of the pre-tokenizer of a byte-level tokenizer in `folder`; None: no tokenizer.
     """

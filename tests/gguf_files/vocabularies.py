@@ -78,7 +78,7 @@ def merges_of(source: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def adds_bos(source: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether the original adds the token; its config overrides its post-processor."""
+    """Return whether the original tokenizer adds the token, by its config or post-processor."""
     stated: bool | None = config.get("add_bos_token")
     return (
         "TemplateProcessing" in json.dumps(source["post_processor"]) if stated is None else stated

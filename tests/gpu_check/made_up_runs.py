@@ -1,4 +1,4 @@
-"""Runs the GPU check in tests: sections that a test defines, or the whole command."""
+"""Runs the GPU check in tests: with sections that a test defines, or the whole command."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MOVED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult}
 
 Change = Callable[[ast.AST], ast.AST]
-"""Mutates a node of a copied syntax tree, in place or not, and returns the node."""
+"""Mutates a node of a copied syntax tree; returns this node or a new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def _is_bare(test: ast.expr) -> bool:
 
 
 def _is_removable(node: ast.AST) -> bool:
-    """Return whether a statement can be removed: it has an effect besides binding a name."""
+    """Return whether a statement can be removed: it does more than assign a value to a name."""
     if isinstance(node, ast.Assign):
         return not any(isinstance(target, ast.Name) for target in node.targets)
     return isinstance(node, (ast.Expr, ast.AugAssign, ast.Delete, ast.Continue, ast.Break))

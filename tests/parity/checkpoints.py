@@ -1,8 +1,9 @@
 """Small random checkpoints, one for each feature of an architecture, with reference logits.
 
 Weights are larger than in a trained model: logits have a standard deviation near `LOGIT_STD`, so
-that few top-two gaps are within numerical noise, and attention is far from uniform, so that a wrong
-mask, angle or cache slot changes the result. Depends on transformers, not on the engine.
+that the two largest logits rarely agree up to rounding errors, and attention is far from uniform,
+so that a wrong mask, angle or cache slot changes the result. Depends on transformers, not on the
+engine.
 
 Legend: T tokens of a sequence, V vocabulary.
 """
@@ -112,9 +113,9 @@ class Checkpoint:
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of the sequence, [T, V], computed alone, unpadded.
+        """Return the logits after each token of the sequence, [T, V], computed without a batch.
 
-        Cached: every run with the right tokens gives the same sequence.
+        The logits are cached, because all correct runs have the same sequences.
         """
         key = tuple(token_ids)
         if key not in self._known:

@@ -52,8 +52,8 @@ SPARE_BLOCKS = 4
 class Situation:
     """The conditions of a run.
 
-    hits_prefixes: the run must hit the prefix cache. room: number of longest requests that fit the
-    cache, so that the run must preempt; 0 if all requests fit.
+    hits_prefixes: the run must hit the prefix cache. room: number of requests of maximum length
+    that fit into the cache, so that the run must preempt; 0 if all requests fit.
     """
 
     name: str

@@ -62,7 +62,7 @@ CONVERSATIONS = (
 
 
 def texts_for(name):
-    """Return the texts; in SentencePiece's, a literal U+2581 cannot be told from a space."""
+    """Return the texts, for SentencePiece without U+2581, which it decodes as a space."""
     return [text for text in all_texts() if PRE[name] is not None or SPACE not in text]
 
 

@@ -76,8 +76,8 @@ LOGPROBS = LogprobColumns(
 class ByteReader:
     """A function that reads external bytes.
 
-    good: bytes that it accepts. read: the function. form: puts a hostile pickle into places of
-    `good`.
+    good: bytes that it accepts. read: the function. form: inserts a hostile pickle into `good` at
+    several positions.
     """
 
     good: bytes

@@ -1,4 +1,4 @@
-"""Engines of fakes with a common interface: in this process, in an engine process, or async."""
+"""Engines with fake plugins and a common interface: in-process, in an engine process, async."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINAL = RequestOutputKind.FINAL_ONLY
 
 
 def engine_options(folder, **changes):
-    """Return the options of a small engine of fakes; its model directory is `folder`."""
+    """Return the options of a small engine with fake plugins; its model directory is `folder`."""
     config = CONFIG | changes.pop("config", {})
     (folder / "config.json").write_text(json.dumps(config))
     return {

@@ -1,4 +1,4 @@
-"""Damaged GGUF files: a small valid file whose parts are replaced by wrong ones."""
+"""Damaged GGUF files: a small valid file in which some parts are replaced by invalid data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIDDEN, INNER, LAYERS = 32, 64, 1
 EXTREMES = (0, 1, 2, 3, 7, 31, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 LARGE = (*EXTREMES, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 SPLIT = 4
-"""Last digit of the numbers of damaged split models."""
+"""The damaged file is a split model if its number has this last digit."""
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TEMPLATES = (
     "{% for m in messages %}",
@@ -36,7 +36,7 @@ TEMPLATES = (
 
 @dataclass
 class Lie:
-    """A value that is written with wrong numbers. count: instead of the length; None: true."""
+    """A value written with a wrong length. count: the written length; None: the correct length."""
 
     value: Any
     count: int | None = None
@@ -215,7 +215,7 @@ def _damage_head(random: Random, parts: Parts) -> None:
 
 
 def _damage_value(random: Random, parts: Parts) -> None:
-    """Replace any value by one of another type or an extreme one."""
+    """Replace a value by a value of another type or by an extreme value."""
     key = random.choice([*parts.metadata])
     parts.metadata[key] = random.choice(
         (

@@ -1,4 +1,4 @@
-"""Loads damaged GGUF files in a process of its own.
+"""Loads damaged GGUF files in a separate process.
 
     python -m security.hostile_gguf_runs FIRST COUNT FOLDER
 
@@ -48,11 +48,11 @@ class Victim:
         self._config: dict[str, Any] = {}
 
     def load(self, path: Path) -> None:
-        """Raise DovetailError, or use everything that could be read."""
+        """Use all data of the file; raise DovetailError if the file is damaged."""
         found = EngineArgs(str(path)).create_engine_config().model
         tokenizer = GGUFTokenizer.from_directory(path)
         tokenizer.decode(tokenizer.encode("hello <s> \u00e9"))
-        self._config = self._config or dict(found.hf_config)  # of the valid file, the first one
+        self._config = self._config or dict(found.hf_config)  # the first file is valid
         model = self._model_cls(self._context(self._config))
         context = self._make_loader_context(model_dir=path, progress=False)
         self._loader_cls(context).load(model)

@@ -1,6 +1,6 @@
-"""Makes hostile pickles, which create a folder when they are opened, and puts them into contents.
+"""Creates hostile pickles, which create a folder when opened, and inserts them into valid content.
 
-Handles the three formats of Dovetail's own bytes: msgpack, columns and JSON.
+Supports the three formats that Dovetail writes: msgpack, columns and JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.transport.columns import frame_kind, pack_columns, unpack_columns
 PROTOCOLS = (0, 2, pickle.HIGHEST_PROTOCOL)
 EXTENSIONS = (1, 2, 42)
 Form = Callable[[bytes, bytes], Iterator[bytes]]
-"""Maps valid content and a pickle to contents with the pickle in some place."""
+"""Inserts a pickle into valid content at several positions; yields the results."""
 
 
 class _TraceMaker:
@@ -54,7 +54,7 @@ def messagepack(good: bytes, pickled: bytes) -> Iterator[bytes]:
 
 
 def behind(prefix_bytes: int, form: Form) -> Form:
-    """Return the form of contents that are a prefix followed by content of `form`."""
+    """Return a form that keeps the first `prefix_bytes` bytes and applies `form` to the others."""
 
     def contents(good: bytes, pickled: bytes) -> Iterator[bytes]:
         yield from raw(good, pickled)

@@ -161,7 +161,7 @@ def fixed(*values):
 
 
 def either(good, weight=4):
-    """Return a strategy that draws `weight` valid values for each odd value."""
+    """Return a strategy that draws `weight` valid values for each hostile value."""
     return st.integers(0, weight).flatmap(lambda number: good if number else odd)
 
 

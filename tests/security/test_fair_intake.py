@@ -1,6 +1,6 @@
 """One large request blocks the event loop and the engine loop only for a limited time.
 
-It is measured in CPU time of the thread, so that other work on the machine does not matter.
+The tests measure CPU time of the thread, which does not depend on other processes.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def test_errors_for_hostile_values_name_them_and_valid_requests_continue(front_e
         assert refused.parameter == parameter, (name, refused)
         assert len(str(refused)) < 400, name
         assert tokens_of(before) == tokens_of(after) == expected, name
-        # The same message from every front end.
+        # Every front end gives the same message.
         assert refusals.setdefault(name, str(refused)) == str(refused)
 
 

@@ -117,7 +117,7 @@ class Tally:
     by_shape: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
-        """Add another tally."""
+        """Add the counts of another tally."""
         self.counts += other.counts
         self.by_policy += other.by_policy
         self.by_shape += other.by_shape
@@ -179,7 +179,7 @@ def _make_cache(shape: Shape, block_size: int, limits: SchedulerLimits) -> KVCac
 
 
 class SoakReferee(Referee):
-    """The suite's referee for caches of any shape. last_stats: never None."""
+    """The suite's `Referee` for caches of any shape. last_stats: never None."""
 
     last_stats: SchedulerStats
 
@@ -189,7 +189,7 @@ class SoakReferee(Referee):
 
 
 def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
-    """Return the policy class with these options bound, because a referee passes no options."""
+    """Return the policy class with these options bound, because `Referee` passes no options."""
 
     def made(self: Any, options: Any = None) -> None:
         policy_cls.__init__(self, given)  # type: ignore[call-arg]  # this class has options
@@ -239,7 +239,7 @@ def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
 
 
 def _rich_request(rng: Random, name: str, limits: SchedulerLimits) -> Any:
-    """Return a request with values for policies, and often a longer output."""
+    """Return a request with a tenant, a deadline and often a longer output."""
     request = random_request(rng, name, limits)
     longest = min(30, limits.max_model_len)
     max_tokens = rng.randint(request.max_tokens, longest)

@@ -1,4 +1,4 @@
-"""Each member passes the kit and its own tests in a separate environment.
+"""Each member passes the conformance kit and its own tests in a separate environment.
 
 An environment holds one member, its declared dependencies, the devkit and the test tools.
 """
@@ -54,10 +54,10 @@ def kit_report(member, wheels, folder):
     run(python, "-c", f"import {package.parent.name}", cwd=folder)
     options = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
     if not options:
-        return ""  # it provides data or commands, but no plugins
+        return ""  # the member provides data or commands, but no plugins
     empty = folder / "empty"
     empty.mkdir()
-    one_thread = ("env", "OMP_NUM_THREADS=1")  # divided among the environments that run in parallel
+    one_thread = ("env", "OMP_NUM_THREADS=1")  # several environments run in parallel
     kit = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *options)
     return run(*one_thread, python, *kit, cwd=empty)
 

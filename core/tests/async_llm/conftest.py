@@ -1,4 +1,4 @@
-"""Fixtures: asynchronous engines made of parts that a child process can import."""
+"""Fixtures: asynchronous engines with plugins that a child process can import."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Several `AsyncLLM` of one engine have separate requests, ids and limits."""
+"""Several `AsyncLLM` objects of one engine have separate requests, ids and limits."""
 
 import asyncio
 import os
@@ -115,7 +115,7 @@ def test_an_invalid_address_or_option_is_rejected(llm):
 
 
 def test_the_example_in_the_documentation_runs(tmp_path):
-    """Two API processes for one engine, as docs/processes.md shows."""
+    """Two API processes share one engine, as docs/processes.md shows."""
     page = (HERE.parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
     section = page.partition("## Several front ends")[2]
     code = section.partition("```python\n")[2].partition("```")[0]

@@ -96,7 +96,7 @@ def test_canceling_a_caller_frees_its_request_within_one_step(bench, slow, leave
 
     stats = bench.run(ask())
     assert (stats.num_running, stats.num_waiting) == (1, 0)
-    assert stats.num_used_blocks <= 2  # the running request uses them
+    assert stats.num_used_blocks <= 2  # blocks of the running request
     assert slow.num_unfinished == 0
 
 

@@ -21,8 +21,8 @@ def spell(tmp_path: Path) -> Spell:
     """Return a function that gives the options of an engine that generates a given text.
 
     The model maps the byte " " to the first byte of `text`, each byte of `text` to the next byte,
-    and every other byte to EOS; so the bytes of `text` must differ. The last byte gives EOS, or
-    " " with `loop`.
+    and every other byte to EOS; so the bytes of `text` must differ. After the last byte the model
+    generates EOS, or " " with `loop`.
     """
 
     def make(text: str = "abc", *, loop: bool = False, length: int = 4096) -> list[str]:

@@ -1,4 +1,4 @@
-"""Fixtures: engine configurations made of parts that a child process can import, and clients."""
+"""Fixtures: engine configurations with plugins that a child process can import, and clients."""
 
 import importlib
 import json

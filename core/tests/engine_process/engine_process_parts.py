@@ -1,4 +1,4 @@
-"""Parts of an engine that a child process can import: a worker controlled by its config.json.
+"""Test plugins that a child process can import: a worker controlled by its config.json.
 
 step_s: duration of each step in seconds. fails_at: number of the step that raises. dies_of: the
 process is killed if a prompt begins with this token. start: "hangs", "exits" or "raises".

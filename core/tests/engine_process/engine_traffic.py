@@ -1,4 +1,4 @@
-"""Requests for an engine, their results, and checks for resources that an engine has left."""
+"""Requests for an engine, their results, and checks for leaked resources of an engine."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""A further front end of an engine in a separate process. Arguments: ADDRESS NAME.
+"""A second front end of an engine, in a separate process. Arguments: ADDRESS NAME.
 
 Adds three long requests, prints a line when all are running, and waits to be killed.
 """

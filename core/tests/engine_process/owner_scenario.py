@@ -1,7 +1,7 @@
 """Engines that are dropped, left open at exit, or copied by a fork.
 
 Arguments: MODEL KIND WHAT. KIND is the kind of engine and WHAT the action; both are defined below.
-Prints one line of JSON: the observations and the resources that the engine has left.
+Prints one line of JSON: the observations and the resources that the engine has leaked.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ def plainly(having):
 
 
 class Knot:
-    """Is part of a reference cycle; its finalizer accesses the engine."""
+    """An object in a reference cycle; its finalizer uses the engine."""
 
     def __del__(self):
         self.seen = repr(self.engine)

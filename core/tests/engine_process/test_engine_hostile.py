@@ -131,7 +131,7 @@ def test_ten_thousand_malformed_messages_affect_no_request(client_of, traffic, t
         while client.progress.num_refused < num_expected:
             client.get_outputs(1.1)
     assert client.progress.num_refused == num_expected
-    client.resume()  # a random message can be a valid pause
+    client.resume()  # a random message can be a valid request to pause
     client.add_request(standard)
     assert only("standard", *traffic.Answers().collect_until(client, "standard")) == expected
     assert not (tmp_path / "fired").exists()

@@ -24,7 +24,7 @@ def kinds(*quick):
 
 @pytest.fixture
 def run(tmp_path, tmp_path_factory):
-    """Run a scenario in a process of its own: `run("Client", "drop")`; the limit is 40 seconds."""
+    """Run a scenario in a separate process: `run("Client", "drop")`; the limit is 40 seconds."""
     config = {"architectures": ["X"], "vocab_size": 300, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
     folder = tmp_path_factory.mktemp("t")
@@ -69,7 +69,7 @@ def test_an_open_engine_does_not_delay_the_exit_of_its_process(run, kind, what):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
 def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, kind):
-    """In an exit hook, and in a finalizer that runs after the engine's own."""
+    """Use the engine in an exit hook, and in a finalizer that runs after the engine's finalizer."""
     process = run(kind, "leave_and_use")
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout) == "EngineDeadError", process.stderr

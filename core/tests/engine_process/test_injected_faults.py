@@ -1,4 +1,4 @@
-"""A fault at any point of start or step neither hangs nor leaks, and its cause is named."""
+"""After a fault at any point of startup or a step, nothing hangs or leaks, and errors name it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from dovetail.faults import POINTS, VARIABLE
 HERE = Path(__file__).parent
 ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")
 LIMIT_S = 30.0
-"""Seconds that a run with a fault may take longer than one without; five times the usual time."""
+"""Additional seconds that a run with a fault may take: five times the usual number."""
 
 IN_PROCESS = ("uniproc.", "start.init_device", "start.load_model")
 FRONT_END = "client."
@@ -47,7 +47,7 @@ class ScenarioRun:
 
 @pytest.fixture(scope="module")
 def run_scenario(tmp_path_factory):
-    """Run the scenario: `lives(executor, faults)`."""
+    """Return a function that runs the scenario: `run_scenario(executor, faults)`."""
     model = tmp_path_factory.mktemp("model")
     config = {
         "architectures": ["ControlledWorker"],

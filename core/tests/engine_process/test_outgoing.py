@@ -112,7 +112,7 @@ def test_unacknowledged_messages_are_limited_in_number_and_size(monkeypatch):
 
 
 def collect_all(answers, client, num_ends):
-    """Return tokens, ends and log-probabilities of prompts."""
+    """Return tokens, finish reasons and log-probabilities of prompts."""
     prompts = []
     while len(answers.ends) < num_ends:
         outputs = client.get_outputs(5)

@@ -1,4 +1,4 @@
-"""An engine with only waiting requests neither spins nor sends; other requests run."""
+"""An engine in which all requests wait uses little CPU and sends no messages."""
 
 import os
 import time
@@ -41,7 +41,7 @@ def cpu_s(client):
 
 
 def watch(client):
-    """Read outputs for a while; count messages, or in-process outputs with requests."""
+    """Read outputs for `WATCH_S` seconds; return the number of messages with outputs."""
     num_news, end = 0, time.monotonic() + WATCH_S
     while time.monotonic() < end:
         outputs = client.get_outputs(0.05)

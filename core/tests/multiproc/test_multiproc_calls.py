@@ -1,4 +1,4 @@
-"""Operations and steps over processes: values, errors and order."""
+"""Operations and steps in worker processes: values, errors and order."""
 
 import threading
 from types import SimpleNamespace

@@ -85,7 +85,7 @@ def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, v
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_raises_reports_its_own_error(make, rank):
-    ways = ["hangs", "hangs"]  # this worker waits like one that waits for its peer
+    ways = ["hangs", "hangs"]  # as if the worker waited for its peer
     ways[rank] = "refuses"
     executor = make(2, step=ways)
     start(executor)

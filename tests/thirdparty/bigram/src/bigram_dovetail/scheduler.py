@@ -1,4 +1,4 @@
-"""A third-party scheduler for models without a cache: one request per step, in turn.
+"""A third-party scheduler for models without a cache: one request per step, in round-robin order.
 
 It allocates rows but no blocks. A long prompt runs in chunks of the token budget, one chunk per
 turn. It never preempts.
@@ -35,7 +35,7 @@ class _Outstanding:
 
 
 class RoundRobinScheduler(SchedulerInterface):
-    """Serves the requests in turn, one per step."""
+    """Serves the requests in round-robin order, one per step."""
 
     def __init__(self, context: SchedulerContext) -> None:
         if any(group.bytes_per_block for group in context.kv_cache.groups):
@@ -55,7 +55,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._pause: PauseScope | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Let `request` wait for a row; raise RequestError if it can never run."""
+        """Add `request` to the waiting requests; raise RequestError if it can never run."""
         limits, length = self._limits, len(request.prompt_token_ids)
         whole = not limits.enable_chunked_prefill
         most = min(limits.max_model_len - 1, limits.max_num_batched_tokens if whole else length)
@@ -89,7 +89,7 @@ class RoundRobinScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Give the request of the oldest plan its token; finish it after its last token."""
+        """Append the sampled token to the request of the oldest plan; finish a complete request."""
         out = self._out.popleft()
         if not out.step_id == plan.step_id == output.step_id:
             raise ValueError(f"step {out.step_id} is due, not {plan.step_id}, {output.step_id}")
@@ -123,11 +123,11 @@ class RoundRobinScheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Admit no request, or run none, until `resume`."""
+        """Pause the admission of requests, or all requests, until `resume`."""
         self._pause = scope
 
     def resume(self) -> None:
-        """Lift a pause."""
+        """End a pause."""
         self._pause = None
 
     def reset_prefix_cache(self) -> bool:

@@ -119,7 +119,7 @@ class BigramWorker(WorkerBase):
         if request.sampling_params.greedy:
             return int(logits_V.argmax())
         # The Gumbel trick (Maddison et al. 2014, arXiv:1411.0030), with numbers that depend on the
-        # request's seed and the position only: batch mates and preemption change no token.
+        # request's seed and the position only: other requests and preemption change no token.
         seed = request.seed & (2**64 - 1)
         noise_V = np.random.default_rng((seed, len(tokens))).gumbel(size=len(logits_V))
         return int((logits_V / temperature + noise_V).argmax())
