@@ -106,7 +106,7 @@ def test_an_explicit_plugin_for_another_device_is_an_error_with_alternatives(nam
     states = {one.name: one.state for one in picked.verdicts}
     assert states.pop(name) == REFUSED and set(states.values()) == {OUT}
     assert REFUSALS[name] in picked.error
-    assert picked.error.endswith("What can be used here: fitting.")
+    assert picked.error.endswith("Plugins that can be used here: fitting.")
     with pytest.raises(PluginError) as refusal:
         choose(registry, platform, "ops", name)
     assert str(refusal.value) == picked.error
@@ -136,7 +136,7 @@ def test_the_error_for_an_unusable_platform_lists_the_usable_ones(box):
     registry, _ = box
     with pytest.raises(PluginError) as refusal:
         choose_platform(registry, "absent")
-    message = "it cannot be used here: no such chip; no driver. What can be used here: box."
+    message = "it cannot be used here: no such chip; no driver. Plugins that can be used here: box."
     assert message in str(refusal.value)
 
 
@@ -152,7 +152,7 @@ def test_the_error_for_an_unsuitable_attention_backend_lists_the_suitable_ones(p
     with pytest.raises(PluginError) as refusal:
         choose_attention(registry, platform, NarrowAttention, requirements)
     assert "head size 8 is not supported" in str(refusal.value)
-    assert str(refusal.value).endswith("What can be used here: any.")
+    assert str(refusal.value).endswith("Plugins that can be used here: any.")
 
 
 class NarrowAttention(FakeAttentionBackend):

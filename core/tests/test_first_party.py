@@ -117,7 +117,7 @@ def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
         for _ in range(2):
             assert registry.resolve("policy", "fair").distribution == "dovetail-a"
     (warning,) = [one.getMessage() for one in caplog.records]
-    assert "'fair' is that of dovetail-a; acme 1.0 declares" in warning and "'fair@acme'" in warning
+    assert "'fair' of dovetail-a is used; acme 1.0 has" in warning and "'fair@acme'" in warning
     assert registry.warnings == (warning,)
     found = [one for one in check_registrations(registry) if one.subject == "names"]
     assert [one.verdict for one in found] == [WARNING] and "acme" in found[0].text

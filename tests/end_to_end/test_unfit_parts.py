@@ -39,7 +39,7 @@ def test_an_unsuitable_attention_backend_is_refused_before_loading(folder, quant
     assert isinstance(caught.value, PluginError)
     text = str(caught.value)
     assert "The attention 'RefusesAll' was requested" in text and "heads of 8 are too many" in text
-    assert "What can be used here: torch" in text
+    assert "Plugins that can be used here: torch" in text
 
 
 def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monkeypatch):

@@ -46,7 +46,7 @@ def test_a_requested_platform_is_not_replaced_by_another(name, model):
         LLM(model, platform=name, skip_tokenizer_init=True)
     message = str(refusal.value)
     assert f"The platform {name!r} was requested, but it cannot be used here: " in message
-    assert "What can be used here: cpu." in message
+    assert "Plugins that can be used here: cpu." in message
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -57,7 +57,7 @@ def test_a_worker_for_another_device_is_refused(name, model):
     assert (
         f"the plugin needs device.{name}, which this platform does not provide" in explanation.error
     )
-    assert explanation.error.endswith("What can be used here: cpu.")
+    assert explanation.error.endswith("Plugins that can be used here: cpu.")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_gpu_kernels_are_refused_on_the_cpu(kind, option, would_do, model):
         LLM(model, **options)
     message = str(refusal.value)
     assert "'triton' was requested" in message and "cuda, xpu" in message and "cpu" in message
-    assert would_do in message.partition("What can be used here: ")[2]
+    assert would_do in message.partition("Plugins that can be used here: ")[2]
     explanation = explain_choice(kind, platform="cpu", **{option: "triton"})
     if kind == "ops":
         assert not explanation.chosen and "cuda, xpu" in explanation.error

@@ -110,7 +110,7 @@ class TransportError(DovetailError):
 
 
 class MessageError(TransportError, ValueError):
-    """Received bytes are not a message of this version. Nothing of them was used."""
+    """Received bytes are not a message of this version. None of the bytes were used."""
 
 
 class PeerLostError(TransportError, ConnectionError):
@@ -168,7 +168,7 @@ def _letters(name: str) -> str:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return an error and its place on one line: "KeyError: 'a', in acme.queue:Fair.rank"."""
+    """Return an error and its location on one line: "KeyError: 'a', in acme.queue:Fair.rank"."""
     text = type(error).__name__
     if lines := str(error).splitlines():
         text = f"{text}: {lines[0]}"

@@ -92,7 +92,11 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSpec:
-    """A requested fault. point: "*" for all points. value: "" for none. hit: visit, from 1."""
+    """A requested fault.
+
+    point: "*" for all points. value: "" for none. hit: number of the visit at which it acts, from
+    1.
+    """
 
     point: str
     action: str

@@ -23,7 +23,7 @@ _DEVICE_TOOLS = (
 _TOOL_TIMEOUT_S = 10
 _MAX_DEVICES = 16
 _NO_LIMIT_BYTES = 1 << 60
-"""Version 1 reports a huge number if there is no limit."""
+"""cgroup version 1 reports at least this number if there is no limit."""
 _MAX_DEPTH = 64
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -39,7 +39,7 @@ class Cores:
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """cpu_quota: cores' worth of time, maybe below one. memory_bytes. None: no limit."""
+    """cpu_quota: CPU time per time, in cores; may be below 1. None: no limit."""
 
     cpu_quota: float | None
     memory_bytes: int | None
@@ -158,10 +158,10 @@ def _own_paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _folders(mount_point: Path, root: str, own: str) -> Sequence[Path]:
-    """Return the folder of the cgroup `own` and those above, in a mount that shows `root`."""
+    """Return the folders of the cgroup `own` and its parents, in a mount of the cgroup `root`."""
     path = PurePosixPath(own)
     if ".." in path.parts or not path.is_relative_to(root):
-        return [mount_point]  # the process's cgroup lies outside of what is mounted
+        return [mount_point]  # the process's cgroup is not below the mounted one
     folder = mount_point / path.relative_to(root)
     return [folder, *folder.parents][: min(_MAX_DEPTH, len(path.relative_to(root).parts) + 1)]
 

@@ -86,7 +86,7 @@ class SchedulerOutput:
         encoder_frees, encoder and runs in this order.
     blocks: one entry per KV-cache group.
     num_drafts: int32; how many of a run's last tokens are drafts to verify. They are the first
-        drafts that the worker holds for the row, at most so many. Such a run samples. Empty if no
+    drafts that the worker holds for the row; it may hold fewer. Such a run samples. Empty if no
         run has drafts.
     encoder: content to encode in this step; each hash once, and only if its output is not cached.
     encoder_frees: hashes of content whose encoder output is dropped.

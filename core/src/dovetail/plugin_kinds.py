@@ -65,17 +65,17 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """Its entry-point group."""
+        """The entry-point group of the kind."""
         return f"{GROUP_PREFIX}{self.name}"
 
     @property
     def contract(self) -> str:
-        """Its contract as "module:Class"."""
+        """The contract of the kind as "module:Class"."""
         return f"dovetail.interfaces.{self.name}:{self.interface}"
 
     @property
     def option(self) -> str:
-        """The engine option that names its plugins; "" for none."""
+        """The engine option that selects plugins of the kind; "" for none."""
         return self.field.rpartition(".")[2] if self.has_option else ""
 
     @property
@@ -85,12 +85,12 @@ class Kind:
 
     @property
     def suite_path(self) -> str:
-        """Its conformance suite as "module:function"; "" for a draft contract."""
+        """The kind's conformance suite as "module:function"; "" for a draft contract."""
         return "" if self.is_sketch else f"dovetail_devkit.suites.{self.name}:check_{self.name}"
 
     @property
     def fake_path(self) -> str:
-        """Its fake as "module:Class"; "" for a draft contract."""
+        """The kind's fake as "module:Class"; "" for a draft contract."""
         return "" if self.is_sketch else f"dovetail_devkit.fakes.{self.name}:{self.fake}"
 
     @property

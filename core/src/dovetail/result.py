@@ -15,7 +15,7 @@ class LogprobColumns:
     """Log-probabilities at consecutive positions of one request, as flat columns.
 
     Position i has the next counts[i] entries: first its own token, then the most likely tokens in
-    order (the own token may occur again).
+    order (its own token may occur again).
     counts: int32. token_ids: int32. logprobs: float32, natural logarithm.
     ranks: int32, one per position: number of tokens that are at least as likely as its own token,
         itself included. 1 for the most likely token.

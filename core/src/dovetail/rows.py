@@ -42,7 +42,7 @@ class RowAllocator:
         return row, self._generations[row]
 
     def release(self, row: int, *, last_step: int) -> None:
-        """Release `row`. It is free when step `last_step`, the last that uses it, is executed.
+        """Release `row`. It is free when `last_step`, the last step that uses it, is executed.
 
         Raises ValueError if the row is not in use.
         """

@@ -1,6 +1,6 @@
 """The sampling parameters of a request, and the bounds of each parameter.
 
-The checks here do not depend on a model. The input processor checks and resolves what needs a
+The checks here do not depend on a model. The input processor checks and resolves values that need a
 vocabulary or a tokenizer (ranges of token ids, stop strings, bad words as tokens).
 """
 
@@ -72,8 +72,8 @@ class SamplingParams:
     temperature: 0 for greedy. top_k: 0 or -1 to disable. top_p, min_p: probabilities in [0, 1].
     presence_penalty, frequency_penalty: in [-2, 2], for generated tokens.
     repetition_penalty: > 0, for prompt and generated tokens; 1 to disable.
-    seed: makes the tokens reproducible in any batch if all plugins are batch-invariant. Others
-        cause a warning at startup; `EngineArgs.batch_invariant` refuses them.
+    seed: makes the tokens reproducible in any batch if all plugins are batch-invariant. Other
+    plugins cause a warning at startup; `EngineArgs.batch_invariant` refuses them.
     stop: strings that end the text. stop_token_ids: tokens that end it. ignore_eos: continue after
         EOS.
     max_tokens: None for as many as the model's length allows. min_tokens: no stop before this.
@@ -81,7 +81,7 @@ class SamplingParams:
         to the token itself.
     logit_bias: token id to a bias in [-100, 100]. allowed_token_ids: only these may be sampled.
     bad_words: texts that must not be generated.
-    truncate_prompt_tokens: keep only the last tokens of the prompt, this many.
+    truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
     structured_output: a grammar for the output, or None. Needs a grammar plugin
         (`EngineArgs.grammar_backend`).
     extra_args: plain data for plugins (None, booleans, numbers, strings, bytes, lists, mappings),

@@ -35,7 +35,7 @@ def shorten(value: object) -> str:
 def _shown(value: object, depth: int) -> str:
     kind = type(value)
     if kind is str or kind is bytes or kind is bytearray:
-        head = repr(value[:MAX_SHOWN_CHARS])  # type: ignore[index]  # one of the three
+        head = repr(value[:MAX_SHOWN_CHARS])  # type: ignore[index]  # str, bytes or bytearray
         return head if len(value) <= MAX_SHOWN_CHARS else f"{head}..."  # type: ignore[arg-type]
     if kind is int and value.bit_length() > _SHOWN_BITS:  # type: ignore[attr-defined]
         return f"an integer of {value.bit_length()} bits"  # type: ignore[attr-defined]

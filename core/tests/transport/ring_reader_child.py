@@ -6,10 +6,10 @@ Receives COUNT frames, prints their checksum and waits until its input ends.
 import sys
 from zlib import crc32
 
-from dovetail.transport.ring import RingPlace
+from dovetail.transport.ring import RingReaderEnd
 
 index, memory, wakeup, count = map(int, sys.argv[1:])
-reader = RingPlace(index=index, descriptors=(memory, wakeup)).take()
+reader = RingReaderEnd(index=index, descriptors=(memory, wakeup)).take()
 print("ready", flush=True)
 checksum = 0
 for _ in range(count):

@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from dovetail.errors import MessageError, PeerLostError, TransportError
-from dovetail.transport.ring import RingPlace, make_ring
+from dovetail.transport.ring import RingReaderEnd, make_ring
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
 
 SEED = 20261121
@@ -28,8 +28,8 @@ def ring():
     made = []
 
     def make(**shape):
-        writer, places = make_ring(RingShape(**{"num_readers": 1, "slot_bytes": 64} | shape))
-        readers = [place.take(num_spins=3) for place in places]
+        writer, reader_ends = make_ring(RingShape(**{"num_readers": 1, "slot_bytes": 64} | shape))
+        readers = [end.take(num_spins=3) for end in reader_ends]
         made.extend([writer, *readers])
         return writer, readers
 
@@ -43,17 +43,17 @@ def children():
     """Start readers in child processes that are killed after the test."""
     started = []
 
-    def start(places, count):
-        for place in places:
-            numbers = [str(n) for n in (place.index, *place.descriptors, count)]
+    def start(reader_ends, count):
+        for end in reader_ends:
+            numbers = [str(n) for n in (end.index, *end.descriptors, count)]
             child = subprocess.Popen(
                 [sys.executable, str(CHILD), *numbers],
-                pass_fds=place.descriptors,
+                pass_fds=end.descriptors,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            place.close()
+            end.close()
             started.append(child)
         for child in started:
             assert child.stdout.readline() == "ready\n"
@@ -107,9 +107,9 @@ def test_frames_of_any_size_can_be_sent_and_received(ring):
 
 def test_two_processes_receive_all_of_a_long_stream(children):
     rng, checksum = Random(SEED), 0
-    writer, places = make_ring(RingShape(num_readers=2, num_slots=8, slot_bytes=4096))
+    writer, reader_ends = make_ring(RingShape(num_readers=2, num_slots=8, slot_bytes=4096))
     with writer:
-        readers = children(places, 3000)
+        readers = children(reader_ends, 3000)
         for _ in range(3000):
             frame = rng.randbytes(rng.choice((10, 1000, 4096, 5000)))
             checksum = crc32(frame, checksum)
@@ -201,9 +201,9 @@ def test_a_waiting_send_detects_that_its_reader_has_exited(ring):
 
 
 def test_a_ring_detects_a_killed_process(children):
-    writer, places = make_ring(RingShape(num_readers=2, num_slots=4, slot_bytes=64))
+    writer, reader_ends = make_ring(RingShape(num_readers=2, num_slots=4, slot_bytes=64))
     with writer:
-        _, victim = children(places, 10**9)
+        _, victim = children(reader_ends, 10**9)
         writer.send(b"hello")
         victim.send_signal(signal.SIGKILL)
         start = time.monotonic()
@@ -214,9 +214,9 @@ def test_a_ring_detects_a_killed_process(children):
 
 
 def test_a_send_to_a_stopped_process_times_out_at_its_deadline(children):
-    writer, places = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=64))
+    writer, reader_ends = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=64))
     with writer:
-        (child,) = children(places, 5)
+        (child,) = children(reader_ends, 5)
         child.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             for _ in range(4):
@@ -232,9 +232,9 @@ def test_a_send_to_a_stopped_process_times_out_at_its_deadline(children):
 def test_closing_a_ring_frees_its_resources(children):
     before = open_descriptors(), sorted(os.listdir("/dev/shm"))
     for number in range(30):
-        writer, places = make_ring(RingShape(num_readers=3, num_slots=4, slot_bytes=64))
-        readers = [place.take() for place in places[:2]]
-        places[2].close()
+        writer, reader_ends = make_ring(RingShape(num_readers=3, num_slots=4, slot_bytes=64))
+        readers = [end.take() for end in reader_ends[:2]]
+        reader_ends[2].close()
         for size in (1, 1000, 2000)[: number % 4]:
             if number % 2:
                 readers[0].receive(timeout_s=1) if sum(writer.num_unread()[:1]) else None
@@ -273,12 +273,12 @@ def test_corrupted_ring_memory_is_detected(ring, seed):
 def test_invalid_wakeup_packets_are_rejected():
     before = open_descriptors()
     for packet, num_descriptors in ((b"hello", 0), (b"!", 1), (b"p" + bytes(8), 0), (bytes(9), 2)):
-        writer, (place,) = make_ring(RingShape(num_readers=1))
+        writer, (end,) = make_ring(RingShape(num_readers=1))
         evil = socket.socket(fileno=os.dup(writer._wakeups[0].fileno()))
         socket.send_fds(evil, [packet], [0] * num_descriptors)
         evil.close()
         with (
-            place.take() as reader,
+            end.take() as reader,
             writer,
             pytest.raises(MessageError, match="unexpected packet"),
         ):
@@ -308,9 +308,9 @@ def test_attaching_a_reader_to_invalid_memory_is_rejected():
     with pytest.raises(MessageError, match="num_slots=0"):
         RingMemory.attach(file)
     os.close(file)
-    writer, (place,) = make_ring(shape)
+    writer, (end,) = make_ring(shape)
     with writer, pytest.raises(MessageError, match="reader 1 does not exist"):
-        RingPlace(index=1, descriptors=place.descriptors).take()
+        RingReaderEnd(index=1, descriptors=end.descriptors).take()
     assert open_descriptors() == before
 
 

@@ -34,13 +34,13 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
     ("plugins show", "dovetail.cli.plugins_show:show", "Show the details of one plugin."),
 )
-"""Every command: the words of the command, "module:function", and its line in `--help`."""
+"""All commands: the words of each command, its function ("module:function") and its help line."""
 
 GROUPS = {
     "bench": "Measure an engine on random prompts.",
     "plugins": "Inspect, check and create plugins.",
 }
-"""The first words of commands with two words, and their lines in `--help`."""
+"""The command groups (first words of commands with two words) and their help lines."""
 
 HOOKS_VARIABLE = "DOVETAIL_HOOKS"
 """The environment variable with the hooks plugins that may add commands, separated by commas."""
@@ -53,7 +53,7 @@ _TRACEBACK_HELP = "Print the traceback of an error."
 
 def make_app() -> App:
     """Return the command line with all its commands, without importing them."""
-    # Ctrl-C is turned into an exit code by `main`, not into a SystemExit by the parser.
+    # `main` turns Ctrl-C into an exit code; the parser would raise SystemExit for it.
     app = App(name="dovetail", help=_SUMMARY, version=_version)
     app.suppress_keyboard_interrupt = False
     groups = {name: App(name=name, help=text) for name, text in GROUPS.items()}
@@ -153,7 +153,7 @@ def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe (`| head`). Python would report it again at exit.
+        # The reader has closed the pipe (`| head`). Python would report the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

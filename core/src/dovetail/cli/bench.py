@@ -23,8 +23,8 @@ from dovetail.cli.terminal import progress_note
 from dovetail.clock import MonotonicClock
 from dovetail.engine.llm_engine import LLMEngine
 
-_PROMPTS_HELP = "Number of requests that are sent together."
-_JSON_HELP = "File to which the measurements are also written."
+_PROMPTS_HELP = "Number of concurrent requests."
+_JSON_HELP = "Also write the measurements to this file, as JSON."
 
 Bench = Annotated[BenchOptions, Parameter(name="*")]
 JSONFile = Annotated[Path | None, Parameter(name="--json", help=_JSON_HELP, group=BENCH_GROUP)]

@@ -90,7 +90,7 @@ def measure(
     if length > engine.max_model_len:
         raise ConfigError(
             f"--input-len {options.input_len} and --output-len {options.output_len} make {length} "
-            f"tokens; this engine holds requests of {engine.max_model_len}. Lower one of them."
+            f"tokens, but this engine allows at most {engine.max_model_len}. Lower one of them."
         )
     runs = []
     for number in range(options.warmup + options.repeats):

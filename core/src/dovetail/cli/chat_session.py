@@ -102,7 +102,7 @@ class ChatSession:
                 engine.abort_request(request_id)
 
     def _fit(self, turns: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the latest messages that leave room for an answer, and the prompt's tokens."""
+        """Return the latest messages that fit together with an answer, and their tokens."""
         longest = self._engine.max_model_len
         room = longest // _ROOM_SHARE
         if self.params.max_tokens is not None:

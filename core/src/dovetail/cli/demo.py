@@ -1,7 +1,7 @@
 """`dovetail demo`: answers a batch of questions, and repeats this with different plugins.
 
 Shows that plugins are selected by name or by class path, that the answers stay the same, which
-plugin was selected for each place and why, and what each replaced plugin changes in speed. Needs
+plugin of each kind was selected and why, and what each replaced plugin changes in speed. Needs
 no download.
 """
 
@@ -98,7 +98,7 @@ def _other_options(first: DemoRun) -> list[dict[str, str]]:
 
 
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
-    """Return the class path of another backend that can run here, or else of the first run's.
+    """Return the class path of another usable backend; if there is none, of the first run's.
 
     The backends that the platform prefers over the first run's were rejected.
     """

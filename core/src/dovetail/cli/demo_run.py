@@ -32,7 +32,7 @@ PLUGIN_FIELDS = {
     "weight_loader": "load.load_format",
     "tokenizer": "model.tokenizer_mode",
 }
-"""The config field that selects the plugin, by kind."""
+"""The config field that selects the plugin of each kind."""
 
 NUM_ROUNDS = 3
 """Number of timed rounds, after one warm-up round."""
@@ -50,7 +50,7 @@ class Part:
 class DemoRun:
     """The result of one engine.
 
-    subject: with the questions that were asked. options: the options that differ from the default.
+    subject: the model and its questions. options: the options that differ from the default.
     total_s: median duration of a timed round, in seconds. parts: selected plugins by kind. changes:
     settings that the engine resolved.
     """
@@ -161,7 +161,7 @@ def summary_of(resolution: Resolution) -> str:
 
 
 def _reason(found: Resolution, config: EngineConfig, requested: set[str]) -> str:
-    """Return why a plugin was selected: requested, resolved with a reason, or preferred."""
+    """Return why a plugin was selected: by the user, a configuration rule or the platform."""
     if found.kind == "model":
         return "config.json names it"
     field = PLUGIN_FIELDS.get(found.kind, "")

@@ -19,7 +19,7 @@ from dovetail.errors import ConfigError
 
 ENGINE_GROUP = Group("Engine options", sort_key=2)
 _HIDDEN = "Not supported"
-"""Prefix of the help of options that are never accepted. `--help` does not list them."""
+"""Start of the help line of an unsupported option, which `--help` does not list."""
 
 _PLAIN = (bool, int, float, str)
 _SHOWN_DEFAULTS = (int, float)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _KIND_HELP = "The kind of plugin, such as attention."
 _JSON_HELP = "Write a JSON object instead of a table."
-_MODEL_HELP = "Directory or installed name of a model; some kinds do not need it."
+_MODEL_HELP = "Directory or name of a model; not needed for all kinds of plugins."
 _ENGINE = Parameter(name="*")
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def explain(
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
     engine: Annotated[Options, _ENGINE] = NO_OPTIONS,
 ) -> int:
-    """Explain which plugin an engine would use, and why not other plugins.
+    """Explain which plugin an engine would use, and why it would not use the others.
 
-    Only plugins that could be used are loaded; no code of the others runs.
+    Only plugins that the engine could use are loaded.
     """
     explanation = _explained(kind, engine)
     if as_json:
@@ -108,7 +108,8 @@ def _headline(explanation: Explanation) -> str:
         return f"{kind}{where}: {names} ({criteria.why})."
     unknown = [verdict.name for verdict in explanation.verdicts if verdict.state == UNKNOWN]
     if unknown and not explanation.error:
-        return f"{kind}{where}: unknown; {unknown[0]} is tried first ({criteria.why})."
+        first = f"an engine tries {unknown[0]} first"
+        return f"{kind}{where}: not known before the start; {first} ({criteria.why})."
     if explanation.error:
         return f"{kind}{where}: no plugin can be used ({criteria.why})."
     return f"{kind}{where}: none ({criteria.why})."

@@ -78,7 +78,7 @@ def _described(details: PluginDetails) -> list[tuple[str, str]]:
     if entry.verified:
         rows.append(("verified", entry.verified))
     if entry.replaces:
-        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow allows it"))
+        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow contains it"))
     return rows
 
 

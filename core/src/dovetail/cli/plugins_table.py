@@ -65,7 +65,7 @@ def print_json(value: object) -> None:
 
 
 def _cell(text: str, heading: str) -> Text:
-    """Return a cell; only columns without a heading have styled words."""
+    """Return a table cell; words are styled only in columns without a heading."""
     from rich.text import Text
 
     return Text(text, style="" if heading else STYLES.get(text, ""))

@@ -130,7 +130,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
     for note in directory.notes:
         logger.info(note)
     generation = _generation_config(values, directory)
-    # Checked once here, so that the error names the option and not every request.
+    # Checked once here; otherwise every request would fail, and no error would name the option.
     default_sampling_params(generation)
     eos_token_ids(directory.config, generation)
     name = values["served_model_name"]

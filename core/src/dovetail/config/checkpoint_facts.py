@@ -138,9 +138,9 @@ def _times(length: StatedLength, name: str, tokens: int, factor: float, kind: st
 
 
 def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope parameters, preferring the old form (which users override), or {}.
+    """Return the rope parameters, or {}; prefer the old form, because users override that form.
 
-    Tables by layer type do not state the length of the whole model and are ignored.
+    Tables for single layer types are ignored: they do not state the length of the whole model.
     """
     for key in ("rope_scaling", "rope_parameters"):
         table = hf_config.get(key)

@@ -51,7 +51,7 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]:
-    """Return the description in `table`. field: the table's key in the file; "" for the file."""
+    """Return the description in `table`. field: the table's key; "" if it is the whole file."""
     if not isinstance(table, Mapping):
         raise ModelError(f"{file}: {field} is {shorten(table)}; it must be a JSON object.")
     inner = table.get("quantization")

@@ -23,7 +23,7 @@ _SECTIONS: dict[str, type[ConfigNode]] = {
     "compute": ComputeConfig,
     "model": ModelConfig,
 }
-"""The resolved types of the sections that have open fields."""
+"""The classes of the sections whose fields a resolution can set."""
 
 _OF_MODEL = ("model.dtype", "model.max_model_len", "model.tokenizer_mode")
 """The fields of the section `model` that do not come from the checkpoint."""
@@ -57,7 +57,7 @@ class Draft:
         self.open = frozenset(left)
 
     def section(self, name: str) -> ConfigNode:
-        """Return a section as it was requested."""
+        """Return a section of the requested configuration."""
         section: ConfigNode = getattr(self.requested, name)
         return section
 

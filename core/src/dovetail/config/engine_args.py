@@ -1,4 +1,4 @@
-"""The options of an engine, flat, with the names of vLLM where it has the same option.
+"""The options of an engine in one flat class, with vLLM's names for options that vLLM also has.
 
 This module has only names and defaults; `create_engine_config` checks the values. Standard library
 only, because `from dovetail import LLM` imports this module.
@@ -95,7 +95,7 @@ class EngineArgs:
         None, "Maximum number of tokens of a request, prompt and output together."
     )
     hf_overrides: Mapping[str, Any] | None = _option(
-        None, "Values that replace those of config.json; architectures may name a class."
+        None, "Values that replace those of config.json; `architectures` may be a class."
     )
     served_model_name: str | None = _option(None, "Name of the model for clients; None: `model`.")
     generation_config: str | Path = _option(
@@ -112,7 +112,7 @@ class EngineArgs:
     use_tqdm_on_load: bool = _option(True, "Show a progress bar while weights are loaded.")
     block_size: int | None = _option(None, "Tokens in a KV-cache block; None: 16.")
     gpu_memory_utilization: float | None = _option(
-        None, "Share of the device's memory to use; None: 0.9, or less if it is shared."
+        None, "Share of the device's memory to use; None: 0.9, or less for shared memory."
     )
     kv_cache_memory_bytes: int | None = _option(
         None, "Size of the KV cache in bytes, instead of a share of the memory."
@@ -149,14 +149,14 @@ class EngineArgs:
         0, "Maximum number of placeholder tokens that are encoded in a step."
     )
     encoder_cache_tokens: int | None = _option(
-        None, "Encoder outputs to keep, in tokens; None: max_num_encoder_tokens."
+        None, "Size of the encoder cache, in tokens; None: max_num_encoder_tokens."
     )
     admission_timeout_s: float = _option(
         60.0, "Seconds that a request may wait for a grammar or another gate."
     )
     platform: str | type = _option("auto", "Platform plugin: the kind of machine to run on.")
     worker_cls: str | type = _option("auto", "Worker plugin.")
-    worker_extension_cls: str | type = _option("", "Class whose methods are added to the worker's.")
+    worker_extension_cls: str | type = _option("", "Class with methods to add to the worker class.")
     executor_backend: str | type = _option(
         "auto", 'Executor plugin; "auto": uniproc, or multiproc.'
     )
@@ -172,17 +172,17 @@ class EngineArgs:
     )
     ops: str | type = _option("auto", "Op provider plugin (norms, rotary embedding, …).")
     batch_invariant: bool = _option(
-        False, "Use only plugins with bit-identical results in every batch."
+        False, "Use only plugins whose results do not change with the batch, bit for bit."
     )
-    tensor_parallel_size: int = _option(1, "Workers that share each layer.")
-    pipeline_parallel_size: int = _option(1, "Devices that share the layers; only 1 is supported.")
-    data_parallel_size: int = _option(1, "Copies of the model; only 1 is supported.")
+    tensor_parallel_size: int = _option(1, "Number of workers that split each layer.")
+    pipeline_parallel_size: int = _option(1, "Number of pipeline stages; only 1 is supported.")
+    data_parallel_size: int = _option(1, "Number of copies of the model; only 1 is supported.")
     num_threads: int | None = _option(
         None, "Number of CPU threads, for platforms that compute on the CPU."
     )
     disable_log_stats: bool = _option(True, "Do not log statistics.")
     decision_log: str | Path | None = _option(
-        None, "New file that records the scheduler's decisions."
+        None, "New file to which the scheduler's decisions are written."
     )
     stat_loggers: tuple[str | type, ...] = _option(
         (), "Stat logger plugins, notified of every step."
@@ -208,7 +208,7 @@ class EngineArgs:
         (), "Hooks plugins, notified of start, steps, errors and stop."
     )
     max_prompt_chars: int | None = _option(
-        None, "Maximum number of characters of a prompt; None: from the tokenizer."
+        None, "Maximum number of characters of a prompt; None: the tokenizer decides."
     )
     max_id_chars: int = _option(
         1024, "Maximum number of characters of a request_id, salt, tenant or lora_id."

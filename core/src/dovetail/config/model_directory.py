@@ -112,10 +112,7 @@ class ModelDirectory:
 
 @dataclass(frozen=True, kw_only=True)
 class _Described:
-    """A description and its origin.
-
-    path: of the model. file: with the description, for messages.
-    """
+    """A description and its origin. path: the model. file: the file to name in messages."""
 
     path: Path
     file: Path
@@ -189,7 +186,7 @@ def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
 
 
 def _model_file_in(directory: Path, plugins: PluginRegistry) -> Path | None:
-    """Return the model file of a directory without config.json; None if there is not just one."""
+    """Return the only model file of a directory without config.json; None if there are others."""
     chosen = []
     for name in _format_names(plugins):
         files = list_model_files(directory, f".{name}", at_most=MAX_MODEL_FILES)

@@ -1,8 +1,8 @@
 """Types and ranges of the fields of config.json that engines and models read.
 
-One table for all architectures, by the usual names of fields. A value of a wrong type or outside of
-any model's range is refused before a plugin or worker reads it. null means absent. Unknown fields
-are accepted.
+One table serves all architectures; it has the usual names of fields. A value of a wrong type, or
+one that no model could have, is refused before a plugin or worker reads it. null means absent.
+Unknown fields are accepted.
 """
 
 from __future__ import annotations

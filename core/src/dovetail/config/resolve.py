@@ -48,7 +48,7 @@ _SUBSTITUTES = {
     "float16": ("float32", "bfloat16"),
     "float32": ("bfloat16", "float16"),
 }
-"""Substitutes by dtype: first dtypes that represent all its values, then dtypes of its range."""
+"""Substitutes for each dtype: first dtypes with all its values, then dtypes with its range."""
 
 
 def resolve(

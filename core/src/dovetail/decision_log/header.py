@@ -21,7 +21,7 @@ from dovetail.plugins.loading import LOCAL_PREFIX
 class LogHeader:
     """The description of a scheduler in a log.
 
-    scheduler, policy: as `reference` names them; policy may be "".
+    scheduler, policy: results of `reference`; policy may be "".
     """
 
     scheduler: str

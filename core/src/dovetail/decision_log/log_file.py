@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _MAGIC = b"dovetail decisions %d\n"
 _FRAME = Struct("<BII")
-_LEVEL = 1  # of compression; repetitive data compresses well at any level
+_LEVEL = 1  # the compression level; repetitive data compresses well at any level
 
 
 class RecordKind(IntEnum):

@@ -82,7 +82,7 @@ class DecisionRecorder:
         self._append(RecordKind.HEADER, self._header)
 
     def added(self, request: EngineCoreRequest) -> None:
-        """Write the addition of a request."""
+        """Write a record of an added request."""
         self._append(RecordKind.ADD, encode_request(request, self._codes))
 
     def told(self, kind: RecordKind, *names: str) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail.sampling_params import SamplingParams
 
 MAX_WAITING = 1024
-"""Default of `max_waiting`: completions beyond the running ones (`max_num_seqs`)."""
+"""Default of `max_waiting`: completions in addition to the running ones (`max_num_seqs`)."""
 
 MAX_SILENCE_S = 4.0
 """Default of `max_silence_s`: seconds without a heartbeat after which an engine is not ready."""
@@ -223,7 +223,7 @@ class AsyncLLM:
         chunks: list[list[str]] = []
         for chunk in request_id_chunks(request_ids):
             if chunks:
-                await asyncio.sleep(0)  # other tasks of the loop run
+                await asyncio.sleep(0)  # lets other tasks of the loop run
             chunks.append(chunk)
         for chunk in chunks:
             await self._streamer.end(chunk)

@@ -26,7 +26,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.processes.ownership import forked_error, on_fork_in_child
 
 PAUSED_WAIT_S = 0.01
-"""How long an engine in process waits for outputs while a pause holds all requests."""
+"""How long an in-process engine waits for outputs while a pause holds all requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Progress:
     """The progress of an engine.
 
     num_steps, num_refused: executed steps and unreadable messages, as of the last heartbeat. age_s:
-    seconds since the last heartbeat of the engine or of its least recent worker; heartbeats
+    seconds since the last heartbeat of the engine, or of a worker if that is older; heartbeats
     continue during a long step. step_s: seconds since the current step began; 0.0 between steps.
     """
 
@@ -100,9 +100,9 @@ Received = Reply | EngineCoreOutputs
 
 
 class Channel(ABC):
-    """The connection to one engine. `send` and `receive` may run in two threads; `close` in any.
+    """The connection to one engine.
 
-    facts: of the engine.
+    `send` and `receive` may run in two threads, `close` in any thread. facts: the engine's facts.
     """
 
     facts: EngineFacts
@@ -111,7 +111,7 @@ class Channel(ABC):
     def send(self, call: Call) -> None:
         """Send a call. Raises EngineDeadError, RequestError or MessageError now if possible.
 
-        A channel whose engine is in this thread performs the call now.
+        With an in-process engine the call is performed now.
         """
 
     @abstractmethod
@@ -143,7 +143,7 @@ class Channel(ABC):
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine, without a call to it. From any thread."""
+        """The state of the engine. Makes no call to the engine; any thread may read it."""
         return EngineState.READY if self.error is None else EngineState.DEAD
 
     @property
@@ -158,7 +158,7 @@ class Channel(ABC):
 
     @property
     def num_restarts(self) -> int:
-        """How many engines were started after the first."""
+        """Number of restarts of the engine."""
         return 0
 
     @property
@@ -168,7 +168,7 @@ class Channel(ABC):
 
     @property
     def address(self) -> str | None:
-        """The address for other processes to attach to; None if they cannot."""
+        """The address to which other processes attach; None if they cannot attach."""
         return None
 
 

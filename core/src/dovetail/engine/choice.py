@@ -63,7 +63,7 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
 
 
 def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) -> Criteria:
-    """Return the criteria of `config` for a kind. A config with a platform is resolved."""
+    """Return the criteria of `config` for a kind. platform: only with a resolved configuration."""
     return Criteria(
         references=named_plugins(kind, config),
         why=_why(kind, config),
@@ -74,7 +74,7 @@ def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) 
 
 
 def _why(kind: str, config: AnyConfig) -> str:
-    """Return the reason for the plugin references of a kind."""
+    """Return why the configuration names these plugins of a kind."""
     path, named = get_kind(kind).field, named_plugins(kind, config)
     if not path:
         return "no part of the engine uses plugins of this kind yet"

@@ -42,7 +42,7 @@ _NAP_S = 0.2
 
 
 class BaseClient(EnginePort):
-    """The status of the engine, without a call to it; from any thread."""
+    """The status of the engine. Makes no call to the engine; any thread may read it."""
 
     def __init__(self, channel: Channel) -> None:
         """channel: closed by `shutdown`."""
@@ -76,7 +76,7 @@ class BaseClient(EnginePort):
 
     @property
     def num_restarts(self) -> int:
-        """How many engines were started after the first."""
+        """Number of restarts of the engine."""
         return self.channel.num_restarts
 
     @property
@@ -86,7 +86,7 @@ class BaseClient(EnginePort):
 
     @property
     def address(self) -> str | None:
-        """The address for other processes to attach to; None for an engine in this process."""
+        """The address to which other processes attach; None for an in-process engine."""
         return self.channel.address
 
     @property
@@ -133,20 +133,20 @@ class EngineClient(BaseClient):
         gone = frozenset(request_ids)
         if not gone or self.error is not None:
             return
-        with suppress(EngineDeadError, UnavailableError):  # the next call raises it
+        with suppress(EngineDeadError, UnavailableError):  # the next call raises the error
             self.call(EnginePort.abort_requests, (tuple(gone),))
         self._outputs = deque(without(one, gone) for one in self._outputs)
 
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Return the outputs of a step, or None if none arrived within `timeout_s` seconds.
 
-        None waits until the engine dies. An engine in process runs a step instead of waiting, and
+        None waits until the engine dies. An in-process engine runs a step instead of waiting, and
         returns None if there is nothing to do, or if no result is due yet.
         """
         if self._outputs:
             return self._outputs.popleft()
         message = self.channel.receive(timeout_s)
-        while isinstance(message, Reply):  # to a call that was interrupted
+        while isinstance(message, Reply):  # the reply to an interrupted call
             message = self.channel.receive(timeout_s)
         if message is not None:
             self.channel.acknowledge()
@@ -182,7 +182,7 @@ class AsyncEngineClient(BaseClient):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine, once waiting callers have received it."""
+        """The error that ended the engine; None until waiting callers have received it."""
         return self._error
 
     async def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -201,7 +201,7 @@ class AsyncEngineClient(BaseClient):
             del self._replies[call.number]
 
     async def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Abort requests without waiting for it; a dead engine has no requests."""
+        """Abort requests without waiting for the engine; a dead engine has no requests."""
         if self._error is not None:
             return
         self._check_alive()
@@ -286,7 +286,7 @@ class _OutputThread:
     """
 
     def __init__(self, client: AsyncEngineClient, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin."""
+        """Start the thread."""
         self._client = weakref.ref(client)
         self._channel = client.channel
         self._loop = loop
@@ -301,7 +301,7 @@ class _OutputThread:
             self._thread.join()
 
     def call_in_loop(self, call: Callable[..., None], *arguments: object) -> bool:
-        """Run a call in the loop; directly if in the loop. Return False if it is closed."""
+        """Run a call in the event loop, directly if called there. Return False if it is closed."""
         try:
             if asyncio._get_running_loop() is self._loop:
                 call(*arguments)
@@ -312,7 +312,7 @@ class _OutputThread:
         return True
 
     def _read(self) -> None:
-        """Pass messages on, until the engine dies or the client is gone."""
+        """Pass messages to the client until the engine dies or the client is collected."""
         while self._wanted:
             try:
                 message = self._channel.receive(_NAP_S)

@@ -1,6 +1,7 @@
-"""The engine core: schedule, execute, process results. Input are requests, output token columns.
+"""The engine core: schedule, execute, process results.
 
-Handles no text and no tokenizer, and uses each part only by its contract. Not thread-safe.
+The input is requests, and the output is columns of tokens. Handles no text and no tokenizer, and
+uses each part only through its contract. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SLEEP_TAGS = {"weights", "kv_cache"}
 
 
 class EngineCore:
-    """Drives a scheduler and an executor with plans in flight. paused: the scope of the pause."""
+    """Runs a scheduler and an executor, with plans in flight. paused: the scope of the pause."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class EngineCore:
         self._awake_tags: set[str] = set()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Check a request, whatever front end sent it, and add it.
+        """Check a request from any front end, and add it.
 
         Raises RequestError; other requests are not affected.
         """

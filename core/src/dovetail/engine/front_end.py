@@ -1,7 +1,8 @@
 """The front end of an engine core: tokenizer, input and output processor, listeners.
 
-It is created in two parts: plugin choices are checked before the core starts, and the sizes are
-known after that. `LLMEngine` and `AsyncLLM` share it. Does not depend on a client or an event loop.
+It is created in two phases: plugin choices are checked before the core starts, and the processors
+are created when the core has reported the model's sizes. `LLMEngine` and `AsyncLLM` share it. Does
+not depend on a client or an event loop.
 """
 
 from __future__ import annotations

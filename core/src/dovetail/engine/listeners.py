@@ -40,7 +40,7 @@ class Listeners:
         self._hooks = hooks
         self._clock = clock
         self._stopped = False
-        # Counts over the messages of one step; the last of them has the statistics.
+        # Sums over the messages of one step; its last message has the statistics.
         self._num_new_tokens = self._num_finished = self._num_failed = 0
         with ExitStack() as undo:
             self._stat_loggers = _make_stat_loggers(config, plugins, clock, undo)
@@ -64,7 +64,7 @@ class Listeners:
         return watched
 
     def notify(self, given: EngineCoreOutputs) -> None:
-        """Notify the listeners of a step's outputs; of the step itself with its last message."""
+        """Notify the listeners of outputs and, with a step's last message, of the step."""
         failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
         self._num_new_tokens += len(given.token_ids)
         self._num_finished += len(given.finished)

@@ -38,8 +38,8 @@ _MAX_WAIT_S = 0.2
 _MAX_LATE_STEPS = 2 * MAX_UNREAD_MESSAGES
 _MAX_EMPTY = 2
 _SETTLE_WAIT_S = 0.05
-"""The steps that are processed after the last request has ended, how many of them may be empty
-(a KV connector may store blocks for long), and the wait for each."""
+"""Limits after the last request has ended: maximum steps to process, maximum empty steps (a KV
+connector may store blocks for long), and seconds to wait for each step."""
 
 
 class LLMEngine:
@@ -264,7 +264,7 @@ class LLMEngine:
                 if num_empty > _MAX_EMPTY or (given is not None and _is_idle(given.stats)):
                     break
         except DovetailError:
-            pass  # the next call raises it
+            pass  # the next call raises the error
         finally:
             self._settling = False
 
@@ -274,7 +274,7 @@ class LLMEngine:
 
     @contextmanager
     def _aborting_on_error(self, requests: Sequence[EngineCoreRequest]) -> Iterator[None]:
-        """If registration fails here, abort these requests in the core."""
+        """Abort these requests in the core if registration in this `with` block fails."""
         try:
             yield
         except BaseException:

@@ -127,9 +127,9 @@ class Operation(Generic[P, R]):
         for value, hint in zip(arguments, self._hints, strict=True):
             if _takes_callable(hint) and not isinstance(value, str):
                 raise UserError(
-                    f"{shorten(value)} cannot be called in the engine's process: send a name. "
-                    "Give the name of a worker's method (worker_extension_cls adds methods), or "
-                    "leave engine_process out."
+                    f"{shorten(value)} cannot be sent to the engine's process. Give the name of a "
+                    "worker's method (worker_extension_cls adds methods), or leave engine_process "
+                    "out."
                 )
         content = encode(arguments)
         self.decode_arguments(
@@ -138,16 +138,16 @@ class Operation(Generic[P, R]):
         return content
 
     def decode_arguments(self, content: bytes | memoryview) -> tuple[Any, ...]:
-        """Return the arguments, checked by type; raise MessageError for any other bytes."""
+        """Decode the arguments and check their types; raise MessageError for invalid bytes."""
         arguments: tuple[Any, ...] = decode(content, self._arguments)
         return arguments
 
     def encode_result(self, value: R) -> bytes:
-        """Encode the result; raise MessageError for other than plain data."""
+        """Encode the result; raise MessageError for values that are not plain data."""
         return encode(value, _encode_error)
 
     def decode_result(self, content: bytes | memoryview) -> R:
-        """Return the result, checked by type; raise MessageError for any other bytes."""
+        """Decode the result and check its type; raise MessageError for invalid bytes."""
         result: R = decode(content, self._result, _decode_error)
         return result
 

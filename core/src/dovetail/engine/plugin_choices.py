@@ -41,7 +41,7 @@ def named_plugins(kind: str, config: AnyConfig) -> tuple[str | type, ...]:
 
 
 def check_plugin_choices(config: RequestedConfig, plugins: PluginRegistry) -> None:
-    """Raise a PluginError for the first plugin that `config` names and that is not to be found.
+    """Raise a PluginError for the first plugin in `config` that does not exist.
 
     Raises ConfigError for options of a plugin that does not exist.
     """
@@ -54,7 +54,7 @@ def check_plugin_choices(config: RequestedConfig, plugins: PluginRegistry) -> No
 
 
 def _locates_model(kind: Kind) -> bool:
-    """Return whether plugins of a kind are used before there is a configuration."""
+    """Return whether plugins of a kind are used before a configuration exists."""
     return bool(kind.roles) and not kind.field
 
 

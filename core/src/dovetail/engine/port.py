@@ -25,8 +25,8 @@ MAX_NAME_CHARS = 256
 WorkerOperation = Annotated[
     str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern="^[^:]*$")
 ]
-"""The name of a worker's method. "pkg.mod:function" is for an engine in this process only: in the
-engine's process it could be any function."""
+"""The name of a worker's method. "pkg.mod:function" is accepted only by an in-process engine: a
+message to another process could otherwise call any function."""
 
 
 class EnginePort:
@@ -87,9 +87,10 @@ class EnginePort:
     ) -> list[Any]:
         """Call a method of every worker by name; return the answers by rank.
 
-        In process a callable is also allowed; its argument is the worker. Over a process arguments
-        and answers are plain data: a dataclass is returned as a dict. Raises UserError if the
-        operation cannot be called, DovetailError for an error of the call.
+        An in-process engine also accepts a callable, which gets the worker as its argument. With an
+        engine in another process, arguments and answers are plain data: a dataclass is returned as
+        a dict. Raises UserError if the operation cannot be called, DovetailError for an error of
+        the call.
         """
 
     @operation()

@@ -1,7 +1,7 @@
-"""Reads the arguments of `LLM`: one prompt or several, one value for all or one each.
+"""Reads the arguments of `LLM`: one or several prompts, one value for all or for each prompt.
 
 An iterable is read only as far as the engine's limits allow. Items that are not prompts are passed
-on: they are refused later, where their index can be named.
+on; a later check refuses them, with their index.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the model's next message for each conversation.
 
-        Raises RequestError for messages that are not plain data or larger than `LimitsConfig` says;
-        on_error is that of `generate`.
+        Raises RequestError for messages that are not plain data or larger than `LimitsConfig`
+        allows. on_error: as for `generate`.
 
         messages: mappings with "role" and "content". chat_template: replaces the model's template.
         """

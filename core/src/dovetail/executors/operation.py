@@ -1,8 +1,8 @@
-"""The operations of `collective_rpc`: finds the callable of a worker for a name.
+"""Finds the operation that a name selects in `collective_rpc`.
 
-A name is that of a method; "pkg.mod:function" is a plain function of that module, whose first
-argument is the worker. Nothing else can be named, so a name received over a wire reaches only
-functions that are defined in their module, and no class, builtin or attribute.
+A name is a method of the worker, or "pkg.mod:function": a function that this module defines and
+that gets the worker as its first argument. No other name is accepted, so a name from another
+process cannot select a class, a builtin or an attribute.
 """
 
 from __future__ import annotations

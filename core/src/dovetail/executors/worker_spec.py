@@ -113,8 +113,8 @@ def make_worker(
 ) -> tuple[WorkerBase, PluginRegistry]:
     """Choose and create the worker of `spec`; return it with the registry of its plugins.
 
-    enter: called with each phase before it begins. Plugins come first: nothing of the worker is
-    imported before the registry and the platform exist.
+    enter: called with each phase before it begins. The registry and the platform are created before
+    any code of the worker is imported.
     """
     enter("plugins")
     config = ExecutorConfig.model_validate_json(spec.config)

@@ -40,7 +40,7 @@ class CompileBackend(ABC):
 
     @abstractmethod
     def __init__(self, context: CompileContext) -> None:
-        """Keep `context`. Do not compile yet."""
+        """Store `context`. Do not compile yet."""
 
     @abstractmethod
     def compile(
@@ -48,9 +48,10 @@ class CompileBackend(ABC):
     ) -> Callable[..., Any]:
         """Return a callable with the inputs and outputs of `graph`; raise PluginError on failure.
 
-        Results equal those of the graph within the tolerance of its dtype. `graph` may be kept.
+        Results equal those of the graph within the tolerance of its dtype. The backend may keep a
+        reference to `graph`.
         """
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return a key of other inputs of the compiled code, such as versions and options."""
+        """Return a cache key for all inputs except the graph, such as versions and options."""

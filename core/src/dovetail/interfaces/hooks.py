@@ -87,4 +87,4 @@ class Hooks(ABC):
 
     @abstractmethod
     def __init__(self, context: HooksContext) -> None:
-        """Keep `context`. Do not start anything yet."""
+        """Store `context`. Do not start anything yet."""

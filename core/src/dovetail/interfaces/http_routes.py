@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class HTTPRoutesContext:
-    """Constructor arguments of a plugin of routes.
+    """Constructor arguments of an HTTP routes plugin.
 
     served_model_name: the model's name for clients. engine: the server's engine client.
     """
@@ -63,7 +63,7 @@ class HTTPRoutes(ABC):
 
     @abstractmethod
     def __init__(self, context: HTTPRoutesContext) -> None:
-        """Keep `context`. Do not serve yet."""
+        """Store `context`. Do not serve yet."""
 
     @abstractmethod
     def routes(self) -> Sequence[HTTPRoute]:

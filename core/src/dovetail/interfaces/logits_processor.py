@@ -57,7 +57,7 @@ class LogitsProcessor(ABC):
     def __init__(self, context: LogitsProcessorContext) -> None:
         """Create the processor of one worker. No row uses it yet."""
 
-    @classmethod  # noqa: B027  # a default that may stay
+    @classmethod  # noqa: B027  # optional to override
     def check_params(cls, params: SamplingParams) -> None:
         """Raise RequestError, naming the key of `extra_args`, if an argument is not valid.
 
@@ -78,14 +78,14 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Return the changed logits: `logits_SV`, changed in place, or a tensor like it.
+        """Return the changed logits: `logits_SV`, changed in place, or a new tensor of its form.
 
         logits_SV: float32, on the context's device; row i belongs to rows[i]. rows: all rows of the
         step, each once; at least one uses the processor. May be called more than once before
         `accept`.
         """
 
-    def accept(  # noqa: B027  # a default that may stay
+    def accept(  # noqa: B027  # optional to override
         self, rows: Sequence[int], token_ids_R: torch.Tensor
     ) -> None:
         """Append the sampled token to each of `rows`. The default does nothing.

@@ -42,7 +42,7 @@ class ModelFormat(ABC):
     CONTRACT: ClassVar[str] = "model_format"
     CONTRACT_VERSION: ClassVar[str] = "0.1"
 
-    def __init__(self) -> None:  # noqa: B027  # a default that may stay
+    def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the format.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
@@ -56,7 +56,7 @@ class ModelFormat(ABC):
         """
 
     def choose(self, paths: Sequence[Path]) -> Path | None:
-        """Return the file that stands for the model in a directory; None if it is ambiguous.
+        """Return the file to load as the model of a directory; None if it is ambiguous.
 
         paths: the files of the directory with the ending of this format, sorted; at least one.
         """

@@ -54,7 +54,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def __init__(self, context: ModelSourceContext) -> None:
-        """Keep `context`. Do not create files yet."""
+        """Store `context`. Do not create files yet."""
 
     @abstractmethod
     def find(self, argument: str) -> Path | None:

@@ -65,7 +65,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def __init__(self, context: ProposerContext) -> None:
-        """Keep `context`. Do not load yet."""
+        """Store `context`. Do not load yet."""
 
     @abstractmethod
     def load(self) -> None:

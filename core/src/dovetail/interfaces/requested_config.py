@@ -51,7 +51,7 @@ MAX_WORKERS = 64
 
 
 def _with_plugin_fields(cls: type[N]) -> type[N]:
-    """Return the class with a field for each kind of plugin that it does not declare itself."""
+    """Return the class with fields added for the plugin kinds that it does not declare itself."""
     types = {
         Cardinality.OPTIONAL: (OptionalReference, None),
         Cardinality.MANY: (PluginReferences, ()),

@@ -110,7 +110,7 @@ class PauseScope(StrEnum):
     """Which requests a pause stops.
 
     NEW: requests that were never admitted. Admitted requests, preempted ones too, run to their end.
-    ALL: all requests. They keep their rows, blocks and place in the queue.
+    ALL: all requests. They keep their rows, blocks and position in the queue.
     """
 
     NEW = "new"

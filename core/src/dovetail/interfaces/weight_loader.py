@@ -39,7 +39,7 @@ class WeightLoader(ABC):
 
     @abstractmethod
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Keep `context`. Do not read files yet."""
+        """Store `context`. Do not read files yet."""
 
     @abstractmethod
     def load(self, model: nn.Module) -> int:

@@ -90,7 +90,8 @@ class WorkerBase(ABC):
     them until the row's next run and reports their number in `ModelRunnerOutput.num_drafts`.
     - The next run verifies the first `SchedulerOutput.num_drafts` of them. They are the last tokens
       of the run, which samples after the last known token and after each draft.
-    - A draft is accepted if it and all drafts before it equal the tokens sampled in their place.
+    - A draft is accepted if it and all drafts before it equal the tokens sampled at their
+    positions.
       The row gains the accepted drafts and the next sampled token: `num_sampled` is 1 + accepted.
       Keys and values of rejected drafts are invalid; later runs overwrite them.
     - If the results of the row's earlier runs are not known yet, the plan assumes the maximum
@@ -121,7 +122,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def __init__(self, context: WorkerContext) -> None:
-        """Keep `context`. Do not use the device yet."""
+        """Store `context`. Do not use the device yet."""
 
     @abstractmethod
     def init_device(self) -> None:

@@ -63,7 +63,7 @@ class BlockPool:
         return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
 
     def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
-        """Return the block of each hash followed by `suffix`, 0 for none."""
+        """Return the block of each key (a hash followed by `suffix`); 0 for an unknown key."""
         get = self._index.get
         return [get(key + suffix, 0) for key in hashes]
 

@@ -11,7 +11,7 @@ from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.kinds import CacheKind
 
 Find = Callable[[Sequence[bytes], bytes], list[int]]
-"""Maps (hashes, suffix) to the block of each hash followed by the suffix, 0 for none."""
+"""Maps (hashes, suffix) to the block of each key (a hash followed by the suffix); 0 for none."""
 
 Has = Callable[[Sequence[bytes]], Sequence[bool]]
 """Maps keys to whether the KV connector can load the block of each key."""

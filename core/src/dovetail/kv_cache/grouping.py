@@ -25,10 +25,10 @@ from dovetail.interfaces.kv_cache import (
 from dovetail.kv_cache.kinds import kind_of
 
 _SLACK = 1.1
-"""Use up to this factor of memory to get fewer groups, because each takes host time per step."""
+"""Use up to this factor of memory to get fewer groups, because each group costs host time."""
 
 _MAX_WASTE = 1.25
-"""Do not reduce the number of groups if that takes more than this factor of the needed bytes."""
+"""Do not reduce the number of groups beyond this factor of the bytes that the layers need."""
 
 _MULTIPLES = range(1, 13)
 """Page sizes to try, as multiples of the smallest page in which the largest spec fits."""

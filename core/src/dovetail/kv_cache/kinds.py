@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheSpec, StateSpec
 
 SNAPSHOT_SPAN = 2
-"""A state with snapshots is a window of two tokens: the next token needs the block before it."""
+"""A state with snapshots is treated as a window of two tokens: a token needs the block before
+it."""
 
 
 @dataclass(frozen=True, slots=True)

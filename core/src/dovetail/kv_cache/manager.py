@@ -60,7 +60,7 @@ class KVCacheManager:
 
     @property
     def num_due(self) -> int:
-        """Number of lists of unused blocks that the next steps will free."""
+        """Number of block lists that the next steps will free."""
         return self._retiring.num_due
 
     @property

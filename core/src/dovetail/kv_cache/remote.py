@@ -37,8 +37,8 @@ class RemoteCache:
         self.num_given_up = 0
         self._clock = clock
         self._timeout_ns = int(timeout_s * 1e9)
-        self._begun_ns: dict[int, int] = {}  # of transfers within the timeout, oldest first
-        self._late_ns: dict[int, int] = {}  # of abandoned transfers, oldest first
+        self._begun_ns: dict[int, int] = {}  # transfers within the timeout, oldest first
+        self._late_ns: dict[int, int] = {}  # abandoned transfers, oldest first
         self._side = side
         self._kv_cache = kv_cache
         self._next_id = 0
@@ -113,7 +113,7 @@ class RemoteCache:
         return self._side.take_instructions()
 
     def update(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Process an answer of a worker; return requests whose loads have ended, and the success.
+        """Process a worker's answer; return requests whose loads ended, and whether they succeeded.
 
         Successful loads are committed. For failed loads the caller must drop the sampled tokens,
         free the request and let it wait again. A request that has already freed its blocks is only

@@ -32,7 +32,7 @@ class RetiringBlocks:
 
     @property
     def num_due(self) -> int:
-        """Number of lists of unused blocks that the next steps will free."""
+        """Number of block lists that the next steps will free."""
         return len(self._due)
 
     def add(self, blocks: list[int], last_step: int) -> None:

@@ -37,7 +37,7 @@ def check_info(platform_cls: type[Platform]) -> PlatformInfo:
         )
     if type(platform_cls.automatic) is not bool:
         raise ContractError(
-            f"The platform {whose} has automatic = {shorten(platform_cls.automatic)}; it needs a "
+            f"The platform {whose} has automatic = {shorten(platform_cls.automatic)}; it must be a "
             "bool."
         )
     return info

@@ -1,4 +1,4 @@
-"""Collects all details of one plugin, without importing it or from its loaded class.
+"""Collects all details of one plugin, either without importing it or from its loaded class.
 
 Source files are read as text. If a file cannot be read, the details contain only its name.
 """

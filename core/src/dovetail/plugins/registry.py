@@ -1,4 +1,4 @@
-"""The plugin registry finds and loads the plugins that users' references mean.
+"""The plugin registry finds and loads the plugins to which users' references refer.
 
 There is no global registry; each engine has its own. Resolving and describing import nothing;
 loading imports only the requested plugin.
@@ -120,8 +120,8 @@ class PluginRegistry:
     def warnings(self) -> tuple[str, ...]:
         """Sentences about suspicious installations.
 
-        Several distributions with one name, outside distributions with a first-party name, and
-        outside plugins with the name of a first-party plugin.
+        Several distributions with one name, third-party distributions with a first-party name, and
+        third-party plugins with the name of a first-party plugin.
         """
         namesakes = (note for kind in KINDS for note in self._namesakes(kind))
         return (*self._discovery.warnings, *namesakes)
@@ -142,7 +142,7 @@ class PluginRegistry:
         self._describer.read_all()
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
-        """Return the plugin of `kind` that `reference` means, without importing it.
+        """Return the plugin of `kind` to which `reference` refers, without importing it.
 
         Raises PluginNotFoundError if no plugin has that name, and PluginError if several have it,
         if the user's rules deny it, if the reference is malformed, or if it is a file and local
@@ -191,7 +191,7 @@ class PluginRegistry:
         return self._admission.probe(self.describe(kind, reference))
 
     def load(self, kind: str, reference: str | type) -> type[Any]:
-        """Import the class that `reference` means, check its contract and return it.
+        """Import the class to which `reference` refers, check its contract and return it.
 
         Raises as `describe`; also PluginLoadError if the import fails, PluginNotFoundError if the
         module or class of a class path does not exist, ContractError for violations of the contract
@@ -222,7 +222,7 @@ class PluginRegistry:
         """Return the plugins that may be selected automatically, in the order to try them.
 
         preferred: the platform's preferred names, best first. A first-party platform can only
-        prefer outside plugins that the user allowed. Raises PluginError for an ambiguous name.
+        prefer third-party plugins that the user allowed. Raises PluginError for an ambiguous name.
         """
         order = self._resolver.automatic(kind, preferred, outside=self._outside_platform)
         self._warn(self._namesakes(kind, set(preferred)))
@@ -283,7 +283,7 @@ class PluginRegistry:
             self._check_needed(plugin.description, plugin.needs)
 
     def _namesakes(self, kind: str, names: Set[str | type] | None = None) -> Iterator[str]:
-        """Yield a sentence for each outside plugin that has the name of a first-party plugin.
+        """Yield a sentence for each third-party plugin with the name of a first-party plugin.
 
         names: limits the check to these names. Denied plugins are skipped.
         """

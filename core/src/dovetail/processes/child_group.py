@@ -73,7 +73,7 @@ class ChildGroup:
         return self.failure or EngineDeadError("The executor was shut down.")
 
     def silence_s(self) -> float:
-        """Return the age in seconds of the least recent heartbeat of a child."""
+        """Return the age in seconds of the oldest heartbeat among the children."""
         return max((child.liveness.read().silence_s for child in self.children), default=0.0)
 
     def fail(self, error: DovetailError) -> None:

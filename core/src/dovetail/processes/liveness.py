@@ -2,9 +2,9 @@
 
 They can be read even if the process does not respond or has died. A thread of the child writes the
 time, so a long step does not look like a stall; a process that is stopped, or whose threads cannot
-run, stops reporting. A child with child processes also writes the age of their least recent
-heartbeat, when its current step began, and how many steps it has executed. Parent and child read
-the same monotonic clock.
+run, stops reporting. A child with child processes also writes the age of their oldest heartbeat,
+when its current step began, and how many steps it has executed. Parent and child read the same
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NUM_BYTES = 64
 class Liveness:
     """The heartbeats of one process.
 
-    process_s: seconds since it last wrote the time. children_s: seconds since the least recent
-    heartbeat of its children. step_s: seconds since its current step began. All are 0.0 before the
+    process_s: seconds since it last wrote the time. children_s: seconds since the oldest of its
+    children's heartbeats. step_s: seconds since its current step began. All are 0.0 before the
     first heartbeat. num_steps: executed steps.
     """
 
@@ -40,7 +40,7 @@ class Liveness:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the last heartbeat of the process or of its least recent child."""
+        """Seconds since the last heartbeat of the process, or of a child if that is older."""
         return max(self.process_s, self.children_s)
 
 

@@ -1,4 +1,4 @@
-"""Warm children for one task: started when needed, shared by threads, replaced after a failure.
+"""Child processes for one task: started when needed, shared by threads, replaced when they fail.
 
 A pool has several children, so a slow request does not delay other requests. It belongs to the
 process that created it; a forked copy of that process starts its own children.

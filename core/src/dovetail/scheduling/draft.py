@@ -1,4 +1,4 @@
-"""The plan of a step while it is being made: the grants, which can be revoked.
+"""The plan of a step while it is being built: the grants, which can be revoked.
 
 Planning changes only the blocks of a request; requests advance when the plan is emitted. So
 revoking the grant of an evicted request is one deletion.

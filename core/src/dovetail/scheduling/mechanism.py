@@ -280,7 +280,7 @@ class Mechanism:
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
 
     def _piece(self, request: Request, start: int, max_tokens: int, whole: bool) -> int:
-        """Return the number of tokens from `start` to compute in this step; if 0, see `_denial`.
+        """Return the number of tokens from `start` to compute in this step; `_denial` explains a 0.
 
         whole: all of `max_tokens` or nothing.
         """

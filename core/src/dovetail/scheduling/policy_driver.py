@@ -44,7 +44,7 @@ class PolicyDriver:
         """Grant something in a step in which the policy got no grant, if possible."""
         mechanism = self._mechanism
         if mechanism.under_pressure:
-            mechanism.continue_running()  # with what a preempted request has freed
+            mechanism.continue_running()  # uses blocks that a preempted request has freed
         elif mechanism.can_grant():
             self._host.warn_idle()
 

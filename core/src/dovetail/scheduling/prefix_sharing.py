@@ -1,8 +1,9 @@
 """Computes each block of a shared prefix once, even for equal prompts that arrive together.
 
-A waiting request whose next block is computed by another request in this step is skipped: it keeps
-its place in the queue and is tried again in the next step, when the block is cached. Copies of a
-prompt therefore start one step later, or when the first has computed the shared part.
+A waiting request whose next block is computed by another request (its leader) in this step is
+skipped: it keeps its position in the queue and is tried again in the next step, when the block is
+cached. Copies of a prompt therefore start one step later, or when the first has computed the shared
+part.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class RemoteLoads:
         return waits
 
     def add(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Process a worker's report; return the requests whose loads ended, and their success."""
+        """Process a worker's report; return requests whose loads ended, and if they succeeded."""
         return [] if self._remote is None else self._remote.update(answer)
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:

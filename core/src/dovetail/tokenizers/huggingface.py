@@ -127,7 +127,7 @@ class HuggingFaceTokenizer(Tokenizer):
         facts: TokenizerFacts,
         options: HuggingFaceOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """Own `core`: disable padding and truncation, and add missing special tokens."""
+        """Take over `core`: disable padding and truncation, and add missing special tokens."""
         prepare_core(core, facts.added_tokens, facts.special_tokens.values())
         self._core = core
         self._guarded = PanicGuard(core)

@@ -1,12 +1,13 @@
-"""A broadcast ring: one writer, several readers in other processes; each reader gets every frame.
+"""A broadcast ring: one process writes frames, and several others read; each reads every frame.
 
 Frames are bytes, whose format `columns` defines. They are sent through shared memory; a frame
 longer than a slot is sent as a memory file instead, by its descriptor. A send has a timeout, and a
 dead peer is detected by its closed wakeup socket. Waiting spins briefly, then sleeps until the
 wakeup socket has a packet.
 
-Pass a reader's place to a process that is started with exec (`pass_fds`), and close it here: the
-socket reports the peer's end only if no other process holds its descriptor. Not thread-safe.
+Pass a `RingReaderEnd` to a process that is started with exec (`pass_fds`), and close it in this
+process: the socket reports the peer's exit only if no other process has its descriptor. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _NUM_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """A reader's or writer's place in a ring: the descriptors that a process needs to use it.
+class _RingEnd:
+    """One end of a ring, a reader or the writer: the descriptors that a process needs to use it.
 
-    descriptors: descriptors of the memory and of the wakeup sockets, owned by the place. They have
-    the same numbers in a child process to which they are passed.
+    descriptors: descriptors of the memory and of the wakeup sockets, owned by this object. They
+    have the same numbers in a child process to which they are passed.
     """
 
     descriptors: tuple[int, ...]
@@ -54,7 +55,7 @@ class _Place:
             os.close(descriptor)
 
     def _attach(self) -> tuple[RingMemory, list[WakeupSocket]]:
-        """Return memory and wakeup sockets, which now own the descriptors."""
+        """Return the memory and the wakeup sockets, which now own the descriptors."""
         memory_file, *wakeup_files = self.descriptors
         try:
             memory = RingMemory.attach(memory_file)
@@ -66,8 +67,8 @@ class _Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RingPlace(_Place):
-    """A reader's place. index: number of the reader."""
+class RingReaderEnd(_RingEnd):
+    """A reader of a ring, as descriptors. index: number of the reader."""
 
     index: int
 
@@ -84,8 +85,8 @@ class RingPlace(_Place):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RingWriterPlace(_Place):
-    """The writer's place; it has a wakeup socket for each reader."""
+class RingWriterEnd(_RingEnd):
+    """The writer of a ring, as descriptors, with a wakeup socket for each reader."""
 
     def take(self, *, clock: Clock | None = None) -> RingWriter:
         """Return the writer, which now owns the descriptors; an error closes them."""
@@ -93,31 +94,31 @@ class RingWriterPlace(_Place):
         return RingWriter(memory, wakeups, clock=clock)
 
 
-def make_ring_places(shape: RingShape) -> tuple[RingWriterPlace, tuple[RingPlace, ...]]:
-    """Return the places of the writer and of each reader of a new ring."""
+def make_ring_ends(shape: RingShape) -> tuple[RingWriterEnd, tuple[RingReaderEnd, ...]]:
+    """Create a ring; return the descriptors of the writer and of each reader."""
     fault("ring.make")
     with ExitStack() as undo:
         memory_file = anonymous_file(shape.num_bytes)
         undo.callback(os.close, memory_file)
         RingMemory.format(memory_file, shape).close()
-        wakeups, places = [], []
+        wakeups, ends = [], []
         for index in range(shape.num_readers):
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             mine, theirs, memory_copy = pair[0].detach(), pair[1].detach(), os.dup(memory_file)
             for descriptor in (mine, theirs, memory_copy):
                 undo.callback(os.close, descriptor)
             wakeups.append(mine)
-            places.append(RingPlace(index=index, descriptors=(memory_copy, theirs)))
+            ends.append(RingReaderEnd(index=index, descriptors=(memory_copy, theirs)))
         undo.pop_all()
-    return RingWriterPlace(descriptors=(memory_file, *wakeups)), tuple(places)
+    return RingWriterEnd(descriptors=(memory_file, *wakeups)), tuple(ends)
 
 
 def make_ring(
     shape: RingShape, *, clock: Clock | None = None
-) -> tuple[RingWriter, tuple[RingPlace, ...]]:
-    """Return the writer of a new ring and a place for each reader."""
-    place, places = make_ring_places(shape)
-    return place.take(clock=clock), places
+) -> tuple[RingWriter, tuple[RingReaderEnd, ...]]:
+    """Create a ring; return its writer, and the descriptors of each reader."""
+    writer_end, reader_ends = make_ring_ends(shape)
+    return writer_end.take(clock=clock), reader_ends
 
 
 class RingWriter:
@@ -126,7 +127,7 @@ class RingWriter:
     def __init__(
         self, memory: RingMemory, wakeups: Sequence[WakeupSocket], *, clock: Clock | None = None
     ) -> None:
-        """Own the memory and wakeup sockets. Use `make_ring` to create a writer."""
+        """Take over the memory and wakeup sockets. Use `make_ring` to create a writer."""
         self._memory = memory
         self._wakeups = wakeups
         self._poller = WakeupPoller(wakeups)
@@ -258,7 +259,7 @@ class RingReader:
         clock: Clock | None = None,
         num_spins: int = NUM_SPINS,
     ) -> None:
-        """Own the memory and wakeup socket. Use `RingPlace.take` to create a reader.
+        """Take over the memory and wakeup socket. Use `RingReaderEnd.take` to create a reader.
 
         num_spins: reads of the counter (0.1 µs each) before sleeping.
         """

@@ -25,13 +25,13 @@ _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class WakeupSocket:
-    """One end.
+    """One end of the socket pair.
 
     descriptors: received descriptors, by number; a caller that takes one must close it.
     """
 
     def __init__(self, end: socket.socket) -> None:
-        """Own `end`, an end of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
+        """Take over `end`, an end of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
         end.setblocking(False)
         self._socket = end
         self.lost = False

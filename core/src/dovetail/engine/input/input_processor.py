@@ -66,7 +66,7 @@ def core_request_id(request_id: str, serial: int) -> str:
 
 
 def user_request_id(core_id: str) -> str:
-    """Return the user's id that a core id of a request or completion contains."""
+    """Return the user's id from the core id of a request or a completion."""
     return core_id.rpartition("~")[0] or core_id
 
 

@@ -35,7 +35,7 @@ class ReadPrompt:
     deadline_s: float | None = None
 
     def deadline_ns(self, now_ns: int) -> int:
-        """Return the deadline of its first token on the clock of `now_ns`; 0 for no deadline."""
+        """Return the deadline of the first token, on the same clock as `now_ns`; 0 for none."""
         return 0 if self.deadline_s is None else max(1, now_ns + round(self.deadline_s * 1e9))
 
 

@@ -179,7 +179,7 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
 def check_place(
     *, priority: object, cache_salt: object, limits: LimitsConfig = DEFAULT_LIMITS
 ) -> None:
-    """Raise RequestError unless priority has 64 bits and cache_salt is a short string."""
+    """Raise RequestError unless priority fits in 64 bits and cache_salt is a short string."""
     check_integer("priority", priority, -(2**63), 2**63 - 1)
     _check_id("cache_salt", cache_salt, limits)
 
@@ -198,7 +198,7 @@ def read_request_ids(request_ids: object) -> list[str]:
 
 
 def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
-    """Yield the ids of `read_request_ids` in lists of `ID_CHUNK` ids; each takes 1 ms."""
+    """Yield the ids of `read_request_ids` in lists of `ID_CHUNK` ids; reading a list takes 1 ms."""
     if issubclass(type(request_ids), str):
         request_ids = [request_ids]
     if not isinstance(request_ids, Iterable) or isinstance(

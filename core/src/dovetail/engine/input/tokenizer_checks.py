@@ -34,7 +34,9 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
     num_special = sum(token in beyond for token in tokenizer.special_token_ids)
     if num_special == len(beyond):
         logger.warning(
-            "%s. Requests with one of the special tokens from id %d are refused.", found, vocab_size
+            "%s. Requests that contain a special token with an id of %d or more are refused.",
+            found,
+            vocab_size,
         )
         return
     raise ModelError(

@@ -116,7 +116,7 @@ class Completion:
             self._tokenizer.token_pieces(skip_special_tokens=params.skip_special_tokens) is not None
         )
         self.is_plain = self._stops is None and self._logprobs is None and has_pieces
-        self._text = ""  # the whole text so far; with DELTA the text that no output has had
+        self._text = ""  # the whole text; with DELTA the text that no output has contained
         self._num_read = 0  # detokenized tokens
         self._num_hidden = 0  # tokens at the end that are not part of the text
         self._num_sent = 0  # tokens in the outputs of kind DELTA so far
@@ -152,7 +152,7 @@ class Completion:
         return stop is not None
 
     def finish(self, ending: Finished) -> None:
-        """End the completion for the core's reason; do nothing if it has ended."""
+        """End the completion with the core's reason; do nothing if it has ended."""
         if self.finish_reason is not None:
             return
         self.finish_reason = ending.reason.value

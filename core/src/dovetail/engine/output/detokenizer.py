@@ -2,8 +2,8 @@
 
 Two classes give the same text. If the tokenizer has the text of each token (`token_pieces`), pieces
 are joined, and bytes of an incomplete character are held back. Otherwise a short window of tokens,
-which begins with the end of the prompt, is decoded again for each token, and the text after the
-text already returned is new; U+FFFD at the end is held back, because it may be an incomplete
+which begins with the end of the prompt, is decoded again for each token, and the part that was not
+returned before is the new text; U+FFFD at the end is held back, because it may be an incomplete
 character. Both process tokens one by one, so that the text does not depend on the number of tokens
 in a call. Does not depend on a vocabulary or stop strings.
 """
@@ -22,9 +22,9 @@ MAX_LOOK_BACK = 32
 WINDOW_TOKENS = 16
 """Tokens at which the window is shortened, so that the cost per token does not grow."""
 MAX_UNSETTLED_TOKENS = 8
-"""An invalid tail with more tokens is not a character, which has at most 4 bytes and tokens."""
+"""Maximum tokens of an incomplete character: a character has at most 4 bytes, so 4 tokens."""
 MAX_HELD_CHARS = 3
-"""U+FFFD characters that may still become one character of 4 bytes, at the end of a long tail."""
+"""Maximum number of U+FFFD at the end of a long tail that may become one 4-byte character."""
 
 _EACH_BYTE = "dovetail-replace-each-byte"
 
@@ -71,8 +71,7 @@ class PieceDetokenizer:
         self._at_start = pieces.first is not None and not any(
             map(pieces.__getitem__, prompt_token_ids)
         )
-        # The bytes of an incomplete character, and the text that the prompt alone has for the
-        # bytes that belong to the prompt.
+        # The bytes of an incomplete character, and the text of those that belong to the prompt.
         self._pending = self._unfinished(prompt_token_ids)
         self._prompts = self._pending.decode("utf-8", self._errors)
         self._plain = not (self._pending or self._at_start)
@@ -157,7 +156,7 @@ class WindowDetokenizer:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Create a detokenizer for the output after a prompt, of which only the end is read."""
+        """Create a detokenizer for the output after a prompt; only the prompt's end is read."""
         self._decode = tokenizer.decode
         self._skip = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
@@ -168,14 +167,14 @@ class WindowDetokenizer:
         num_whole = self._begin_at_character(is_cut=is_cut)
         text = self._decode_window()
         self._sent = len(text)
-        # The text of the prompt in the window, while the output may complete its last character,
-        # and the number of characters before that one.
+        # The prompt's text in the window, while the output may complete its last character; and the
+        # number of characters before that last character.
         self._prompt_text = text if num_whole < len(self._ids) else ""
         self._num_whole_chars = len(
             self._decode(self._ids[:num_whole], skip_special_tokens=self._skip)
         )
-        # The number of tokens in the window whose text is final; and an earlier such number, at
-        # which the window can be cut without cutting a character.
+        # The number of tokens in the window whose text is final; and an earlier value of this
+        # number: the window can be cut there without splitting a character.
         self._settled = len(self._ids)
         self._mark = 0
 
@@ -227,7 +226,7 @@ class WindowDetokenizer:
     def _window_text(self) -> str:
         """Decode the window; return the prompt's last character again if the output completed it.
 
-        For this, `_sent` is set back.
+        In that case `_sent` is reduced.
         """
         text = self._decode_window()
         if self._prompt_text and not text.startswith(self._prompt_text):
@@ -257,7 +256,7 @@ class WindowDetokenizer:
         return new
 
     def _cut_window(self) -> None:
-        """Drop the tokens before the mark, and set the mark to the end of the window."""
+        """Drop the tokens before `_mark`, and set `_mark` to the end of the window."""
         if self._mark:
             del self._ids[: self._mark]
             self._sent = len(self._decode_window())

@@ -12,10 +12,10 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.result import LogprobColumns
 
 ENDING_WORK = 16
-"""The work of a request's end, in tokens: all of its text may be detokenized then."""
+"""The work at the end of a request, in tokens: all of its text may be detokenized then."""
 
 LOGPROBS_PER_TOKEN = 16
-"""Number of log-probabilities that are as much work as one token; they are only copied."""
+"""Number of log-probabilities that count as one token of work; they are only copied."""
 
 
 def work_of(outputs: EngineCoreOutputs) -> int:
@@ -36,7 +36,8 @@ def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOut
     """Yield chunks that together have the content of `outputs`, in order.
 
     most: maximum work of a chunk, counted in tokens and log-probabilities; the new tokens of one
-    request may be more. Small outputs are yielded unchanged; otherwise the statistics are omitted.
+    request are not split. Small outputs are yielded unchanged; otherwise the statistics are
+    omitted.
     """
     if work_of(outputs) <= most:
         yield outputs

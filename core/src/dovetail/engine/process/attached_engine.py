@@ -1,7 +1,7 @@
-"""An engine that another process has started, as seen by a further front end.
+"""An engine that another process has started, as an additional front end uses it.
 
-The front end connects to the engine's sockets, by the address of its owner, and detaches without
-ending the engine. It owns only its sockets.
+The front end connects to the engine's sockets, at the address that the engine's owner gives it. It
+detaches without ending the engine, and owns only its own sockets.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class AttachedEngine(EngineLink):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not closed."""
+        """Whether the connection is open."""
         return bool(self._tear_down.alive)
 
     @property
     def progress(self) -> Progress:
         """The progress of the engine, as of its last heartbeat.
 
-        age_s: 0 unless the engine is stopped: it sends no heartbeats to this front end during a
-        step, but its owner can read newer ones.
+        age_s is 0 unless the engine's process is stopped, because this front end receives no
+        heartbeats during a step.
         """
         silent_s = (self.clock.now_ns() - self._heard_ns) / 1e9 if _is_stopped(self.pid) else 0.0
         return Progress(
@@ -76,7 +76,7 @@ class AttachedEngine(EngineLink):
         )
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
-        """Return the next message, or None if no message arrived; record the time."""
+        """Return the next message, or None if no message arrived; record when it arrived."""
         message = super().receive(timeout_s)
         if message is not None:
             self._heard_ns = self.clock.now_ns()
@@ -105,7 +105,10 @@ class AttachedEngine(EngineLink):
         self.error = forked_error("this client", self._owner_pid)
 
     def _say_hello(self, address: str, timeout_s: float) -> Ready:
-        """Send Hello until the engine answers: it may connect its other socket later."""
+        """Send Hello until the engine answers.
+
+        The first ones may arrive before its other socket is ready.
+        """
         begun_ns = self.clock.now_ns()
         while (self.clock.now_ns() - begun_ns) / 1e9 < timeout_s:
             self.send(Hello())
@@ -113,7 +116,9 @@ class AttachedEngine(EngineLink):
             if isinstance(message, Ready):
                 return message
             if message is not None:
-                raise MessageError(f"the engine's first message was {type(message).__name__}.")
+                raise MessageError(
+                    f"the engine's first message was {type(message).__name__} instead of Ready."
+                )
         raise EngineDeadError(f"No engine answered at {address!r} within {timeout_s:g} s.")
 
 

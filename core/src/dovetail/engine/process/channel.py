@@ -167,7 +167,10 @@ class ProcessChannel(Channel):
 
 
 class _Pending:
-    """A call with missing answers. refused: requests so far, for calls that add requests."""
+    """A call that lacks answers.
+
+    refused: the requests refused so far, in calls that add requests.
+    """
 
     def __init__(self, call: Call, num_left: int, refused: dict[str, RequestError] | None) -> None:
         self._call = call

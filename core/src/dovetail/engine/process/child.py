@@ -32,7 +32,7 @@ def serve(context: ChildContext) -> int:
     inbox, outbox = zmq_context.socket(zmq.ROUTER), zmq_context.socket(zmq.ROUTER)
     inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # checked before receiving
     inbox.setsockopt(zmq.RCVHWM, 0)  # a front end's send never waits for the engine
-    outbox.setsockopt(zmq.SNDHWM, 0)  # the front ends' windows limit unread messages
+    outbox.setsockopt(zmq.SNDHWM, 0)  # flow control limits unread messages
     outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a disconnected front end fails
     outbox.setsockopt(zmq.LINGER, _LINGER_MS)
     try:
@@ -73,7 +73,7 @@ def _serve(
 
 
 def _wait_for_owner(outbox: zmq.Socket[bytes]) -> None:
-    """Wait until the parent is connected, which it does while the engine starts."""
+    """Wait until the parent has connected, which happens while the engine starts."""
     for _ in range(_NUM_TRIES):
         try:
             outbox.send_multipart((OWNER, pack(Heartbeat(0, 0))))

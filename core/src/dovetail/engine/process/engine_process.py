@@ -1,4 +1,4 @@
-"""An engine core in its own process, as seen by its parent: start, kill, end.
+"""Starts, kills and ends an engine core in its own process; used by the parent process.
 
 Owns the child process, its sockets and their folder, in the process that started it: a forked child
 can neither use nor end them.
@@ -67,7 +67,9 @@ class EngineProcess(EngineLink):
             phase_s = start_timeout_s or config.parallel.start_timeout_s + START_GRACE_S
             ready = front_end_reader().read(self._child.wait_until_ready(phase_s, clock))
             if not isinstance(ready, Ready):
-                raise MessageError(f"The engine's first message was {type(ready).__name__}.")
+                raise MessageError(
+                    f"The engine's first message was {type(ready).__name__} instead of Ready."
+                )
             self.ready = ready
         except BaseException:
             self._tear_down()
@@ -102,14 +104,14 @@ class EngineProcess(EngineLink):
         return error
 
     def kill(self, why: str) -> None:
-        """Kill the engine, for a reason that its error contains; from any thread."""
+        """Kill the engine; `why` is the reason in its error. Any thread may call it."""
         self._why = why
         self._child.kill_tree()
 
     def close(self) -> None:
-        """End the engine, by a message if it reads them; release everything. May be called twice.
+        """End the engine, by a message if it reads messages; free all resources.
 
-        Does nothing in a forked child of the process that started it.
+        May be called twice. Does nothing in a forked child of the process that started it.
         """
         if not self.is_open or os.getpid() != self._owner_pid:
             return

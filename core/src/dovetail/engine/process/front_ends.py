@@ -28,10 +28,11 @@ _SCOPE = "\x1f"
 """Separates the number of a front end at the end of a scoped id."""
 
 _QUIET_BEATS = 60
-"""After this many heartbeats, a front end that sends no message gets only one in this many."""
+"""Heartbeats after which a front end that sends no message gets fewer: one in this many."""
 
 _MAX_BEHIND = 2
-"""Number of heartbeats after which the requests of a front end that is behind are aborted."""
+"""Number of heartbeats after which the requests of a front end that reads too slowly are
+aborted."""
 
 GAUGES = (
     "num_waiting",
@@ -46,14 +47,14 @@ GAUGES = (
 
 @dataclass(eq=False)
 class FrontEndPeer:
-    """One front end, as the engine sees it.
+    """What the engine knows about one front end.
 
     live: the front end's ids of its unfinished requests, by the core's ids. answers: results of
     calls, sent with the next outputs.
-    last_stats: the last ones sent. wants_stats: whether it has acted since, so that new ones are
-    sent even if none of its requests runs. num_beats: heartbeats since its last message.
-    num_behind: heartbeats for which it has been too far behind. translates: whether its ids and the
-    core's may differ.
+    last_stats: the last statistics sent. wants_stats: whether the front end has made a call since
+    then, so that new statistics are sent even if none of its requests runs. num_beats: heartbeats
+    since its last message. num_behind: heartbeats for which it has had too many unread outputs.
+    translates: whether its ids and the core's may differ.
     """
 
     name: bytes
@@ -69,7 +70,7 @@ class FrontEndPeer:
 
     @property
     def is_owner(self) -> bool:
-        """Whether it has started the engine."""
+        """Whether this front end has started the engine."""
         return self.number == 0
 
     def scope(self, request_id: str) -> str:
@@ -80,12 +81,12 @@ class FrontEndPeer:
         return f"{request_id}{_SCOPE}{self.number}"
 
     def is_too_far_behind(self) -> bool:
-        """Whether the front end has been too far behind for a second; called at each heartbeat."""
+        """Whether it has had too many unread outputs for a second; called at each heartbeat."""
         self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
         return self.num_behind >= _MAX_BEHIND
 
     def has_news(self, outputs: EngineCoreOutputs) -> bool:
-        """Return whether these outputs contain anything for it."""
+        """Return whether these outputs contain anything for this front end."""
         stats, last = outputs.stats, self.last_stats
         if outputs.request_ids or outputs.finished or stats is None or last is None:
             return True
@@ -109,7 +110,7 @@ class FrontEnds:
         self._num_attached = 0
 
     def __iter__(self) -> Iterator[FrontEndPeer]:
-        """Iterate over the front ends; they may be removed meanwhile."""
+        """Iterate over the front ends; they may be removed during the iteration."""
         return iter(list(self._peers.values()))
 
     def find(self, name: bytes) -> FrontEndPeer | None:
@@ -134,7 +135,7 @@ class FrontEnds:
         self._peers.pop(peer.name, None)
 
     def may_step(self) -> bool:
-        """Whether a step may run: False while all front ends with outputs are behind."""
+        """Whether a step may run: False while all front ends with outputs read too slowly."""
         peers = self._peers.values()
         if not any(peer.window.is_full for peer in peers):
             return True

@@ -40,7 +40,7 @@ _RECONNECT_MS = 5
 class Sockets:
     """The sockets to an engine's process.
 
-    ending: a pidfd of the process, closed with the sockets; None for none.
+    ending: a pidfd of the process, closed with the sockets, or None.
     """
 
     context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -54,7 +54,10 @@ class Sockets:
         self.from_engine = self._connect(folder, OUTPUT_SOCKET, name)
 
     def close(self) -> None:
-        """Close all sockets, and drop unsent messages. From any thread, while they are unused."""
+        """Close all sockets, and drop unsent messages.
+
+        Any thread may call it if no other uses them.
+        """
         if self.context is not None:
             self.context.destroy(linger=0)
         if self.ending is not None:
@@ -85,7 +88,7 @@ class EngineLink(ABC):
     ready: Ready
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        """Subclasses call `open_sockets`."""
+        """Prepare the link; subclasses then call `open_sockets`."""
         self.folder = folder
         self.heartbeat = Heartbeat(0, 0)
         self.clock = clock
@@ -121,7 +124,8 @@ class EngineLink(ABC):
     def watch_process(self, pid: int, ending: int | None) -> None:
         """Detect the end of the process from now on.
 
-        ending: a descriptor that becomes readable then; None if the system offers none.
+        ending: a descriptor that becomes readable at the end of the process; None if the system
+        offers none.
         """
         self.pid = pid
         self._ending = ending

@@ -39,7 +39,7 @@ class _Batch:
 
 
 class RequestIntake:
-    """Adds requests to a core, in turns between its steps."""
+    """Adds requests to a core, in time slices between its steps."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,12 +49,12 @@ class RequestIntake:
         self._was_read: EngineCoreRequest | None = None
 
     def begin_turn(self) -> None:
-        """Begin a turn of the loop: `INTAKE_NS` from now on."""
+        """Begin a time slice of `INTAKE_NS`."""
         self._end_ns = self._clock.now_ns() + INTAKE_NS
 
     @property
     def is_over(self) -> bool:
-        """Whether the turn is over: other messages wait for the next turn."""
+        """Whether the time slice is over: other messages wait for the next one."""
         return self._clock.now_ns() >= self._end_ns
 
     def begin_batch(
@@ -64,7 +64,7 @@ class RequestIntake:
         self._batch = _Batch(iter(requests), add, done, holds_steps)
 
     def go_on(self) -> None:
-        """Add waiting requests until the turn is over."""
+        """Add waiting requests until the time slice is over."""
         batch = self._batch
         if batch is None:
             return
@@ -92,7 +92,9 @@ class RequestIntake:
         """Decode a request, which is added next."""
         request = read_request(content)
         if request.request_id != request_id:
-            raise MessageError(f"the request has another id: {request.request_id!r}.")
+            raise MessageError(
+                f"the request has another id than its message: {request.request_id!r}."
+            )
         self._was_read = request
 
     def _add_read(self, batch: _Batch) -> None:

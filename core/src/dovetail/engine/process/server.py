@@ -113,7 +113,7 @@ class EngineServer:
         return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
     def _read_messages(self, wait_ms: int) -> None:
-        """Process messages for one turn; wait up to `wait_ms` for the first one."""
+        """Process messages for one time slice; wait up to `wait_ms` for the first one."""
         if not self._intake.is_waiting and not self._inbox.poll(wait_ms):
             return
         self._intake.begin_turn()
@@ -261,7 +261,7 @@ class EngineServer:
             self._forget(peer)
 
     def _limit(self, peer: FrontEndPeer) -> None:
-        """Abort the requests of a front end that is too far behind; without requests, detach it.
+        """Abort the requests of a front end that reads too slowly; without requests, detach it.
 
         The owner always gets its answers.
         """

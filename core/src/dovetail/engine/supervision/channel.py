@@ -95,13 +95,13 @@ class SupervisedChannel(Channel):
 
     @property
     def progress(self) -> Progress:
-        """The progress of the running engine; nothing while none runs."""
+        """The progress of the running engine; all zeros while none runs."""
         channel = self._supervisor.find_channel()
         return Progress() if channel is None else channel.progress
 
     @property
     def num_restarts(self) -> int:
-        """How many engines were started after the first."""
+        """Number of restarts of the engine."""
         return self._supervisor.num_restarts
 
     @property

@@ -8,12 +8,13 @@ the window of the rules are dropped. The rule, for `max_deaths` = N:
 - It is banned, until the window has passed, if an engine dies while its request is the only
   unfinished one, or the only suspect. A banned request is refused with RequestError.
 - While more than `FEW_RESTARTS` restarts would be left if every death counted, two events are not
-  evidence: that a process was killed from outside (SIGKILL), and that several requests with one
-  prompt were unfinished. Later they are. Then, too, one suspect runs at a time, so that the next
-  death identifies it; other suspects get UnavailableError and may retry.
+evidence: that a process was killed from outside (SIGKILL), and that several requests with one
+prompt were unfinished. With fewer restarts left, both are evidence. Then, also, only one suspect
+runs at a time, so that the next death identifies it; other suspects get UnavailableError and may
+retry.
 
-A request is to blame for a death if it was the only unfinished one, or if the engine works
-otherwise: some request has ended normally within the window. A SIGKILL from outside is blamed on
+A request is to blame for a death if it was the only unfinished one, or if another request has ended
+normally within the window, which shows that the engine works. A SIGKILL from outside is blamed on
 no request.
 
 Crashing requests therefore cannot use up all restarts, even if each is a different request, and a
@@ -40,7 +41,10 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Record:
-    """num_deaths: engines that died while the key was unfinished. last_ns: time of the last."""
+    """num_deaths: deaths while a request with the key was unfinished.
+
+    last_ns: the last one's time.
+    """
 
     num_deaths: int = 0
     last_ns: int = 0

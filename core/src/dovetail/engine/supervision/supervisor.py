@@ -2,8 +2,8 @@
 
 Holds the channel to the running engine; all processes of an engine end when it is shut down or
 killed. One thread detects the engine's end, even without calls, and kills an engine that stalls for
-long; while none runs, another thread starts the next. Both refer to the supervisor only weakly, so
-an unused supervisor is collected. The unfinished work of an engine is in its `Work`.
+long; while no engine runs, another thread starts the next one. Both refer to the supervisor only
+weakly, so an unused supervisor is collected. The unfinished work of an engine is in its `Work`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def error(self) -> EngineDeadError | None:
-        """The error if no engine runs or will be started; None otherwise."""
+        """The error if no engine runs and none will be started; None otherwise."""
         return self._final
 
     def channel(self) -> ProcessChannel:
@@ -171,7 +171,7 @@ class Supervisor:
             return None, True
 
     def lose(self, channel: ProcessChannel, error: DovetailError) -> None:
-        """Handle an engine that died of `error`: its unfinished work is lost.
+        """Handle the death of an engine: its unfinished work is lost. error: the cause.
 
         Starts another engine in a thread. Does nothing if this engine was handled before.
         """

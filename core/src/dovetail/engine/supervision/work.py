@@ -108,7 +108,7 @@ class Work:
         return [(user_request_id(name), request) for name, request in self._requests.items()]
 
     def _unanswered(self) -> set[str]:
-        """Return the requests whose call gets an error as its reply, which also ends them."""
+        """Return the ids of requests in unanswered calls: the error reply to the call ends them."""
         calls = self._calls.values()
         return {request.request_id for call in calls for request in _requests_of(call)}
 

@@ -172,7 +172,7 @@ class Pending:
         self.deadline_ns = deadline_ns
 
     def settle(self, rank: int, answer: ModelRunnerOutput | CallAnswer) -> None:
-        """Keep a rank's answer."""
+        """Store a rank's answer."""
         self._by_rank[rank] = answer
 
     def missing_rank(self) -> int | None:

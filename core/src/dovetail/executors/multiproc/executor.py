@@ -154,7 +154,7 @@ class MultiprocExecutor(Executor):
             )
 
     def silence_s(self) -> float:
-        """Return how many seconds ago the least recent heartbeat was."""
+        """Return the age of the oldest worker heartbeat, in seconds."""
         return self._group.silence_s()
 
     def shutdown(self) -> None:

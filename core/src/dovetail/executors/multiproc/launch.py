@@ -20,12 +20,12 @@ from dovetail.interfaces.executor import ExecutorContext
 from dovetail.processes.child_group import ChildGroup
 from dovetail.processes.child_process import start_child
 from dovetail.transport.private_folder import make_private_folder
-from dovetail.transport.ring import RingReader, RingWriter, make_ring, make_ring_places
+from dovetail.transport.ring import RingReader, RingWriter, make_ring, make_ring_ends
 from dovetail.transport.ring_memory import RingShape
 from dovetail.transport.wire_types import encode
 
 _SHARE_OF_DEADLINE = 0.9
-"""Part of a phase's time after which a worker gives up, before the executor does.
+"""Share of a phase's timeout after which a worker gives up, before the executor does.
 
 The worker's error tells which operation took too long.
 """
@@ -68,21 +68,21 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
         folder = str(make_private_folder()) if world_size > 1 else ""
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         rendezvous = f"file://{Path(folder) / 'rendezvous'}" if folder else ""
-        commands, places = make_ring(RingShape(num_readers=world_size))
+        commands, reader_ends = make_ring(RingShape(num_readers=world_size))
         undo.callback(commands.close)
         group = ChildGroup(PHASES, clock)
         undo.callback(group.close, 0.0)
         answers = []
-        for place in places:
-            passed.callback(place.close)
-        for place in places:
-            writer, (reader,) = make_ring_places(RingShape(num_readers=1))
+        for end in reader_ends:
+            passed.callback(end.close)
+        for end in reader_ends:
+            writer, (reader,) = make_ring_ends(RingShape(num_readers=1))
             passed.callback(writer.close)
             answers.append(reader.take())
             undo.callback(answers[-1].close)
             boot = WorkerBoot(
-                spec=WorkerSpec.of(context, rank=place.index, rendezvous=rendezvous),
-                commands=place.descriptors,
+                spec=WorkerSpec.of(context, rank=end.index, rendezvous=rendezvous),
+                commands=end.descriptors,
                 answers=writer.descriptors,
                 reports_transfers=context.config.worker.kv_connector is not None,
                 phase_timeout_s=_SHARE_OF_DEADLINE * context.config.start_timeout_s,
@@ -92,7 +92,7 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
                 start_child(
                     "dovetail.executors.multiproc.worker_main:serve",
                     encode(boot),
-                    name=f"worker {place.index}",
+                    name=f"worker {end.index}",
                     descriptors=(*boot.commands, *boot.answers),
                     folder=folder,
                     clock=clock,

@@ -12,12 +12,12 @@ from dovetail.executors.worker_spec import WorkerSpec, describe_plugins, make_wo
 from dovetail.faults import fault
 from dovetail.processes.child_main import ChildContext
 from dovetail.processes.startup_phases import StartUp
-from dovetail.transport.ring import RingPlace, RingReader, RingWriter, RingWriterPlace
+from dovetail.transport.ring import RingReader, RingReaderEnd, RingWriter, RingWriterEnd
 from dovetail.transport.wire_types import decode
 
 
 class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """commands, answers: the descriptors of this worker's places in the two rings.
+    """commands, answers: the descriptors of this worker's ends of the two rings.
 
     reports_transfers: whether each rank answers each step with its KV connector's report.
     phase_timeout_s: timeout of each startup phase.
@@ -36,9 +36,9 @@ def serve(context: ChildContext) -> int:
     boot = decode(context.settings, WorkerBoot)
     status = 0
     with ExitStack() as ends:
-        commands = RingPlace(index=boot.spec.rank, descriptors=boot.commands).take()
+        commands = RingReaderEnd(index=boot.spec.rank, descriptors=boot.commands).take()
         ends.callback(commands.close)
-        answers = RingWriterPlace(descriptors=boot.answers).take()
+        answers = RingWriterEnd(descriptors=boot.answers).take()
         ends.callback(answers.close)
         try:
             _work(context, boot, commands, answers, ends)

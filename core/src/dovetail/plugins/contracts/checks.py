@@ -39,10 +39,10 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
 
     Returns notes: sentences about assumptions that were made.
     """
-    law = load_interface(get_kind(kind).contract)
+    interface = load_interface(get_kind(kind).contract)
     if not isinstance(cls, type):
         raise ContractError(
-            f"A {kind} must be a class with the contract {law.__name__}; "
+            f"A {kind} must be a class with the contract {interface.__name__}; "
             f"{_describe(cls)} is {_article(type(cls).__name__)}. Name a class."
         )
     declared: object = getattr(cls, "CONTRACT", None)
@@ -52,19 +52,19 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
             f"  - it declares CONTRACT = {shorten(declared)}, but is used as {_article(kind)}"
         )
     problems = [
-        *_declaration_problems(law, cls),
-        *member_problems(law, cls),
+        *_declaration_problems(interface, cls),
+        *member_problems(interface, cls),
         *field_problems(kind, cls),
     ]
     if problems:
         many = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "".join(f"\n  - {problem}" for problem in problems)
         raise ContractError(
-            f"{_describe(cls)} does not meet the contract of a {kind} ({law.__name__} "
-            f"{law.CONTRACT_VERSION}): {many}.{listed}"
+            f"{_describe(cls)} does not meet the contract of a {kind} ({interface.__name__} "
+            f"{interface.CONTRACT_VERSION}): {many}.{listed}"
         )
     if getattr(cls, "CONTRACT_VERSION", None) is None:
-        version = law.CONTRACT_VERSION
+        version = interface.CONTRACT_VERSION
         return (f"{_describe(cls)} declares no CONTRACT_VERSION; the core assumes {version}.",)
     return ()
 
@@ -81,7 +81,7 @@ def contract_version(kind: str) -> str:
     return version
 
 
-def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
+def _declaration_problems(interface: Any, cls: type) -> Iterator[str]:
     """Yield problems of the contract version and the metaclass of a class."""
     if not has_plain_identity(cls):
         yield "its metaclass defines __eq__ or __hash__, but classes must be compared by identity"
@@ -89,15 +89,15 @@ def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
     if version is None:
         return
     asked = parse_version(version)
-    current = parse_version(law.CONTRACT_VERSION)
+    current = parse_version(interface.CONTRACT_VERSION)
     if asked is None:
-        like = f"write a string such as {law.CONTRACT_VERSION!r}"
+        like = f"write a string such as {interface.CONTRACT_VERSION!r}"
         yield f"CONTRACT_VERSION is {shorten(version)}; {like}"
     elif current is not None and not is_compatible(asked, current):
         age = "newer" if asked > current else "older"
         yield (
             f"it requires contract version {version}, which is {age} than this core's "
-            f"{law.CONTRACT_VERSION} and not compatible with this core"
+            f"{interface.CONTRACT_VERSION} and not compatible with this core"
         )
 
 
@@ -111,23 +111,23 @@ def is_compatible(asked: Version, current: Version) -> bool:
     return asked[0] == current[0] and asked[1] <= current[1]
 
 
-def member_problems(law: Any, cls: type) -> Iterator[str]:
+def member_problems(interface: Any, cls: type) -> Iterator[str]:
     """Yield problems: members of the contract that a class lacks or defines incompatibly."""
-    members = dict(_members(law))
+    members = dict(_members(interface))
     abstract = set(getattr(cls, "__abstractmethods__", ()))
-    for name, legal in members.items():
+    for name, expected in members.items():
         actual = inspect.getattr_static(cls, name, _ABSENT)
         # Methods of a Protocol have empty bodies, so inheriting one does not implement it.
-        is_empty = name in abstract or (actual is legal and Protocol in law.__bases__)
-        if legal is None:
+        is_empty = name in abstract or (actual is expected and Protocol in interface.__bases__)
+        if expected is None:
             if actual is _ABSENT:
                 yield f"attribute {name} is missing"
-        elif actual is _ABSENT and _may_be_absent(name, legal, cls):
+        elif actual is _ABSENT and _may_be_absent(name, expected, cls):
             continue
         elif actual is _ABSENT or is_empty:
-            yield f"{_what(legal)} {name}{_shown(legal)} is missing"
+            yield f"{_what(expected)} {name}{_shown(expected)} is missing"
         else:
-            yield from (f"{name}: {text}" for text in _misfits(name, legal, actual, cls))
+            yield from (f"{name}: {text}" for text in _misfits(name, expected, actual, cls))
     for name in sorted(abstract - members.keys()):
         yield f"{name} is abstract, so the class cannot be instantiated"
 
@@ -137,10 +137,10 @@ def _is_protocols_own(definition: object) -> bool:
     return getattr(definition, "__module__", "") == "typing"
 
 
-def _members(law: Any) -> Iterator[tuple[str, Any]]:
+def _members(interface: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and definition of each member; the definition of an attribute is None."""
     seen = set(_DECLARATIONS)
-    for base in inspect.getmro(law):
+    for base in inspect.getmro(interface):
         if base in _PLAIN_BASES:
             continue
         annotations = inspect.get_annotations(base)
@@ -157,17 +157,17 @@ def _members(law: Any) -> Iterator[tuple[str, Any]]:
                 yield name, None
 
 
-def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
-    """Yield the differences that prevent callers from using `actual` like `legal`."""
-    if actual is legal:
+def _misfits(name: str, expected: Any, actual: Any, cls: type) -> Iterator[str]:
+    """Yield the differences that prevent callers from using `actual` like `expected`."""
+    if actual is expected:
         return
-    if isinstance(legal, property):
+    if isinstance(expected, property):
         if _is_method(actual):
             yield "is a method, but the contract has a property"
         return
     if name == "__init__" and actual is object.__init__:
         # A class without __init__ takes no arguments, but object.__init__ has (*args, **kwargs).
-        parameters = list(inspect.signature(legal).parameters)[1:]
+        parameters = list(inspect.signature(expected).parameters)[1:]
         if parameters and inspect.getattr_static(cls, "__new__") is object.__new__:
             yield f"does not take {parameters[0]!r}"
         return
@@ -175,16 +175,16 @@ def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
     if not callable(actual) and not is_descriptor:
         yield f"is {_article(type(actual).__name__)}, but the contract has a method"
         return
-    on_class = isinstance(legal, (classmethod, staticmethod))
+    on_class = isinstance(expected, (classmethod, staticmethod))
     if on_class and inspect.isfunction(actual):
-        yield f"must be a {type(legal).__name__}, because it is called on the class"
+        yield f"must be a {type(expected).__name__}, because it is called on the class"
         return
-    law, body = _function(legal), _function(actual)
-    if inspect.iscoroutinefunction(body) and not inspect.iscoroutinefunction(law):
+    declared, body = _function(expected), _function(actual)
+    if inspect.iscoroutinefunction(body) and not inspect.iscoroutinefunction(declared):
         yield "is async, but the contract's method is not"
     is_bound = isinstance(actual, classmethod) or inspect.isfunction(actual)
     yield from find_mismatches(
-        law, body, skip_law=not isinstance(legal, staticmethod), skip_actual=is_bound
+        declared, body, skip_expected=not isinstance(expected, staticmethod), skip_actual=is_bound
     )
 
 
@@ -192,9 +192,9 @@ def _is_method(member: object) -> bool:
     return inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod))
 
 
-def _may_be_absent(name: str, legal: Any, cls: type) -> bool:
-    is_given_later = isinstance(legal, property) and _is_annotated(cls, name)
-    return is_given_later or getattr(legal, "is_optional", False)
+def _may_be_absent(name: str, expected: Any, cls: type) -> bool:
+    is_given_later = isinstance(expected, property) and _is_annotated(cls, name)
+    return is_given_later or getattr(expected, "is_optional", False)
 
 
 def _is_annotated(cls: type, name: str) -> bool:
@@ -205,17 +205,19 @@ def _function(member: Any) -> Any:
     return member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
 
 
-def _what(legal: Any) -> str:
-    if isinstance(legal, property):
+def _what(expected: Any) -> str:
+    if isinstance(expected, property):
         return "property"
-    return type(legal).__name__ if isinstance(legal, (classmethod, staticmethod)) else "method"
+    return (
+        type(expected).__name__ if isinstance(expected, (classmethod, staticmethod)) else "method"
+    )
 
 
-def _shown(legal: Any) -> str:
+def _shown(expected: Any) -> str:
     """Return the parameters as source text without annotations."""
-    if isinstance(legal, property):
+    if isinstance(expected, property):
         return ""
-    signature = inspect.signature(_function(legal))
+    signature = inspect.signature(_function(expected))
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     shown = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
     return str(shown)

@@ -16,15 +16,19 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def find_mismatches(
-    law: Callable[..., Any], actual: Callable[..., Any], *, skip_law: bool, skip_actual: bool
+    expected: Callable[..., Any],
+    actual: Callable[..., Any],
+    *,
+    skip_expected: bool,
+    skip_actual: bool,
 ) -> list[str]:
-    """Return the reasons, as phrases, why `actual` does not accept valid calls of `law`.
+    """Return the reasons, as phrases, why `actual` does not accept valid calls of `expected`.
 
-    skip_law, skip_actual: whether the first parameter is a bound `self` or `cls`. A callable
+    skip_expected, skip_actual: whether the first parameter is a bound `self` or `cls`. A callable
     without a readable signature, such as a builtin, is accepted.
     """
     try:
-        asked = list(inspect.signature(law).parameters.values())[skip_law:]
+        asked = list(inspect.signature(expected).parameters.values())[skip_expected:]
         given = list(inspect.signature(actual).parameters.values())
     except (TypeError, ValueError):
         return []

@@ -113,8 +113,8 @@ class Discovery:
 
     candidates: for every kind, first-party plugins first, then by distribution and name.
     set_aside: sentences about declared plugins that cannot be read.
-    warnings: sentences about several distributions with one name, and outside distributions with a
-        first-party name. installations: by the normalized name of the distribution.
+    warnings: sentences about several distributions with one name, and third-party distributions
+    with a first-party name. installations: by the normalized name of the distribution.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]

@@ -1,7 +1,8 @@
 """The fixed list of first-party distributions, each with the package of its plugins.
 
-Distributions with similar names are outside distributions. A plugin in another package than that of
-its distribution is an outside plugin. A test compares the list with the members of the repository.
+Distributions with similar names are third-party distributions. A plugin in another package than
+that of its distribution is a third-party plugin. A test compares the list with the members of the
+repository.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def top_package(target: str) -> str:
 
 
 def first_party_package(distribution: str) -> str:
-    """Return the package of a first-party distribution; "" for an outside one."""
+    """Return the package of a first-party distribution; "" for a third-party one."""
     return FIRST_PARTY.get(normalize_distribution(distribution), "")
 
 

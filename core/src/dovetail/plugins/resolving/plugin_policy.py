@@ -26,8 +26,8 @@ _GLOB = re.compile(r"[*?\[]")
 class PluginPolicy:
     """The user's rules for plugins. Each rule is a glob "kind:name@distribution".
 
-    allow: outside plugins that may be selected automatically, and may replace the plugins named in
-    their manifests.
+    allow: third-party plugins that may be selected automatically, and may replace the plugins named
+    in their manifests.
     deny: plugins that are never used, even if they are allowed or requested.
     no_plugins: only first-party plugins are used. strict: an automatic candidate that fails raises
     instead of being skipped. trust_local_code: files ("./file.py:Class") may be run. Raises

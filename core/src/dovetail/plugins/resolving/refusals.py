@@ -33,7 +33,7 @@ def not_found(
 
 
 def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFoundError:
-    """Return the error for an architecture without a model. Most are not misspelled."""
+    """Return the error for an architecture without a model; hint at a probable spelling mistake."""
     meant = [one.name for one in models if _is_misspelt(name, one.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     installed = f"Installed models: {listed(models)}." if models else "No model is installed."
@@ -100,11 +100,11 @@ def ambiguity(
 
 
 def namesake_note(kept: Candidate, other: Candidate) -> str:
-    """Return a note that an outside plugin with a first-party plugin's name is not used."""
+    """Return a note that a third-party plugin with a first-party plugin's name is not used."""
     return (
-        f"The {kept.kind} {kept.name!r} is that of {kept.distribution}; {other.distribution} "
-        f"{other.version} declares one of the same name, which is not used. Write "
-        f"{other.reference!r} to choose that one, or uninstall {other.distribution}."
+        f"The {kept.kind} {kept.name!r} of {kept.distribution} is used; {other.distribution} "
+        f"{other.version} has a plugin of the same name, which is not used. Write "
+        f"{other.reference!r} to choose it, or uninstall {other.distribution}."
     )
 
 

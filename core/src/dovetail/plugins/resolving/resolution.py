@@ -1,4 +1,4 @@
-"""Resolutions: the plugins that a user's references mean, as plain data.
+"""Resolutions: the plugins to which a user's references refer, as plain data.
 
 Each process sends the resolutions of its loaded plugins, and the engine compares them between
 ranks. This module does not depend on how references are resolved.
@@ -16,7 +16,7 @@ from dovetail.plugins.metadata.discovery import Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution(Candidate):
-    """The plugin that a reference means.
+    """The plugin to which a reference refers.
 
     name: the plugin's name, or the class path if the user gave one. target: "module:Class" or
     "/file.py:Class". notes: sentences about assumptions and about side effects of the import.

@@ -1,8 +1,8 @@
 """Resolves a user's reference according to the user's rules, without importing anything.
 
 It also orders the candidates of automatic selection: plugins preferred by the platform first, then
-by rank, then first-party plugins, then by (distribution, name). Outside plugins are included only
-if the platform prefers them or the user allowed them.
+by rank, then first-party plugins, then by (distribution, name). Third-party plugins are included
+only if the platform prefers them or the user allowed them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Resolver:
         return self._discovery.candidates[get_kind(kind).name]
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
-        """Return the plugin that `reference` means; raise as `PluginRegistry.resolve`."""
+        """Return the plugin to which `reference` refers; raise as `PluginRegistry.resolve`."""
         get_kind(kind)
         if isinstance(reference, type):
             target = f"{reference.__module__}:{reference.__qualname__}"
@@ -69,8 +69,8 @@ class Resolver:
         """Return the plugins that may be selected automatically, in the order to try them.
 
         preferred: names or name@distribution, best first. Plugins that are not installed or denied
-        are skipped. If `outside` is False, outside plugins that the user did not allow are skipped
-        too. Raises PluginError if several distributions have plugins of the same name.
+        are skipped. If `outside` is False, third-party plugins that the user did not allow are
+        skipped too. Raises PluginError if several distributions have plugins of the same name.
         """
         order = [found for name in preferred if (found := self._preferred(kind, name))]
         order = [one for one in order if outside or self._may_serve(one)]

@@ -61,7 +61,7 @@ def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str
     except PluginError:
         return ""
     names = [one.name for one in verdicts if one.state in (ABLE, TAKEN)]
-    return f" What can be used here: {', '.join(names)}." if names else ""
+    return f" Plugins that can be used here: {', '.join(names)}." if names else ""
 
 
 def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:

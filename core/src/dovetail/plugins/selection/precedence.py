@@ -77,7 +77,7 @@ def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
 
 
 def _is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool:
-    """Return whether `reference` means a plugin of `kind`; raise other errors of `resolve`."""
+    """Return whether `reference` refers to a plugin of `kind`; raise other errors of `resolve`."""
     try:
         registry.resolve(kind, reference)
     except PluginNotFoundError:
