@@ -59,8 +59,11 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("rope type 'dynamic'", "yarn")),
         ({"rope_parameters": {"rope_type": "lama3"}}, ("'lama3'", "Did you mean 'llama3'?")),
         ({"rope_scaling": {"type": "linear"}}, ("'linear' needs factor", "None")),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ("by kind of layer",)),
-        ({"rope_scaling": "yarn"}, ("'yarn'", "must be a table")),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            ("differ by type of layer",),
+        ),
+        ({"rope_scaling": "yarn"}, ("'yarn'", "must be an object")),
         ({"rope_scaling": {"type": "yarn"}}, ("'yarn' needs factor", "None")),
         ({"rope_scaling": {"type": "linear", "factor": None}}, ("'linear' needs factor", "None")),
         ({"rope_scaling": {"type": "linear", "factor": 2**120}}, ("needs factor", "132922")),

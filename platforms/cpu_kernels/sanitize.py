@@ -1,8 +1,8 @@
-"""Run every kernel at every level under the address and undefined-behaviour sanitizers.
+"""Run every kernel at every level under the address and undefined-behavior sanitizers.
 
-Compiles the library's sources and `sanitize/*.cpp` into one program and runs it: random shapes on
-memory of the exact size; results are compared with plain sums (`sanitize/cases.h` says how to add a
-case). Exits with the program's status; 0 means success.
+Compiles the library's sources and `sanitize/*.cpp` into one program and runs it: random shapes in
+buffers of the exact size; results are compared with sums in double precision (`sanitize/cases.h`
+explains how to add a case). Exits with the program's status; 0 means success.
 
     python platforms/cpu_kernels/sanitize.py [--turns 4] [--folder DIR] [--thread]
 """

@@ -31,7 +31,7 @@ PACKAGE = "dovetail_cpu_kernels"
 LIBRARY = "_native.so"
 REPORT = "_build.json"
 MAX_JOBS = 2
-# No contraction: a product and a sum give the same bits in every context.
+# Without contraction to fused operations, products and sums give the same bits in every context.
 FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 OPTIMISATION = "-O3"
@@ -140,7 +140,7 @@ def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> st
 
 
 class BuildNative(build_ext):
-    """Build the library instead of a Python extension, and report instead of failing."""
+    """Build the library instead of a Python extension. A failed build is reported, not raised."""
 
     def run(self) -> None:
         """Write the library and the build report to the package's folder."""

@@ -77,7 +77,7 @@ class Rows:
         return self
 
     def step(self, counts):
-        """Run the given numbers of tokens of each row, in one call."""
+        """Run the given number of tokens of each row, all in one call."""
         runs = [(row, self.done[row], n) for row, n in enumerate(counts) if n]
         tokens = torch.cat([self.qkv[row][first : first + n] for row, first, n in runs])
         out = torch.full(
@@ -131,7 +131,7 @@ class Rows:
 
 
 def rounded(x_TKD):
-    """Return x rounded as int8 with a scale per token and head, float32."""
+    """Round x to int8 with a scale per token and head, and return it in float32."""
     inverse = 127 / x_TKD.float().abs().amax(-1, keepdim=True).clamp_min(1e-30)
     return (x_TKD.float() * inverse).round() / inverse
 
@@ -190,7 +190,7 @@ def test_random_batches_are_computed_correctly(level, seed):
 
 
 def cuts_of(lengths, seed):
-    """Yield each step's number of tokens per row: random chunks, until every row has its length."""
+    """Yield the number of tokens of each row in each step: random chunks up to the row's length."""
     rng, left = random.Random(seed), list(lengths)
     while any(left):
         counts = [min(n, rng.choice([0, 1, 1, 7, 40, 300])) for n in left]

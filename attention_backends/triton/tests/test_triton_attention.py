@@ -32,7 +32,7 @@ LEAST_CASES = 36
 @needs_triton
 @pytest.mark.timeout(500)
 def test_the_attention_kernels_pass_their_tests_in_the_triton_interpreter():
-    """Runs the cases of this commit: of the conformance suite, and of this package."""
+    """Runs this commit's sample of the conformance suite, and the cases of this package."""
     check_interpreted(LEAST_CASES)
 
 
@@ -66,7 +66,7 @@ def requirements(**changes):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Simulate a GPU of a compute capability."""
+    """Simulate a GPU with a given compute capability."""
 
     def pretend(capability):
         facts = DeviceFacts(
@@ -145,7 +145,7 @@ def test_the_cache_shape_has_as_many_bytes_as_the_spec():
 @pytest.mark.parametrize(
     ("dtype", "scale_bytes", "message"),
     [
-        ("int8", 4, "asked for a KV cache of int8"),
+        ("int8", 4, "does not support a KV cache of int8"),
         ("fp8_e4m3", 0, "scale_bytes=0"),
         ("bfloat16", 4, "scale_bytes=4"),
     ],

@@ -50,7 +50,7 @@ def read_number(config: Config, field: str, default: float) -> float:
 
 
 def read_flag(config: Config, field: str) -> bool:
-    """Return a bool; an absent or null field is False."""
+    """Return a bool: False if the field is absent or null."""
     value = config.get(field)
     if value is not None and not isinstance(value, bool):
         raise _wrong(field, value, "true or false")
@@ -58,7 +58,7 @@ def read_flag(config: Config, field: str) -> bool:
 
 
 def read_choice(config: Config, field: str, known: tuple[str, ...]) -> str:
-    """Return one of the `known` values; an absent or null field is the first of them."""
+    """Return one of the `known` values: the first of them if the field is absent or null."""
     value = config.get(field)
     if value is None:
         return known[0]

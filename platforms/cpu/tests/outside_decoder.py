@@ -25,7 +25,7 @@ from dovetail_torch.layers import (
 
 
 class Stranger(nn.Module):
-    """One layer whose norms share their weight, followed by a linear layer with a bias."""
+    """A decoder layer with one weight for both norms, followed by a linear layer with a bias."""
 
     CONTRACT, CONTRACT_VERSION = "model", Model.CONTRACT_VERSION
     architectures = ("Stranger",)

@@ -57,7 +57,7 @@ def start(path, **options):
 
 
 def requests(num_requests, num_tokens):
-    """Return prompts and parameters of requests, a third of which are greedy."""
+    """Return prompts and sampling parameters of requests; a third of the requests are greedy."""
     source = Random(17)
     prompts = [
         [source.randrange(V) for _ in range(source.randint(2, 45))] for _ in range(num_requests)
@@ -79,7 +79,7 @@ def requests(num_requests, num_tokens):
 
 
 def bits(llm, prompts, params):
-    """Return everything that a request's output contains; floats compare exactly."""
+    """Return all fields of a request's output, so that `==` compares floats exactly."""
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
 

@@ -42,7 +42,7 @@ def make_context(method, dtype=torch.bfloat16):
 
 
 def random_q8_0(num_rows, seed, in_features=WIDTH):
-    """Return blocks, a float16 and 32 int8 each, and their values in float64."""
+    """Return blocks, each a float16 and 32 int8 numbers, and their values in float64."""
     chance = np.random.default_rng(seed)
     codes = chance.integers(-128, 128, (num_rows, in_features // 32, 32), np.int8)
     scales = chance.uniform(0.001, 0.02, (num_rows, in_features // 32, 1)).astype(np.float16)
@@ -52,7 +52,7 @@ def random_q8_0(num_rows, seed, in_features=WIDTH):
 
 
 def random_q4_0(num_rows, seed):
-    """Return blocks, a float16 and 16 bytes each, and their values in float64."""
+    """Return blocks, each a float16 and 16 bytes, and their values in float64."""
     chance = np.random.default_rng(seed)
     q = chance.integers(0, 256, (num_rows, WIDTH // 32, 16), np.uint8)
     scales = chance.uniform(-0.2, 0.2, (num_rows, WIDTH // 32, 1)).astype(np.float16)
@@ -67,7 +67,7 @@ def blocks_of(type_name, blocks):
 
 
 def exact_inputs(num_tokens, in_features=WIDTH):
-    """Return inputs that int8 with a scale per 32 represents exactly."""
+    """Return inputs that int8 with one scale per 32 inputs represents exactly."""
     generator = torch.Generator().manual_seed(3)
     x_TI = torch.randint(-127, 128, (num_tokens, in_features), generator=generator)
     x_TI[:, ::32] = 127
@@ -78,14 +78,14 @@ def make_layer(method, parts, *, bias=False):
     return ParallelLinear(make_context(method), "model.layers.3.fused", WIDTH, parts, bias=bias)
 
 
-def test_the_method_meets_its_contract():
+def test_the_gguf_linear_method_meets_its_contract():
     check_linear_method(type(make_method()), CPU)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("sizes", [(33, 7, 20, 40), (32, 64, 32, 5)])
-def test_parts_of_different_types_are_packed_from_their_own_values(sizes):
-    """Two parts of one type share a run; the last part has no blocks and stays in bfloat16."""
+def test_parts_of_different_block_types_are_packed_without_rounding(sizes):
+    """Two parts of one type are packed together; the last part has no blocks, only bfloat16."""
     method = make_method()
     layer = make_layer(method, dict(zip("abcd", sizes, strict=True)), bias=True)
     makers = (random_q4_0, random_q8_0, random_q8_0)
@@ -106,7 +106,7 @@ def test_parts_of_different_types_are_packed_from_their_own_values(sizes):
         want_TO = x_TI.double() @ weight_OI.T + layer.bias.double()
         got_TO = layer(x_TI)
         assert got_TO.is_contiguous()
-        # Only the rounding to bfloat16 is left.
+        # The only remaining error is the rounding to bfloat16.
         torch.testing.assert_close(got_TO.double(), want_TO, rtol=2**-8, atol=1e-3)
 
 
@@ -149,14 +149,14 @@ def test_the_error_names_the_tensor_with_damaged_blocks(bad):
         method.pack(layer)
 
 
-def test_no_blocks_are_taken_for_another_dtype():
+def test_a_layer_in_float32_accepts_no_blocks():
     layer = ParallelLinear(make_context(make_method(), torch.float32), "x", WIDTH, {"x": 8})
     table = build_weight_table(torch.nn.ModuleDict({"x": layer}))
     assert not table.assignments["x.weight"].takes_blocks("Q8_0", 32)
 
 
-def test_a_rank_gets_its_part_of_the_blocks_unless_blocks_are_cut():
-    """Four ranks share 128 inputs: 32 each are a block of Q8_0, and a part of one of Q4_K."""
+def test_a_rank_uses_its_part_of_the_blocks_unless_blocks_would_be_cut():
+    """A rank has 32 of 128 inputs: a whole block of Q8_0, but only a part of a block of Q4_K."""
     method = make_method()
     layer = ParallelLinear(
         make_context(method),
@@ -176,7 +176,7 @@ def test_a_rank_gets_its_part_of_the_blocks_unless_blocks_are_cut():
 
 
 class Tied(torch.nn.Module):
-    """An embedding and a head of the same weight."""
+    """An embedding and a head that share a weight."""
 
     def __init__(self, context):
         super().__init__()
@@ -184,7 +184,7 @@ class Tied(torch.nn.Module):
         self.head = ParallelLMHead(context, "head", 70, WIDTH, tied_to=self.embed)
 
 
-def test_a_tied_head_takes_the_blocks_and_the_table_needs_the_values():
+def test_a_tied_head_uses_blocks_and_the_embedding_table_uses_dequantized_values():
     method = make_method()
     model = Tied(make_context(method))
     target = build_weight_table(model).assignments["embed.weight"]

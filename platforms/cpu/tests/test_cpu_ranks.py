@@ -41,7 +41,7 @@ SHAPES = {
     "down.bias": (D,),
 }
 ERRORS = {"native": 0.006, "int8": 0.02, "int4": 0.2}
-"""Maximum relative error of two consecutive matrix products, compared with plain weights."""
+"""Maximum relative error of two consecutive matrix products, compared with unpacked weights."""
 native = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
 
 
@@ -130,7 +130,7 @@ def test_the_matrix_products_of_all_ranks_sum_to_the_whole_matrix_product(
     held = [sum(len(p.linear_method.packed_form(p)) for p in (m.up, m.down)) for m in parts]
     alone, _ = load(checkpoint, name, 0, 1)
     packed = sum(len(p.linear_method.packed_form(p)) for p in (alone.up, alone.down))
-    # Panels have 32 features and int4 whole groups: a shard's last panel or group is padded.
+    # A shard's last panel is padded to 32 features, and its last int4 group to a whole group.
     assert all(packed / size <= one <= 1.35 * packed / size for one in held)
 
 
@@ -183,7 +183,7 @@ def test_tensors_are_summed_in_rank_order(tmp_path, size, dtype):
         return (
             ranks.all_reduce(own.clone()),
             ranks.all_reduce(own.T),
-            ranks.all_reduce(own[3:5, 7:9].clone()),  # the same numbers in a smaller batch
+            ranks.all_reduce(own[3:5, 7:9].clone()),  # the same rows in a smaller batch
             ranks.all_gather(own),
             ranks.broadcast(own.clone()),
         )
@@ -205,7 +205,7 @@ def test_a_lost_rank_is_reported(tmp_path):
 
 
 def test_a_connection_without_the_token_is_closed(tmp_path):
-    """So is a connection that sends nothing, and one that sends a rank without the token."""
+    """A connection that sends nothing or sends a rank without the token is closed, too."""
     store = distributed.FileStore(str(tmp_path / "store"), 2)
     join = partial(CPURuntime().join, size=2, timeout=timedelta(seconds=10))
     tmp_path.chmod(0o700)
@@ -233,7 +233,7 @@ def test_a_connection_without_the_token_is_closed(tmp_path):
 
 @pytest.mark.parametrize("elements", [0, 1, 100_000, 5_000_000])
 def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
-    """Sockets are used for small tensors, shared memory for larger ones, sockets above a slot."""
+    """Tensors use sockets if they are small or larger than a slot, else shared memory."""
     all_ranks = join_all(tmp_path, 3)
 
     def work(ranks):
@@ -266,7 +266,7 @@ def test_ranks_that_disagree_on_the_size_of_a_large_tensor_get_an_error(tmp_path
 
 
 def shared_worker(folder):
-    """Return a worker of an engine that has two."""
+    """Return one worker of an engine with two workers."""
     context = make_worker_context(write_tiny_llama(folder), CPUPlatform(), tensor_parallel_size=2)
     return CPUWorker(replace(context, world_size=2))
 

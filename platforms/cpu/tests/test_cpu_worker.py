@@ -55,7 +55,7 @@ def kept(place, **more):
 
 @native
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_the_second_start_of_a_worker_maps_packed_weights(
+def test_the_second_start_of_a_worker_maps_the_cached_packed_weights(
     quantization, checkpoint, tmp_path, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -78,7 +78,9 @@ def test_each_packed_format_is_cached_separately(checkpoint, tmp_path):
 
 
 @native
-def test_an_environment_variable_moves_or_disables_the_cache(checkpoint, tmp_path, monkeypatch):
+def test_an_environment_variable_moves_or_disables_the_packed_cache(
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "there"))
     start(checkpoint, **kept("auto")).shutdown()
     assert len(list((tmp_path / "there").iterdir())) == 1
@@ -126,12 +128,12 @@ def test_torch_uses_one_thread_if_and_only_if_native_kernels_are_used(checkpoint
     ],
 )
 @pytest.mark.parametrize("method", ["auto", "onednn", "torch"])
-def test_a_weight_with_nan_or_infinity_is_refused_and_named(name, method, checkpoint):
+def test_the_error_for_a_weight_with_nan_or_infinity_contains_its_name(name, method, checkpoint):
     file = checkpoint / "model.safetensors"
     weights = load_file(file)
     weights[name].view(-1)[3] = float("nan")
     save_file(weights, file)
-    # The table of a tied model is its head; if it is packed, the error names the head.
+    # A tied head shares the embedding's table; if it is packed, the error names the head.
     shown = r"model\.embed_tokens|lm_head" if "embed" in name else name.replace(".", r"\.")
     with pytest.raises(WeightError, match=shown):
         start(checkpoint, linear_method=method)

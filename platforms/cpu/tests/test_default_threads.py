@@ -24,7 +24,7 @@ needs_affinity = pytest.mark.skipif(not cores.has_affinity(), reason="no affinit
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Return a function that pretends a machine: CPUs, their siblings, and a CPU quota."""
+    """Return a function that simulates a machine: CPUs, their siblings, and a CPU quota."""
 
     def pretend(*, cpus, threads_per_core=1, quota=None, memory_bytes=None):
         for cpu in range(cpus):
@@ -60,7 +60,7 @@ def test_the_default_is_the_least_of_affinity_quota_and_physical_cores(
     assert default_threads(sharing).number == expected
 
 
-def test_the_log_names_the_number_of_threads_and_its_reason(machine, caplog, monkeypatch):
+def test_the_log_contains_the_number_of_threads_and_its_reason(machine, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     machine(cpus=4, quota=0.5, memory_bytes=GIB)
     monkeypatch.setattr(runtime, "find_library", lambda: None)
@@ -72,13 +72,13 @@ def test_the_log_names_the_number_of_threads_and_its_reason(machine, caplog, mon
 
 
 class Library:
-    """Native kernels that only remember the size of their team."""
+    """A native library that only stores the size of its thread team."""
 
     def dk_set_num_threads(self, num_threads):
         self.num_threads = num_threads
 
 
-def test_more_threads_than_the_team_has_are_cut_with_a_warning(caplog, monkeypatch):
+def test_more_threads_than_the_team_supports_are_reduced_with_a_warning(caplog, monkeypatch):
     library = Library()
     monkeypatch.setattr(runtime, "find_library", lambda: library)
     monkeypatch.setattr(runtime, "start_threads", lambda num_threads: None)
@@ -121,7 +121,7 @@ def test_binding_by_openmp_does_not_reduce_the_threads_to_one(variable, first):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_system_without_affinity_masks_is_named_by_the_probe_and_served_by_torch(
+def test_a_system_without_affinity_masks_is_reported_by_the_probe_and_runs_torch(
     tmp_path, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -140,7 +140,7 @@ def test_a_system_without_affinity_masks_is_named_by_the_probe_and_served_by_tor
     assert len(outputs[0].outputs[0].token_ids) == 2
 
 
-def test_windows_is_refused_by_the_probe_with_what_is_missing(monkeypatch):
+def test_the_probe_rejects_windows_and_reports_the_missing_module(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     probe = CPUPlatform.probe()
     assert not probe.usable and "`resource`" in probe.reasons[0]

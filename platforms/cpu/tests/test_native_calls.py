@@ -1,7 +1,7 @@
 """All linear layers, norms, rotations, activations and attention of a model use native kernels.
 
 Calls of the library are counted, for first-party models and for a third-party model that uses only
-the layers of `dovetail_torch`. Torch's implementations raise during the tests.
+the layers of `dovetail_torch`. During the tests, torch's implementations raise an error.
 """
 
 import json

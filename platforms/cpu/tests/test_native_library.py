@@ -1,4 +1,4 @@
-"""Whether native kernels are usable; probes, explanations and errors give the reason if not."""
+"""Native kernels are usable, or else probes, explanations and errors give the reason."""
 
 import sys
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def test_a_missing_package_is_reported(monkeypatch):
     assert probe_fast().reasons == ("dovetail-cpu-kernels is not installed",)
 
 
-def test_portable_kernels_are_used_only_on_request(monkeypatch):
+def test_portable_kernels_are_used_only_if_the_user_selects_them(monkeypatch):
     pretend(monkeypatch, level="portable")
     assert probe_any().usable and not probe_fast().usable
     assert "slower than torch's" in probe_fast().reasons[0]

@@ -81,7 +81,8 @@ def test_matrix_products_are_correct_for_unaligned_sizes(name, in_features, part
         got_TO = method.apply(layer, x_TI)
         want_TO = x_TI.double() @ weight_OI.T + bias_O
         assert got_TO.shape == want_TO.shape and got_TO.is_contiguous()
-        # Relative to the expected size of such products: single values may be near 0.
+        # The tolerance is relative to the expected size of the products, as single values may be
+        # near 0.
         norms_TO = x_TI.double().norm(dim=1)[:, None] * weight_OI.norm(dim=1) + bias_O.abs()
         usual = norms_TO.norm() / in_features**0.5
         error = float((got_TO.double() - want_TO).norm())
@@ -137,7 +138,7 @@ def test_quantization_errors_grow_with_fewer_bits_within_bounds():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_native_uses_its_base_method_for_other_dtypes(dtype):
+def test_the_native_method_uses_its_base_method_for_other_dtypes(dtype):
     method = make("native")
     layer, weight_OI, bias_O = make_layer(method, 40, (24,), bias=True, dtype=dtype)
     assert method.packed_bytes(layer) == 0
@@ -183,7 +184,7 @@ def test_restored_packed_weights_give_the_same_matrix_products(name):
     again, _, _ = make_layer(other, 96, (64, 40), bias=True)
     with torch.no_grad():
         again.weight.fill_(float("nan"))
-    # Any page-aligned memory works; this is a copy in memory of the same kind.
+    # Any page-aligned memory may hold packed weights; this copy is page-aligned.
     from dovetail_cpu.linear_kernel import Arena
 
     copy = Arena().take(len(form))
@@ -209,7 +210,7 @@ def test_packed_formats_differ_by_method_and_option():
 
 
 class Model(nn.Module):
-    """A table, two fused layers and a tied head, large enough for weights to be mapped."""
+    """A table, two fused layers and a tied head, with weights large enough to be mapped."""
 
     def __init__(self, method, *, tied):
         super().__init__()
@@ -301,7 +302,7 @@ def test_the_option_head_sets_the_weight_format_of_the_output_head(name, options
 
 
 @torch.inference_mode()
-def test_int8_products_of_very_many_inputs_are_exact():
+def test_int8_sums_of_160000_inputs_do_not_overflow():
     """With one scale per token, sums of more than 131,072 products would overflow 32 bits."""
     method = make("int8")
     layer, _, _ = make_layer(method, 160_000, (1,))
@@ -313,7 +314,7 @@ def test_int8_products_of_very_many_inputs_are_exact():
 
 
 def heavy_tailed(*size, generator):
-    """Return normal numbers of which a few are up to 30 times larger, as in trained models."""
+    """Return normal numbers, a few multiplied by 30, like the outliers of trained models."""
     values = torch.randn(*size, generator=generator)
     return values * (1 + 29 * (torch.rand(*size, generator=generator) < 0.002))
 
@@ -321,7 +322,7 @@ def heavy_tailed(*size, generator):
 @torch.inference_mode()
 @pytest.mark.parametrize("seed", range(3))
 def test_int8_is_as_accurate_as_weights_per_channel_with_16_bit_activations(seed):
-    """At most 1.2 times the error of 8-bit weights per output feature and exact activations."""
+    """The error is at most 1.2 times that of weights per channel and exact activations."""
     generator = torch.Generator().manual_seed(seed)
     weight_OI = heavy_tailed(192, 768, generator=generator).bfloat16()
     x_TI = heavy_tailed(64, 768, generator=generator).bfloat16()

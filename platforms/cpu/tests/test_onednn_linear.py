@@ -1,4 +1,4 @@
-"""The linear method `onednn`: matrix products equal those of plain weights, which are freed."""
+"""The linear method `onednn`: matrix products equal those of unpacked weights, which are freed."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def make_layer(dtype, *, bias=True, out_features=40, in_features=24):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 65])
-def test_matrix_products_of_packed_weights_equal_those_of_plain_weights(dtype, bias, num_tokens):
+def test_matrix_products_of_packed_weights_equal_those_of_unpacked_weights(dtype, bias, num_tokens):
     method, layer = make_layer(dtype, bias=bias)
     x_TI = torch.randn(num_tokens, 24).to(dtype)
     weight_OI, offset_O = layer.weight.double(), layer.bias.double() if bias else 0.0
@@ -46,7 +46,7 @@ def test_matrix_products_of_packed_weights_equal_those_of_plain_weights(dtype, b
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_plain_weight_is_freed_unless_another_owner_keeps_it(dtype):
+def test_the_unpacked_weight_is_freed_unless_another_owner_keeps_it(dtype):
     method, layer = make_layer(dtype)
     owner = layer.weight
     before = owner.clone()
@@ -56,7 +56,7 @@ def test_the_plain_weight_is_freed_unless_another_owner_keeps_it(dtype):
 
 
 @torch.inference_mode()
-def test_without_onednn_the_plain_weight_is_used(monkeypatch):
+def test_without_onednn_the_unpacked_weight_is_used(monkeypatch):
     monkeypatch.setattr(onednn_linear, "packs", lambda dtype: False)
     method, layer = make_layer(torch.float32)
     x_TI = torch.randn(5, 24)

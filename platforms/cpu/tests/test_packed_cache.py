@@ -1,4 +1,4 @@
-"""The cache of packed weights: valid files are used, others are reported once and rewritten."""
+"""The cache of packed weights uses valid files; it reports invalid files once and rewrites them."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ V, D = 50, 16
 
 
 class Doubled(TorchLinearMethod):
-    """Packs twice the weight, as bytes. `num_packed`: number of layers that it packed."""
+    """A linear method that packs 2 · weight. `num_packed`: number of layers that it packed."""
 
     provides = frozenset({PACKED_FORM})
 
@@ -108,7 +108,7 @@ def write_checkpoint(path, tied, seed=0):
 
 
 class Started:
-    """A model that is loaded as by the worker. `read`: names of the weights that were read."""
+    """A model, loaded as the worker loads models. `read`: names of the weights that were read."""
 
     def __init__(self, checkpoint, folder, monkeypatch, *, tied, min_bytes=0, version=1):
         self.read = []
@@ -153,7 +153,7 @@ def warnings(caplog):
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_the_second_start_reads_only_weights_that_are_not_packed(start, tmp_path, caplog):
+def test_the_second_start_reads_only_the_weights_that_are_never_packed(start, tmp_path, caplog):
     first = start()
     assert not first.is_restored and first.method.num_packed == 3
     assert len(files(tmp_path)) == 1
@@ -185,7 +185,7 @@ def test_one_changed_weight_value_is_detected_by_file_time_or_file_contents(star
     file.write_bytes(content)
     assert not start().is_restored
     os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    # This small file is sampled completely; for a large file only the time might differ.
+    # All bytes of this small file are sampled; a change of a large file might only change the time.
     assert not start().is_restored
 
 
@@ -256,14 +256,16 @@ def test_models_below_the_minimum_or_above_the_maximum_size_are_not_cached(start
     assert "limit" in warnings(caplog)[0]
 
 
-def test_a_tied_head_is_loaded_from_a_weight_with_the_heads_name(start, checkpoint, tied, tmp_path):
+def test_a_tied_head_is_loaded_from_the_weight_lm_head_if_the_file_contains_it(
+    start, checkpoint, tied, tmp_path
+):
     file = checkpoint / "model.safetensors"
     weights = load_file(file)
     weights["lm_head.weight"] = weights["embed.weight"].clone()
     save_file(weights, file)
     first, second = start(), start()
     assert second.is_restored and torch.equal(first.logits_TV, second.logits_TV)
-    if tied:  # stored with the head's name only
+    if tied:  # the weight is stored only under the head's name
         del weights["embed.weight"]
         save_file(weights, file)
         third, fourth = start(), start()

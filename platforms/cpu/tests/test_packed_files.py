@@ -49,7 +49,7 @@ def test_written_entries_are_mapped_on_page_boundaries(path):
 def test_every_damaged_byte_is_detected(path):
     whole = path.read_bytes()
     begin = whole.find(FORMS["a"])
-    # Header, index, the first and last byte of entries; bytes between entries are padding.
+    # These are bytes of the header, of the index and of entries; bytes between entries are padding.
     places = [0, 17, 21, 25, 40, 120, begin, begin + len(FORMS["a"]) - 1, len(whole) - 1]
     for place in places:
         damaged = bytearray(whole)
@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_no_file(folder):
     assert names(folder) == []
 
 
-def test_incomplete_files_whose_writer_ended_are_deleted_even_with_this_process_id(folder):
+def test_temporary_files_of_exited_writers_are_deleted_even_if_the_process_id_is_reused(folder):
     store(folder, "a", 10)
     leftovers = [folder.path / f"b.{pid}.part" for pid in (os.getpid(), 1, 999_999_999)]
     for leftover in leftovers:
@@ -139,7 +139,7 @@ def test_incomplete_files_whose_writer_ended_are_deleted_even_with_this_process_
 
 
 def test_a_file_that_another_process_is_writing_is_kept(folder, monkeypatch):
-    """The other process may run in a container: its process id means nothing here."""
+    """The other process may run in a container, so its process id is not valid here."""
 
     def write(fd):
         monkeypatch.setattr(os, "getpid", lambda: 12_345)
@@ -194,7 +194,7 @@ def test_two_processes_may_write_the_same_file_at_the_same_time(folder):
     assert names(folder) == ["a"]
 
 
-def test_dropping_a_missing_file_is_not_an_error(folder):
+def test_deleting_a_missing_packed_file_is_not_an_error(folder):
     folder.drop("a")
     store(folder, "a", 10)
     folder.drop("a")

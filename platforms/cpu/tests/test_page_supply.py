@@ -1,4 +1,4 @@
-"""Pages are allocated ahead of use, up to the given distance, without changing contents."""
+"""Pages are allocated before use, up to the given distance, and keep their contents."""
 
 import ctypes
 import time

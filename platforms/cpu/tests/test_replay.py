@@ -1,6 +1,7 @@
-"""Replays give the same bits as eager steps, and are refused if an operation would be missing.
+"""Replays give the same bits as eager steps.
 
-Two models are first-party; one third-party model uses only the layers, another one also runs torch
+A step is not replayed if an operation would be missing.
+Two models are first-party. One third-party model uses only our layers, another also torch
 operations.
 """
 
@@ -100,7 +101,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_the_log_says_why(
     assert got == answers(path, enforce_eager=True)[0]
 
 
-def test_memory_is_reused_when_its_tensors_are_freed():
+def test_arena_memory_is_reused_when_its_tensors_are_freed():
     lease = ArenaLease(ActivationArena(1 << 20))
     first = lease.take(100)
     second = lease.take(100)
@@ -128,7 +129,7 @@ def test_only_small_steps_are_recorded():
     assert key(MAX_TOKENS + 1, 3, uniform=False) is None
 
 
-def test_copies_and_views_are_distinguished():
+def test_copies_prevent_a_recording_and_views_do_not():
     provider = ReplayProvider()
     x = torch.zeros(4, 6)
 

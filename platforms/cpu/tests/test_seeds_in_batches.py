@@ -1,4 +1,4 @@
-"""A seed gives the same tokens in every batch; otherwise the engine logs a warning at startup."""
+"""A seed gives the same tokens in every batch, or the engine logs a warning at startup."""
 
 import json
 
@@ -65,7 +65,7 @@ def seeded(index):
 
 
 def answers(llm):
-    """Return the tokens of eight seeded requests in one batch, and of each request alone."""
+    """Return the tokens of eight seeded requests, run in one batch and one by one."""
     prompts = [[(7 * i + 3 * j) % V for j in range(5 + 9 * i)] for i in range(8)]
     params = [seeded(i) for i in range(8)]
     together = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]

@@ -1,4 +1,4 @@
-"""Packed linears from blocks of GGUF files: equal to the blocks' own values at every level."""
+"""Linear layers packed from blocks of GGUF files give exact results at every level."""
 
 import ctypes
 
@@ -35,7 +35,7 @@ class Blocks:
         chance = np.random.default_rng(seed)
         blocks = chance.integers(0, 256, (N, K // values, num_bytes), np.uint8)
         for offset in SCALES.get(name, (0,)):
-            # Numbers of any sign, among them subnormal ones and 0.
+            # Positive and negative numbers, including subnormal numbers and 0.
             halves = chance.choice([0.01, -0.013, 1.7, 3e-6, 0.0, 65504 / 8], blocks.shape[:2])
             blocks[..., offset : offset + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
         self.name, self.rows = name, torch.from_numpy(blocks.reshape(N, -1))
@@ -59,16 +59,16 @@ class Blocks:
 
 
 def exact_values(name, rows):
-    """Return the values in float64: of the K types, scale times code and minimum are not rounded.
+    """Return the values in float64; those of the K types are computed without rounding.
 
-    The package rounds a value of the K types to float32 once; its results confirm these.
+    The gguf package rounds values of the K types to float32; its results confirm these values.
     """
     kind = gguf.GGMLQuantizationType[name]
     with np.errstate(all="ignore"):
         values = dequantize(rows, kind).astype(np.float64)
     if name not in ("Q4_K", "Q5_K"):
         return torch.from_numpy(values)
-    # With a minimum factor of 0 the products are exact in float32; so are the minima alone.
+    # Products without minima, and minima without products, are exact in float32.
     _, num_bytes = linear.BLOCK_BYTES[name]
     without = rows.reshape(len(rows), -1, num_bytes).copy()
     without[..., 2:4] = 0
@@ -89,20 +89,20 @@ def exact_inputs(rows, K, seed=0):
     x = torch.randint(-127, 128, (rows, K), generator=generator).float()
     x[:, ::16] = 127.0
     powers = torch.randint(-6, 7, (rows, K // 16), generator=generator).repeat_interleave(16, 1)
-    # 16 values of one power: groups of 16 and 32 are exact if pairs of 16 have the same power.
+    # Both halves of 32 values have the same power of two, so groups of 16 and of 32 are exact.
     powers = powers.view(rows, -1, 32)[:, :, :1].expand(-1, -1, 32).reshape(rows, K)
     return (x * 2.0 ** powers.float()).bfloat16()
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_products_are_those_of_the_blocks_own_values(level, name):
+def test_products_equal_those_of_the_exact_values_of_the_blocks(level, name):
     """Inputs are exact in int8, so only sums in float32 are rounded."""
     for N, K, rows in ((33, 256, 1), (70, 512, 5), (32, 768, 7), (5, 1024, 40)):
         blocks = Blocks(name, N, K, seed=rows)
         assert blocks.pack() == 0
         x = exact_inputs(rows, K, seed=N)
         got, want = blocks.apply(x).double(), x.double() @ blocks.exact.T
-        # A sum of terms: relative to their magnitudes. Minima cancel against products.
+        # The error is relative to the magnitudes of the terms, because minima and products cancel.
         magnitude = x.double().abs() @ parts_of(blocks).T
         error = ((got - want).abs() / magnitude.clamp_min(1e-30)).max().item()
         assert error < 1e-6, (N, K, rows, error)

@@ -112,7 +112,7 @@ def test_an_environment_variable_lowers_the_instruction_set_level():
 
 @needs_library
 def test_an_older_library_is_refused(tmp_path):
-    """The package was updated without a rebuild, so the library has another ABI."""
+    """If the package is updated without a rebuild, the library has an older ABI version."""
     source = tmp_path / "src"
     package = Path(
         shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
@@ -131,7 +131,7 @@ def test_header_and_package_have_the_same_abi_version():
 
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
 def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path):
-    """The linker would keep one copy, which an older CPU might not be able to run."""
+    """The linker would keep only one copy of it, which an older CPU might not be able to run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]
     setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))
@@ -142,5 +142,5 @@ def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path)
     assert bool(objects) == setup["is_x86"]()
 
 
-def test_no_source_is_compiled_for_the_build_machine():
+def test_no_source_is_compiled_with_instructions_of_the_build_machine_only():
     assert "-march" not in (MEMBER / "setup.py").read_text("utf-8")

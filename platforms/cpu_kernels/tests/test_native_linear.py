@@ -78,7 +78,7 @@ class Weight:
 
 
 def divided(numerator, x):
-    """Compute a true division: torch computes scalar / tensor as scalar times the reciprocal."""
+    """Divide exactly; for scalar / tensor, torch multiplies the scalar by the reciprocal."""
     return torch.full_like(x, numerator) / x
 
 

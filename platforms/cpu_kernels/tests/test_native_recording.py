@@ -107,14 +107,14 @@ except MemoryError as error:
 """
 
 
-def test_a_recording_that_does_not_fit_in_memory_is_a_memory_error():
+def test_a_recording_that_does_not_fit_in_memory_raises_a_memory_error():
     command = [sys.executable, "-c", TOO_LONG]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout == "a typed error\n", done.stderr
 
 
 def test_results_do_not_depend_on_the_floating_point_mode_of_the_caller():
-    """The sigmoid times the gate is subnormal, the result is not."""
+    """The product of sigmoid and gate is subnormal, but the result is not."""
     x = torch.full((64, 2048), 1.5e-38).bfloat16()
     expected = torch.empty(64, 1024, dtype=torch.bfloat16)
     x[:, 1024:] = 1e10

@@ -1,4 +1,4 @@
-"""The thread team: its cases of `sanitize/` are compiled without sanitizers and run."""
+"""The thread team: runs its cases of `sanitize/`, compiled without sanitizers."""
 
 import os
 import platform
@@ -60,7 +60,9 @@ def test_every_work_item_is_processed_exactly_once(driver, case):
         ("without_memory", 1),
     ],
 )
-def test_late_workers_floating_point_mode_signals_and_lack_of_memory(driver, case, turns):
+def test_the_team_handles_late_workers_signals_floating_point_modes_and_lack_of_memory(
+    driver, case, turns
+):
     if case == "float_mode" and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("the case sets MXCSR")
     command = [str(driver), str(turns), case]
@@ -70,7 +72,7 @@ def test_late_workers_floating_point_mode_signals_and_lack_of_memory(driver, cas
 
 
 @needs_library
-def test_the_number_of_threads_is_stored_and_bounded():
+def test_the_number_of_team_threads_is_stored_and_checked():
     try:
         native.set_num_threads(3)
         assert native.num_threads() == 3

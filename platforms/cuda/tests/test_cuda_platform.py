@@ -1,4 +1,4 @@
-"""The CUDA platform on simulated machines: each capability, each reason why it is unusable."""
+"""The CUDA platform on simulated machines: its capabilities, and reasons why CUDA is unusable."""
 
 import ctypes
 import os
@@ -53,27 +53,27 @@ REFUSED = {
     ),
     "old driver": (
         replace(MACHINE, driver=replace(DRIVER, version="535.104", cuda=(12, 2))),
-        r"CUDA 13\.0, the driver 535\.104 supports CUDA 12\.2 at most: install a driver",
+        r"CUDA 13\.0, but the driver 535\.104 supports only CUDA 12\.2 or older: install a driver",
     ),
-    "no card": (with_cards(), "does not find a device"),
+    "no card": (with_cards(), "finds no device"),
     "hidden": (with_cards(H200, visible=""), rf"{VISIBLE}='' selects none of the 1 devices"),
     "old card": (with_cards(H200, P100), r"P100 has compute capability 6\.0, .* needs 7\.5"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_reason_against_the_cuda_platform_is_reported_with_advice(name):
+def test_each_reason_why_cuda_is_unusable_is_reported_with_advice(name):
     machine, expected = REFUSED[name]
     probe = platform_on(machine).probe()
     assert not probe.usable and re.search(expected, " ".join(probe.reasons))
 
 
-def test_all_reasons_against_the_cuda_platform_are_reported_together():
+def test_all_reasons_why_cuda_is_unusable_are_reported_together():
     machine = replace(MACHINE, toolkit="", driver=None, driver_problem="no driver")
     assert len(reasons_against(machine)) == 2
 
 
-def test_a_usable_machine_is_described():
+def test_the_probe_of_a_usable_machine_describes_its_devices():
     probe = platform_on(MACHINE).probe()
     assert probe.usable
     assert probe.reasons == ("NVIDIA H200, 141.0 GiB, compute capability 9.0, driver 580.159",)
@@ -104,7 +104,7 @@ def test_environment_variables_select_and_order_cards(visible, names):
     assert [card.name for card in with_cards(H200, T4, visible=visible).cards] == names
 
 
-def test_capabilities_are_those_of_the_weakest_card():
+def test_capabilities_are_those_of_the_card_with_the_lowest_compute_capability():
     newest = platform_on(MACHINE)().capabilities()
     assert {"dtype.bfloat16", "dtype.fp8_e4m3", "pin_memory", "collectives"} <= newest
     assert "graphs" not in newest

@@ -1,4 +1,4 @@
-"""The devices for which a build of torch contains code."""
+"""Which devices can run the code that a build of torch contains."""
 
 import pytest
 

@@ -58,7 +58,7 @@ def test_without_triton_the_reason_is_reported(monkeypatch):
     )
 
 
-def test_the_class_of_the_ops_loads_without_triton():
+def test_the_ops_class_can_be_imported_without_triton():
     program = (
         "import sys\n"
         "sys.modules['triton'] = None\n"
@@ -74,7 +74,7 @@ def test_the_cpu_is_supported_only_in_the_interpreter():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_no_call_waits_or_allocates_more_than_its_result():
+def test_no_triton_op_waits_or_allocates_more_than_its_result():
     from dovetail_devkit.ops.inputs import SHAPES, make_columns
 
     device = torch.device("cuda")
@@ -119,7 +119,7 @@ def gpu_columns(num_rows, device, **settings):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.1}], ids=str)
-def test_many_draws_follow_the_distribution(settings):
+def test_the_frequencies_of_many_samples_follow_the_distribution(settings):
     from dovetail_devkit.ops.draw import chi_squared
 
     device, num_rows, vocab_size = torch.device("cuda"), 1 << 16, 100

@@ -1,4 +1,4 @@
-"""Triton needs a C compiler to launch kernels."""
+"""The check for the C compiler that Triton needs to launch kernels."""
 
 import pytest
 

@@ -182,5 +182,7 @@ def test_a_compiled_model_supports_other_numbers_of_tokens_with_the_same_table(q
 
 
 def test_an_undeclared_layer_is_refused_before_the_cache_is_allocated(qkv):
-    with pytest.raises(ContractError, match=r"attends in layer 1, but has 1 Attention modules"):
+    with pytest.raises(
+        ContractError, match=r"computes attention in layer 1, but has 1 Attention modules"
+    ):
         NoAttention(1).attend(1, *qkv)

@@ -1,4 +1,4 @@
-"""Whether the native library is available; checked before selection. Imports no torch."""
+"""Check whether the native library is available, before selection. Does not import torch."""
 
 from __future__ import annotations
 

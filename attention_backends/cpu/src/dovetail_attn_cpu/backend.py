@@ -1,8 +1,8 @@
 """The attention backend `cpu`: its capabilities, cache shape and parts.
 
-One native call per layer and step writes the keys and values and attends (dovetail_attention.h).
-Unsupported requirements are refused, so that another backend is used. Does not depend on the
-worker, the model or the scheduler.
+In each step, one native call per layer writes the keys and values and computes attention
+(dovetail_attention.h). Unsupported requirements are rejected, so that another backend is used. Does
+not depend on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, elements of a block]: packed panels (and scales) in the kernels' layout."""
+        """Return [N, elements of a block]; a block has packed panels, and scales if any."""
         return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
 
     @staticmethod
@@ -60,22 +60,22 @@ class CPUAttentionBackend(AttentionBackend):
         spec = context.spec
         if spec.dtype not in CACHE_KINDS:
             raise ConfigError(
-                f"the attention backend 'cpu' was asked for a KV cache of {spec.dtype}; "
-                f"it supports {', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
+                f"the attention backend 'cpu' does not support a KV cache of {spec.dtype}, only "
+                f"{', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
             )
         block_bytes = attention_block_bytes(
             spec.num_kv_heads, spec.head_size, spec.block_size, CACHE_KINDS[spec.dtype]
         )
         if block_bytes != spec.page_size_bytes:
             raise ConfigError(
-                f"the attention backend 'cpu' was given blocks of {spec.page_size_bytes} bytes; "
+                f"the KV-cache spec has blocks of {spec.page_size_bytes} bytes; "
                 f"a block of {spec.dtype} needs {block_bytes}. Set scale_bytes=4 in the int8 spec"
             )
         return CPUMetadataBuilder(context)
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> CPUAttentionLayer:
-        """Return the attention of a layer; raise ConfigError if the kernels do not support it."""
+        """Return the attention layer; raise ConfigError if the kernels do not support it."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads over "

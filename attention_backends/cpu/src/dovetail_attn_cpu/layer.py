@@ -1,7 +1,7 @@
 """Attention of one layer: one native call that writes the step's keys and values, then attends.
 
-The argument struct is created once; a call sets the addresses of its tensors. Does not depend on
-blocks, rows or positions.
+The argument struct is created once; each call stores the addresses of its tensors in it. Does not
+depend on blocks, rows or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size.
 """

@@ -1,8 +1,8 @@
-"""A step's shape at fixed addresses, filled once per step for all layers of a group.
+"""The metadata of a step, written to fixed addresses once for all layers of a group.
 
-The kernels read it in place, so a recorded call sees the next step's contents. The builder knows
-the group's cache, but not query heads, scales and soft caps, which belong to the layer.
-Shape legend: T tokens, R requests, M block-table width.
+The kernels read it in place, so a recorded call sees the next step's contents. The builder depends
+on the group's cache, but not on the query heads, scale and soft cap of a layer. Shape legend: T
+tokens, R requests, M block-table width.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dovetail_cpu_kernels.attention import CACHE_BF16, CACHE_INT8, AttentionBatc
 
 CACHE_KINDS = {"bfloat16": CACHE_BF16, "int8": CACHE_INT8}
 
-# Partial results of a context that several threads share: 8 MiB, touched only when needed.
+# Size of the partial results of contexts that several threads process: 8 MiB, used only if needed.
 WORKSPACE_FLOATS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPUAttentionMetadata:
-    """The addresses of a step's shape; the same object in every step.
+    """The addresses of a step's metadata; the same object in every step.
 
-    size: the step's numbers of runs and tokens. They bound the valid parts of query_start_R1,
+    size: the step's numbers of runs and tokens. They limit the valid parts of query_start_R1,
     seq_lens_R, block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused
     between calls.
     """
@@ -79,7 +79,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         self._slot_mapping_T = self._metadata.slot_mapping_T.numpy()
 
     def build(self, batch: AttentionBatch) -> CPUAttentionMetadata:
-        """Return this step's metadata, in the memory of the last one. Only reads `batch`."""
+        """Return this step's metadata, in the memory of the previous step. Only reads `batch`."""
         metadata, num_runs = self._metadata, batch.num_requests
         num_tokens = len(batch.slot_mapping_T)
         # Copied as numpy arrays on the same memory: tensor operations would cost more than the
@@ -95,7 +95,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         return metadata
 
     def advance(self) -> None:
-        """Advance the last metadata, of runs of one token each, to the next position."""
+        """Advance each run of the last metadata by one token; each run must have one token."""
         num_runs = self._metadata.size.num_runs
         increment(memoryview(self._seq_lens_R), num_runs)
         increment(memoryview(self._slot_mapping_T), num_runs)

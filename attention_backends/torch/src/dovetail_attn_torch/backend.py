@@ -46,14 +46,15 @@ class TorchAttentionBackend(AttentionBackend):
         """Return the builder of a group; raise ConfigError for an unsupported cache dtype."""
         if context.spec.dtype not in TORCH_DTYPES:
             raise ConfigError(
-                f"the attention backend 'torch' was asked for a KV cache of {context.spec.dtype}; "
+                "the attention backend 'torch' does not support a KV cache of "
+                f"{context.spec.dtype}, "
                 f"it supports {', '.join(TORCH_DTYPES)}. Choose kv_cache_dtype='auto'"
             )
         return TorchMetadataBuilder(context)
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> TorchAttentionLayer:
-        """Return the attention of a layer; raise ConfigError if the heads do not divide evenly."""
+        """Return the attention layer; raise ConfigError if the heads do not divide evenly."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads over "

@@ -20,7 +20,7 @@ MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitAttention:
-    """softmax(c · tanh(scale · q · k / c), sink) · v, without the weight of the sink.
+    """Return softmax(c · tanh(scale · q · k / c), sink) · v, without the weight of the sink.
 
     soft_cap: c; 0 for none (Gemma 2, arXiv:2408.00118).
     sinks_H: float32, or None (Xiao et al. 2023, arXiv:2309.17453).
@@ -40,7 +40,7 @@ class ExplicitAttention:
     ) -> torch.Tensor:
         """Return the outputs, of the shape and dtype of q.
 
-        X · Q of q are either heads and their tokens, or key-value heads and their query heads.
+        The dimensions X and Q of q are either heads and tokens, or key-value heads and query heads.
         Query tokens are processed in tiles, so that the scores stay within `MAX_SCORES`.
         """
         num_rows, num_heads, query_len, _ = q_GXQD.shape

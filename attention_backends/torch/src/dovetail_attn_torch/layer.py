@@ -90,8 +90,8 @@ class TorchAttentionLayer(AttentionLayer):
     ) -> None:
         """Attend with one query token per row.
 
-        The query heads that share a key-value head are treated as its query tokens: nothing is
-        repeated, and one matrix product replaces a vector product per query head.
+        Query heads that share a key-value head are treated as tokens of one head: keys and values
+        are not repeated, and one matrix product replaces a vector product per query head.
         """
         _gather(slots_S2KD, batch)
         q_GKQD = take(q_THD, batch.tokens).unflatten(1, self._groups)

@@ -2,8 +2,8 @@
 
 A run of one token is a decode; decodes of similar length are computed together. A run without
 context needs no cache: it is a prefill. Every other run is a chunk, whose keys and values are
-gathered first. The builder knows the group's cache, but not query heads, scales and soft caps,
-which belong to the layer.
+gathered first. The builder depends on the group's cache, but not on the query heads, scale and soft
+cap of a layer.
 
 Shape legend: T tokens, R requests, M block-table width, B block size, K key-value heads,
 D head size; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
@@ -33,7 +33,7 @@ TORCH_DTYPES = {
 # the gather to its use: gathering 64 rows of 512 tokens at once took 1.7 times as long.
 SCRATCH_BYTES = 4 << 20
 
-# A decode joins a batch if it is shorter than the longest there by at most this many tokens, or by
+# A decode joins a batch if it is shorter than the longest decode by at most this many tokens, or by
 # at most a quarter: more padding costs more than a separate batch.
 MAX_PADDING = 128
 
@@ -129,7 +129,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def _num_seen(self, seq_len: int, query_len: int) -> int:
-        """Return the number of positions that a row's last `query_len` tokens see together."""
+        """Return the number of positions that at least one of the last `query_len` tokens sees."""
         return min(seq_len, self._window + query_len - 1) if self._window else seq_len
 
     def _decode_batch(
@@ -235,14 +235,14 @@ def group_by_length(rows: Sequence[int], lengths: Sequence[int], max_slots: int)
 
 
 def take(tensor: torch.Tensor, which: Tokens) -> torch.Tensor:
-    """Return the entries `which` of the first dimension: a view for a slice, else a copy."""
+    """Return the entries at `which` in the first dimension: a view for a slice, else a copy."""
     return tensor[which] if isinstance(which, slice) else tensor.index_select(0, which)
 
 
 def visible(
     query_positions: torch.Tensor, key_positions: torch.Tensor, window: int
 ) -> torch.Tensor:
-    """Return which keys a query sees, bool, of the shape that the arguments broadcast to.
+    """Return whether each query sees each key: bool, in the broadcast shape of the arguments.
 
     window: number of tokens that a token sees, including itself; 0 for no limit.
     """

@@ -109,7 +109,7 @@ def _advance(
                 seen_MP = seen_MP & (positions_P[None] > positions_M[:, None] - WINDOW)
             scores_MP = tl.where(seen_MP & is_here_P[None], scores_MP, float("-inf"))
         new_max_M = tl.maximum(max_M, tl.max(scores_MP, 1))
-        # For a row that has seen nothing yet, any finite number works.
+        # Any finite number is correct for a row that has not seen a position yet.
         base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
         fade_M = tl.exp2(max_M - base_M)
         p_MP = tl.exp2(scores_MP - base_M[:, None])

@@ -83,19 +83,19 @@ class TritonAttentionBackend(AttentionBackend):
         spec = context.spec
         if spec.dtype not in TritonAttentionBackend.capabilities.kv_cache_dtypes:
             raise ConfigError(
-                f"the attention backend 'triton' was asked for a KV cache of {spec.dtype}; it "
+                f"the attention backend 'triton' does not support a KV cache of {spec.dtype}; it "
                 f"supports {', '.join(sorted(DTYPES))} and {FP8}. Choose kv_cache_dtype='auto'"
             )
         if spec.scale_bytes != (SCALE_BYTES[FP8] if spec.dtype == FP8 else 0):
             raise ConfigError(
-                f"the attention backend 'triton' was given a KV cache of {spec.dtype} with "
+                f"the attention backend 'triton' cannot use a KV cache of {spec.dtype} with "
                 f"scale_bytes={spec.scale_bytes}; set 4 for {FP8}, 0 for other dtypes"
             )
         return TritonMetadataBuilder(context, device_facts(context.device).num_processors)
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> TritonAttentionLayer:
-        """Return the attention of a layer; raise ConfigError if the heads do not divide evenly."""
+        """Return the attention layer; raise ConfigError if the heads do not divide evenly."""
         from dovetail_attn_triton.layer import TritonAttentionLayer
 
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:

@@ -35,8 +35,8 @@ def _put(
 ) -> None:
     """Write keys (which = 0) or values (1) of one head to their slots.
 
-    With scales, the numbers of a token are divided by its scale: their maximum / `FP8_MAX`. NaN and
-    infinities affect only their token and head.
+    With scales, the values of a token are divided by its scale: their largest magnitude /
+    `FP8_MAX`. NaN and infinities affect only their token and head.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     blocks_T = slots_T // BLOCK_SIZE

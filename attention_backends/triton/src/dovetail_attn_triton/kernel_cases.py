@@ -1,7 +1,7 @@
 """All kinds of launches of this package's kernels, for compiling them without a GPU.
 
-They cover the layers and steps of an engine. Of the head sizes that are padded to the same tile,
-one is compiled; some features are compiled together.
+They cover the layers and steps of an engine. Head sizes that are padded to the same tile have one
+case, and some cases combine several features.
 """
 
 from __future__ import annotations

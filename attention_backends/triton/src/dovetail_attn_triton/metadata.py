@@ -1,9 +1,9 @@
 """Builds the metadata of a step: how the kernels divide the work among Triton programs.
 
 The division depends on lengths that the host knows. The tensors of the step are passed on
-unchanged, without a copy or a wait. All memory is allocated before the first step. How work is
-split depends on a layer's heads, which the builder does not know. So the first layer of a step
-splits it, once for all layers of the same shape.
+unchanged, without a copy or a wait. All memory is allocated before the first step. The builder
+cannot split the work, because the splits depend on a layer's heads. The first layer of a step
+computes them for all layers of the same shape.
 
 Shape legend: R requests, W items of work.
 """
@@ -55,7 +55,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Memory that the steps of a group share, and the size of the device.
+    """Memory that all steps of a group share, and the number of multiprocessors.
 
     parts: float32 results of splits, unused between two layers. max_work: maximum number of pairs
     in a list. num_processors: the device's number of multiprocessors. lists: work lists, by layer
@@ -69,7 +69,7 @@ class Workspace:
     lists: dict[AttentionShape, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for the short and the long list; allocated in a shape's first step."""
+        """Return memory for the lists of short and of long runs; the first call allocates it."""
         found = self.lists.get(shape)
         if found is None:
             # Not an inference tensor: a later step may run outside of inference mode.
@@ -82,7 +82,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonAttentionMetadata:
-    """A step, and its work by the shape of a layer. sliding_window: the group's; 0 for none."""
+    """A step, and its launches by layer shape. sliding_window: that of the group; 0 for none."""
 
     batch: AttentionBatch
     spec: FullAttentionSpec
@@ -122,7 +122,7 @@ class TritonAttentionMetadata:
         return tuple(found)
 
     def _seen_lens(self) -> Sequence[int]:
-        """Return the number of positions that each run's tokens see together."""
+        """Return, for each run, the number of positions that one or more of its tokens see."""
         batch, window = self.batch, self.spec.sliding_window
         if not window:
             return batch.seq_lens
@@ -163,9 +163,8 @@ def plan_splits(
     """Return the maximum number of splits of an item, and the minimum positions of a split.
 
     lengths: number of positions of each item. An item has one program for each of `num_heads`. The
-    minimum is
-    an equal share of all positions for `num_programs`, so that a long item among short ones is
-    cut and the short ones are not. It is a multiple of `tile`, and at least `LEAST_SPAN`.
+    minimum is the average number of positions per program (`num_programs`), so that long items are
+    split and short items are not. It is a multiple of `tile`, and at least `LEAST_SPAN`.
     """
     share = sum(lengths) * num_heads // num_programs
     span = max(LEAST_SPAN, -(-share // tile) * tile)
@@ -174,7 +173,7 @@ def plan_splits(
 
 
 class TritonMetadataBuilder(AttentionMetadataBuilder):
-    """Passes each step on, together with the memory that all steps share."""
+    """Returns the metadata of each step, with the memory that all steps share."""
 
     def __init__(self, context: AttentionGroupContext, num_processors: int) -> None:
         options = TritonAttentionOptions(**context.options)

@@ -29,7 +29,7 @@ class Tile:
 class AttentionShape:
     """The properties of a layer that determine how its work is split; equal for most layers.
 
-    short: the tile of runs whose tokens all fit into it. long: of all other runs.
+    short: the tile of runs whose tokens all fit into it. long: the tile of all other runs.
     """
 
     num_heads: int
@@ -69,8 +69,8 @@ _NARROW = {
 }
 """Tiles for elements of two bytes, by padded head size: for short and long runs.
 
-Five stages are two buffers of keys and values: Triton loads the block table, which contains their
-addresses, as a separate stage before them.
+Five pipeline stages result in two buffers of keys and values: Triton loads the block table, which
+contains their addresses, as a separate stage before them.
 """
 
 _WIDE = {

@@ -174,7 +174,7 @@ def num_splits(rows, counts):
 CASES = [
     case
     for case in standard_cases(TritonAttentionBackend.capabilities)
-    if not case.cache_dtype or case.dtype == "bfloat16"  # fp8 with other dtypes: see below
+    if not case.cache_dtype or case.dtype == "bfloat16"  # fp8 with other dtypes has separate tests
 ]
 
 
@@ -227,7 +227,7 @@ def test_a_long_context_of_few_rows_is_split(window):
     assert_close(second, rows.want(1, 1))
 
 
-def test_splits_count_the_sinks_once():
+def test_attention_in_splits_counts_the_sinks_once():
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
     rows = Rows([700], sinks=sinks)
     rows.step([698])
@@ -357,8 +357,11 @@ def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
-def test_an_engine_generates_the_same_tokens(tmp_path, cache_dtype):
-    """The tokens of mixed steps equal those of backend `torch`; with fp8 the first ones do."""
+def test_an_engine_generates_the_same_tokens_with_triton_and_torch_attention(tmp_path, cache_dtype):
+    """The tokens of mixed steps equal those of backend `torch`.
+
+    With fp8, those of the first step do.
+    """
     model = write_tiny_llama(tmp_path, head_dim=32)
     answers = []
     for name, dtype in (("torch", "auto"), ("triton", cache_dtype)):

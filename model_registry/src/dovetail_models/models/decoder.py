@@ -80,7 +80,7 @@ def read_decoder_shape(
     output_bias: bool = False,
     mlp_bias: bool = False,
 ) -> DecoderShape:
-    """Return the shape that config.json gives. windows: () for full attention in all layers.
+    """Return the shape defined by config.json. windows: () for full attention in all layers.
 
     Raises ModelError, naming the field, for a value that is absent, invalid or not supported.
     """
@@ -204,7 +204,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer. It passes on its output and the residual separately; the next norm adds them."""
+    """One decoder layer. It returns the MLP's output and the residual; the next norm adds them."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention
 
     def __init__(self, context: ModelContext) -> None:
-        """Create the modules with uninitialised parameters.
+        """Create the modules with uninitialized parameters.
 
         Raises ModelError, naming the field of config.json.
         """
@@ -303,7 +303,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def read_shape(config: Config) -> DecoderShape:
-        """Return the shape that config.json gives; raise ModelError if it is not supported."""
+        """Return the shape defined by config.json; raise ModelError if it is not supported."""
 
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext

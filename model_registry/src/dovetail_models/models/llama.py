@@ -9,13 +9,13 @@ from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, rea
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """The plain decoder. `attention_bias` and `mlp_bias` add biases to the linear layers."""
+    """The unmodified decoder. `attention_bias` and `mlp_bias` add biases to the linear layers."""
 
     architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
-        """Return the shape that config.json gives."""
+        """Return the shape defined by config.json."""
         attention_bias = read_flag(config, "attention_bias")
         return read_decoder_shape(
             config,

@@ -16,5 +16,5 @@ class MistralForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
-        """Return the shape that config.json gives."""
+        """Return the shape defined by config.json."""
         return read_decoder_shape(config, windows=read_mistral_windows(config))

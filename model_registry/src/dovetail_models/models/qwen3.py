@@ -39,7 +39,7 @@ class Qwen3Attention(DecoderAttention):
         self.k_norm = RMSNorm(context, shape.heads.head_size, shape.norm_eps)
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return normalised q [T, H, S] and k [T, K, S], and v [T, K, S]."""
+        """Return normalized q [T, H, S] and k [T, K, S], and v [T, K, S]."""
         q_THS, k_TKS, v_TKS = super().project(x_TD)
         return self.q_norm(q_THS), self.k_norm(k_TKS), v_TKS
 
@@ -52,7 +52,7 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
-        """Return the shape that config.json gives."""
+        """Return the shape defined by config.json."""
         if config.get("head_dim") is None:
             config = {**config, "head_dim": DEFAULT_HEAD_SIZE}
         bias = read_flag(config, "attention_bias")

@@ -46,7 +46,7 @@ class ArenaLease:
             self._used += size
         address = free.pop()
         block = (ctypes.c_uint8 * num_bytes).from_address(address)
-        # The tensor's storage keeps it alive. It does not own the memory.
+        # The tensor's storage keeps `block` alive. `block` does not own the memory.
         block.owner = self._memory
         weakref.finalize(block, free.append, address).atexit = False
         return torch.frombuffer(block, dtype=torch.uint8)

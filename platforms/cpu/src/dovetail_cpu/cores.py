@@ -22,7 +22,7 @@ _CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadChoice:
-    """number: threads that compute. reason: what the number follows from, for the log."""
+    """number: number of compute threads. reason: explanation of this number for the log."""
 
     number: int
     reason: str
@@ -43,10 +43,10 @@ def allowed_cpus() -> Set[int]:
 
 
 def default_threads(num_sharing: int) -> ThreadChoice:
-    """Return the threads of one of `num_sharing` processes that share this process's cores.
+    """Return the number of threads of each of `num_sharing` processes that share the cores.
 
-    That is its part of the least of: CPUs of the affinity mask, physical cores among them, and
-    the CPU quota of the cgroup, rounded to the nearest number. At least one.
+    The smallest of three numbers is divided among them: CPUs of the affinity mask, physical cores
+    among these CPUs, and the rounded CPU quota of the cgroup. At least one.
     """
     cpus = allowed_cpus()
     cores = _num_physical(cpus)
@@ -64,7 +64,7 @@ def default_threads(num_sharing: int) -> ThreadChoice:
 
 
 def unbind_thread() -> None:
-    """Give the calling thread all CPUs of the process again if OpenMP bound it to some.
+    """Undo OpenMP's binding of the calling thread, so that it may use all CPUs of the process.
 
     Threads that it starts inherit its CPUs.
     """
@@ -96,7 +96,7 @@ def _read_mask() -> Set[int]:
     places = _openmp_cpus() if _is_bound() else frozenset[int]()
     if not places:
         return mask
-    os.sched_setaffinity(0, places)  # the system takes only those that exist and are allowed
+    os.sched_setaffinity(0, places)  # the system ignores CPUs that do not exist or are not allowed
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, mask)
     return allowed

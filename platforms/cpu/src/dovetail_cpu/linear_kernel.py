@@ -58,7 +58,7 @@ class Arena:
         self._reserved += _aligned(num_bytes)
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that is freed with the view; raise CapacityError if none is left."""
+        """Return zeroed memory that is freed with the view; raise CapacityError if that fails."""
         size = _aligned(num_bytes)
         if not self._pieces or self._used + size > self._pieces[-1].num_bytes:
             self._pieces = [NativeMemory(max(size, self._reserved))]
@@ -72,8 +72,8 @@ class Arena:
 class LinearKernel:
     """Multiplies by one layer's packed weights.
 
-    specs: the packed weights that are stacked along O, in the order of `form`. form: the packed
-    weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None.
+    specs: descriptions of the packed weights that are stacked along O, in the order of `form`.
+    form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def address_of(form: memoryview) -> int:
 
 def _view(memory: NativeMemory, offset: int, num_bytes: int) -> memoryview:
     block = (ctypes.c_uint8 * num_bytes).from_address(memory.address + offset)
-    # The array does not own the memory. Its reference keeps the owner alive for any view of it.
+    # The array does not own the memory. Its reference keeps the owner alive while a view exists.
     block.owner = memory
     return memoryview(block).cast("B")
 

@@ -1,6 +1,6 @@
 """The linear method `native`: bfloat16 weights packed for the native kernels.
 
-Weights are packed after loading, layer by layer, by the thread team; the plain weights are then
+Weights are packed after loading, layer by layer, by the thread team; the unpacked weights are then
 freed. For other dtypes the method falls back to its base class. It is the base class of the
 quantized methods, which pack the same weights into fewer bits.
 Legend: T tokens, I input features, O output features.
@@ -35,7 +35,7 @@ class Run:
 
 
 class NativeLinearMethod(OneDNNLinearMethod):
-    """Parameters as in the checkpoint. After `pack` only the packed weight is left.
+    """Parameters as in the checkpoint. After `pack`, only the packed weight exists.
 
     A head tied to an embedding is packed too. The embedding keeps its table, of which only a few
     rows are read, so a mapped table needs almost no memory.
@@ -58,7 +58,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
             self._unpacked.add(layer)
 
     def pack(self, layer: nn.Module) -> None:
-        """Pack the weight and free the plain one; raise WeightError for NaN and infinities."""
+        """Pack the weight, free the unpacked weight; raise WeightError for NaN and infinities."""
         if layer.packed_spec is None:
             super().pack(layer)
             return
@@ -81,7 +81,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         layer.kernel = LinearKernel(specs, form, layer.bias)
 
     def _fill(self, layer: nn.Module, form: memoryview) -> None:
-        """Pack the layer's parts one after the other, each from where the loader stored it."""
+        """Pack the parts of the layer in order, each from the memory that the loader used."""
         weights = self._weights(layer)
         start = 0
         for run in self._runs(layer):
@@ -105,7 +105,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return [borrowed.get(number, rows_OI) for number, rows_OI in enumerate(own)]
 
     def _release(self, layer: nn.Module) -> None:
-        """Release lent memory after packing."""
+        """Release memory that was borrowed from the loader, after packing."""
         borrowed: dict[int, torch.Tensor] = getattr(layer, "borrowed", {})
         for mapped in borrowed.values():
             forget_pages(mapped)
@@ -135,7 +135,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return form
 
     def restore(self, layer: nn.Module, form: memoryview) -> None:
-        """Use the packed weights in `form`, and mark the plain weights as loaded."""
+        """Use the packed weights in `form`, and mark the layer's weights as loaded."""
         self._use(layer, form)
         layer.settled = frozenset({"weight"})
 
@@ -145,7 +145,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return [Run(spec=layer.packed_spec, parts=parts)]
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
-        """Return how the layer's plain weight is packed; None for a dtype without kernels."""
+        """Return how the layer's weight is packed; None for a dtype without kernels."""
         if shape.dtype != torch.bfloat16:
             return None
         return PackedLinear(kind=BF16, N=shape.out_features, K=shape.in_features)

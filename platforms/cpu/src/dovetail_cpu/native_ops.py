@@ -37,7 +37,7 @@ class NativeOps(Ops):
         self._argmax, self._call_argmax = OPS["argmax"](), op("argmax")
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
+        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor with any leading dimensions."""
         if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
             return _TORCH.rms_norm(x_TD, weight_D, eps)
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
@@ -126,7 +126,7 @@ class NativeOps(Ops):
         return y_TD
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row, the first of equal ones, int64 [R]."""
+        """Return the first column of each row with the maximum of the row, int64 [R]."""
         if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
             return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)

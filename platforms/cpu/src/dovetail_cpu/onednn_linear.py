@@ -1,8 +1,8 @@
 """Linear layers with weights in oneDNN's packed order, reordered once after loading.
 
-oneDNN reorders a plain weight in each call, which is most of the cost of a step with few tokens.
-Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300 µs packed, 16 tokens
-1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
+oneDNN reorders an unpacked weight in each call, which is most of the cost of a step with few
+tokens. Measured on one core (bf16, 1,024 → 6,144): one token takes 845 µs unpacked and 300 µs
+packed, 16 tokens take 1,168 and 690 µs, 1,024 tokens 28.2 and 26.3 ms.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import nn
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 
 _TOKENS_HINT = 16
-"""oneDNN chooses the order for this number of tokens; other numbers work as well."""
+"""Number of tokens for which oneDNN chooses the order; other numbers are slower but correct."""
 
 
 class OneDNNLinearMethod(TorchLinearMethod):
-    """Parameters as in the checkpoint. After `pack` only the packed weight is left.
+    """Parameters as in the checkpoint. After `pack`, only the packed weight exists.
 
-    If oneDNN cannot multiply in the model's dtype on this processor, the plain weight is kept and
-    used.
+    If oneDNN cannot multiply in the model's dtype on this processor, the unpacked weight is kept
+    and used.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def pack(self, layer: nn.Module) -> None:
-        """Reorder the weight and drop the plain one.
+        """Reorder the weight and free the unpacked weight.
 
         A head tied to an embedding only drops its reference; the embedding owns the weight.
         """

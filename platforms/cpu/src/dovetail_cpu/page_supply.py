@@ -30,7 +30,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class PageSupply:
-    """Keeps `ahead_bytes` of some buffers allocated beyond the last used row.
+    """Allocates the pages of `ahead_bytes` of some buffers beyond the last used row.
 
     Called from one thread. Owns one thread, from the first `use` until `close`.
     """
@@ -60,7 +60,7 @@ class PageSupply:
         self._wake.release()
 
     def close(self) -> None:
-        """Stop the thread after its current part. May be called twice."""
+        """Stop the thread after the part that it allocates now. May be called twice."""
         self._closing = True
         self._wake.release()
         if self._thread is not None:

@@ -85,7 +85,10 @@ class PairwiseRanks:
         return x
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor, in rank order; valid until the second exchange from now."""
+        """Return every rank's tensor, in rank order.
+
+        They are valid until the exchange after the next.
+        """
         x = x.contiguous()
         if _SHARED_BYTES <= x.nbytes <= SLOT_BYTES:
             return self._exchange_in_memory(x)
@@ -113,7 +116,7 @@ class PairwiseRanks:
             if answer != told:
                 raise PeerLostError(
                     f"rank {other} of {self.size} sent a tensor of {_SIZE.unpack(answer)[0]} "
-                    f"bytes, rank {self.rank} one of {x.nbytes}: the ranks do not run the "
+                    f"bytes, but rank {self.rank} sent {x.nbytes} bytes: the ranks do not run the "
                     "same step."
                 )
         parts[self.rank] = x

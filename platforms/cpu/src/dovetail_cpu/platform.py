@@ -1,6 +1,6 @@
-"""The CPU platform. It leaves memory to other programs.
+"""The CPU platform. By default it does not use all memory, because other programs need some.
 
-Imports `cores` before anything imports torch: see there.
+Imports `cores` before torch is imported; `cores` explains why.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CPUPlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return a usable probe, except on systems without the limits of Unix (Windows)."""
+        """Return a usable probe, except on systems without Unix resource limits (Windows)."""
         if importlib.util.find_spec("resource") is None:
-            reason = "this system lacks Python's module `resource` (Unix): use Linux, macOS or WSL"
+            reason = "Python has no module `resource` on this system: use Linux, macOS or WSL"
             return Probe(usable=False, reasons=(reason,))
         if not has_affinity():
-            reason = "this system reports no affinity mask: a thread per CPU computes by default"
+            reason = "this system reports no affinity mask: the default is one thread per CPU"
             return Probe(usable=True, reasons=(reason,))
         return Probe(usable=True)
 
@@ -56,7 +56,7 @@ class CPUPlatform(Platform):
         return _PREFERENCES.get(kind, ())
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
-        """Propose a share of memory that leaves room for other programs."""
+        """Propose a fraction of the memory, because other programs also need memory."""
         reason = "main memory is shared with all other programs of the machine"
         return ConfigPatch(changes={"cache.gpu_memory_utilization": (_MEMORY_SHARE, reason)})
 

@@ -1,8 +1,9 @@
 """The linear methods `int8` and `int4`, which quantize weights when they are loaded, and `gguf`.
 
-Weights have one scale per output feature and group of input features, activations one per token and
-group: of 32 for int8, of `group_size` for int4, of 32 for blocks (16 for Q6_K). Rounds to nearest;
-the kernels' header defines the formats. Inputs and outputs are bfloat16.
+Weights have one scale per output feature and group of input features; activations have one scale
+per token and group. A group has 32 features for int8 and GGUF blocks (16 for Q6_K), `group_size`
+for int4. Rounds to nearest; the kernels' header defines the formats. Inputs and outputs are
+bfloat16.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _KINDS = {"bfloat16": BF16, "int8": INT8, "int4": INT4}
 
 
 class QuantisedLinearMethod(NativeLinearMethod):
-    """The base class of both. name: the value of `quantization`. group_size: of int4, else 0."""
+    """The base class of int8 and int4. name: value of `quantization`. group_size: 0 for int8."""
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -66,7 +67,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
 
 
 class Int8LinearMethod(QuantisedLinearMethod):
-    """Uses eight bits per weight and activation; both have a scale per group of 32."""
+    """Uses eight bits per weight and activation; both have one scale for each group of 32."""
 
     name: ClassVar[str] = "int8"
     error: ClassVar[float] = 0.05
@@ -76,7 +77,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
 
 
 class Int4LinearMethod(QuantisedLinearMethod):
-    """Uses four bits per weight, eight in the head; 8-bit activations; all have group scales."""
+    """Uses 4-bit weights (8-bit in the head) and 8-bit activations, all with group scales."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6
@@ -89,15 +90,15 @@ class Int4LinearMethod(QuantisedLinearMethod):
 class GGUFLinearMethod(NativeLinearMethod):
     """Computes with the quantized blocks of GGUF files.
 
-    Blocks are packed from their own values: codes, scales and minima are not rounded again. Codes
-    of 5 and 6 bits use a byte each. Parts of a layer that a loader does not lend as blocks are
-    packed as bfloat16. For other dtypes no blocks are taken, and loaders dequantize.
+    Packing reorders codes, scales and minima and does not round them again. Codes of 5 and 6 bits
+    use a byte each. Parts of a layer that the loader does not provide as blocks are packed as
+    bfloat16. For other dtypes, loaders dequantize all blocks.
     """
 
     provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, "quantization.gguf"})
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register `weight` and `bias` as in the checkpoint; blocks leave their rows untouched."""
+        """Register `weight` and `bias` as in the checkpoint; rows of blocks are never written."""
         super().create(layer, shape)
         if layer.packed_spec is not None:
             layer.block_types = frozenset(BLOCK_BYTES)

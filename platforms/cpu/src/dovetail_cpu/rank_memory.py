@@ -1,9 +1,9 @@
 """Shared memory between the ranks of one machine, for tensors too large for a socket's buffer.
 
-Each rank writes to its own memory, which all other ranks map and read. There are two slots, used in
-turn. A slot may be reused when all ranks have reported that they started the last exchange: they
-have then finished the exchange before it, which used the slot. Does not depend on tensors or
-exchanges.
+Each rank writes to its own memory, which all other ranks map and read. Exchanges alternate between
+two slots. A slot may be reused when all ranks have reported that they started the last exchange,
+because they have then finished the previous exchange, which used the slot. Does not depend on
+tensors or exchanges.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NUM_BYTES = 2 * SLOT_BYTES
 def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap]:
     """Return the memory of every rank, in rank order; pages are allocated on first write.
 
-    ends: a connected socket to each other rank. Raises OSError if a rank has exited or sends no
-    memory.
+    ends: a connected socket to each other rank. Raises OSError if a rank has exited or does not
+    send its memory.
     """
     own = anonymous_file(_NUM_BYTES)
     try:
@@ -35,7 +35,7 @@ def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap
     for other, end in ends.items():
         _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
         if not descriptors:
-            raise ConnectionError(f"rank {other} has sent no memory")
+            raise ConnectionError(f"rank {other} has not sent its shared memory")
         try:
             shared[other] = mmap.mmap(descriptors[0], _NUM_BYTES)
         finally:

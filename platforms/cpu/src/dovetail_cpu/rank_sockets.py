@@ -1,8 +1,8 @@
 """Unix sockets between the ranks of one machine: creation and authentication.
 
-A rank listens in a folder that only its user may enter, until all other ranks have connected. A
-connection without the token of this group is closed immediately. After that no rank listens. No
-network port is opened at any time, and no other process can connect.
+A rank listens in a folder that only its user may enter, and stops listening when all other ranks
+have connected. A connection without the token of this group is closed immediately. No network port
+is opened at any time, and no other process can connect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def connect_ranks(
         while len(ends) < size - 1:
             left_s = (deadline_ns - clock.now_ns()) / 1e9
             if left_s <= 0:
-                raise TimeoutError("the time limit was exceeded")
+                raise TimeoutError("the timeout was exceeded")
             listener.settimeout(left_s)
             end, _ = listener.accept()
             _admit(end, token, ends, range(rank + 1, size))
@@ -85,7 +85,7 @@ def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
 
 
 def _make_folder(store: Store) -> Path:
-    """Return a new folder for sockets: in the store's folder if that is private, else elsewhere.
+    """Return a new folder for sockets: in the store's folder if that is private, else in another.
 
     The engine removes a folder there if the ranks exit without removing it.
     """
@@ -110,7 +110,7 @@ def _connect(place: Path, rank: int, token: bytes) -> socket.socket:
 def _admit(
     end: socket.socket, token: bytes, ends: dict[int, socket.socket], expected: range
 ) -> None:
-    """Keep a connection that sends the token, under its rank; close any other."""
+    """Store a connection under its rank if it sends the token; close it otherwise."""
     end.settimeout(_HELLO_S)
     try:
         hello = end.recv(_HELLO_BYTES, socket.MSG_WAITALL)

@@ -4,7 +4,8 @@ While a run is recorded, torch operations are intercepted: allocations get memor
 addresses, views are allowed, and any other operation makes the recording unusable, because a replay
 would skip it. Does not depend on a model's shape.
 Memory: one arena of ARENA_BYTES for all recordings and for steps that are not recorded, allocated
-on use, and the operations' structs, below 64 KiB for a model of 40 layers and one batch size.
+when it is used, and the argument structs of the operations, below 64 KiB for a model of 40 layers
+and one batch size.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class ReplayProvider:
 
 
 class _Lending(TorchDispatchMode):
-    """Intercepts torch operations and allocates new tensors in the arena while there is room.
+    """Intercepts torch operations and allocates new tensors in the arena until it is full.
 
-    is_full: whether the arena ran out of room.
+    is_full: whether an allocation did not fit into the arena.
     """
 
     def __init__(self, lease: ArenaLease) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROFILE_TOKENS = 64
-"""Tokens of a measured step. Activations grow in proportion; more would slow down startup."""
+"""Tokens of the measured step. Activations grow in proportion; a larger step starts slower."""
 _MAX_TEAM = 64
 """Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20
@@ -49,7 +49,7 @@ class CPURuntime:
         """Set the threads of torch and the native kernels to `num_threads`.
 
         None: this process's part of the physical cores that it may use (`default_threads`).
-        Raises CapacityError if the system cannot start that many.
+        Raises CapacityError if the system cannot start this number of threads.
         """
         chosen = default_threads(self.num_sharing)
         if num_threads:
@@ -70,7 +70,7 @@ class CPURuntime:
         logger.info("Native kernels compute on %d threads, torch on one.", team_size)
         if team_size < self.num_threads:
             logger.warning(
-                "The native kernels use %d of %d threads: their team has no more.",
+                "The native kernels use %d of %d threads, because their team has no more threads.",
                 team_size,
                 self.num_threads,
             )
@@ -110,7 +110,7 @@ class CPURuntime:
         return max(0, _status_bytes("VmHWM") - self._base_bytes)
 
     def max_profile_tokens(self) -> int:
-        """Return a number of tokens whose step is fast."""
+        """Return a small number of tokens, so that the measured step is fast."""
         return _PROFILE_TOKENS
 
     def synchronize(self) -> None:

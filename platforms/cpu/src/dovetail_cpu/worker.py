@@ -58,7 +58,7 @@ class CPUWorker(TorchWorker):
         self._pages = PageSupply((), 0)
 
     def init_device(self) -> None:
-        """Set up threads and memory: this worker's share of the engine's cores and memory."""
+        """Set up this worker's threads and memory: its part of the engine's cores and memory."""
         cast(CPURuntime, self._runtime).num_sharing = self._context.world_size
         super().init_device()
 
@@ -103,7 +103,8 @@ class CPUWorker(TorchWorker):
     def determine_available_memory(self) -> int:
         """Return the unused part of the worker's memory, limited by the free address space.
 
-        The cache reserves its whole address space immediately, and memory as it is used.
+        The cache reserves its whole address space immediately, but uses memory only when it is
+        written.
         """
         left = super().determine_available_memory()
         return min(left, cast(CPURuntime, self._runtime).address_space_left_bytes() // 2)

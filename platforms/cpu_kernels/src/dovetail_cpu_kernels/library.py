@@ -90,7 +90,7 @@ def library() -> ctypes.CDLL:
 
 
 def status() -> NativeStatus:
-    """Return whether the native library can be used, at which level, and if not, why."""
+    """Return the status of the native library; try to load it first."""
     compiler = _build_report().get("compiler", "")
     try:
         loaded = library()

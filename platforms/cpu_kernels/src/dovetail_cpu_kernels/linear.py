@@ -24,9 +24,9 @@ BLOCK_BYTES = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
-"""The block types of GGUF files that have kernels: values and bytes of a block."""
+"""The block types of GGUF files that have kernels: numbers of values and bytes of a block."""
 KIND_NAMES = ("bf16", "int8", "int4", *BLOCK_BYTES)
-"""Names by kind."""
+"""The name of each kind of weight; the index is the kind."""
 
 
 class PackLinearArgs(ctypes.Structure):
@@ -71,8 +71,8 @@ class PackedLinear:
     """Shape of a packed weight [N, K].
 
     kind: an index of KIND_NAMES. group: number of input features per scale, for INT4 only. gate_up:
-    the first half of the rows are gates and the second ups, and the linear returns silu(gate) * up
-    of N / 2 columns.
+    the first half of the rows are gates and the second ups, and the operation returns silu(gate) *
+    up, N / 2 columns.
     """
 
     kind: int
@@ -84,17 +84,18 @@ class PackedLinear:
     def __post_init__(self) -> None:
         """Raise ValueError for a shape that cannot be packed."""
         if self.N < 1 or self.K < 1:
-            raise ValueError(f"a weight of [{self.N}, {self.K}] has no elements")
+            raise ValueError(f"a weight of shape [{self.N}, {self.K}] has no elements")
         if self.gate_up and self.N % 2:
             raise ValueError(
-                f"a weight of gate and up must have an even number of rows, not {self.N}"
+                "a fused weight of gate and up projections must have an even number of rows, not "
+                f"{self.N}"
             )
         if self.kind == INT4 and self.group not in INT4_GROUPS:
             raise ValueError(f"an int4 group must have 32, 64 or 128 weights, not {self.group}")
         if self.is_blocks and self.K % self.block[0]:
             raise ValueError(
-                f"a row of {KIND_NAMES[self.kind]} has a multiple of {self.block[0]} weights, "
-                f"not {self.K}"
+                f"a row of {KIND_NAMES[self.kind]} must have a multiple of {self.block[0]} "
+                f"weights, not {self.K}"
             )
 
     @property
@@ -104,7 +105,7 @@ class PackedLinear:
 
     @property
     def block(self) -> tuple[int, int]:
-        """Values and bytes of a block."""
+        """Number of values and number of bytes of a block."""
         return BLOCK_BYTES[KIND_NAMES[self.kind]]
 
     @property
@@ -128,9 +129,9 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
     """Pack bf16 `weight` [N, K] into `packed`; return the number of weights that are not finite.
 
     The thread team computes. weight, packed: addresses; `packed` is aligned to 64 bytes and has
-    `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. Of
-    blocks, `ld` counts bytes, and the result scales and minima. If the result is not 0, `packed` is
-    unusable.
+    `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. For
+    blocks, `ld` is a number of bytes, and the result counts scales and minima. If the result is not
+    0, `packed` is unusable.
     """
     if ld is None:
         values, num_bytes = shape.block if shape.is_blocks else (1, 1)

@@ -1,4 +1,6 @@
-"""The small operations as ctypes structs (see `dovetail_ops.h` and `dovetail_sampling.h`).
+"""The ctypes structs of norms, rotary embedding, activation and other small operations.
+
+The headers `dovetail_ops.h` and `dovetail_sampling.h` define the structs.
 
 A struct is filled once and reused; between calls only changed fields are set. Addresses are
 integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.

@@ -47,7 +47,7 @@ def read_bandwidth(memory: int, num_bytes: int) -> float:
 def multiply_rate(kind: int) -> float:
     """Multiply in registers for some milliseconds; return operations per second.
 
-    kind: `linear.BF16` or `linear.INT8`. A product and its addition count as two.
+    kind: `linear.BF16` or `linear.INT8`. A multiplication and its addition count as two operations.
     """
     result = ctypes.c_int64(0)
     args = ProbeMultiplyArgs(ctypes.addressof(result), kind, NUM_ITERATIONS)

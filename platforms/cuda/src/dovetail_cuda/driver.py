@@ -17,7 +17,7 @@ from dovetail.errors import PluginError
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
 _NO_PERMISSION = 4
-"""NVML_ERROR_NO_PERMISSION: the device is counted, but belongs to another user."""
+"""NVML_ERROR_NO_PERMISSION: the device is counted, but this process may not use it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Card:
 class Driver:
     """The driver's report. cuda: the newest CUDA version that it supports.
 
-    cards: all that this process is allowed to use, in the driver's order.
+    cards: the devices that this process may use, in the driver's order.
     """
 
     version: str
@@ -83,7 +83,7 @@ def _session(library: Any) -> Iterator[None]:
 
 
 def _card(library: Any, index: int) -> Card | None:
-    """Return the device, or None if this process may not use it; CUDA skips it too."""
+    """Return the device, or None if this process may not use it; CUDA also skips such a device."""
     handle, memory = ctypes.c_void_p(), _Memory()
     major, minor = ctypes.c_int(), ctypes.c_int()
     asked = "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)

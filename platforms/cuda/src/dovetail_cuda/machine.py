@@ -94,15 +94,12 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
     major = _major(machine.toolkit)
     if major > driver.cuda[0]:
         return [
-            f"torch {machine.torch_version} is built for CUDA {machine.toolkit}, the driver "
-            f"{driver.version} supports CUDA {_dotted(driver.cuda)} at most: install a driver for "
-            f"CUDA {major}, or a torch built for CUDA {driver.cuda[0]}"
+            f"torch {machine.torch_version} is built for CUDA {machine.toolkit}, but the driver "
+            f"{driver.version} supports only CUDA {_dotted(driver.cuda)} or older: install a "
+            f"driver for CUDA {major}, or a torch built for CUDA {driver.cuda[0]}"
         ]
     if not driver.cards:
-        return [
-            f"the driver {driver.version} does not find a device: check the output of "
-            "`nvidia-smi -L`"
-        ]
+        return [f"the driver {driver.version} finds no device: check the output of `nvidia-smi -L`"]
     if not machine.cards:
         return [
             f"{VISIBLE}={machine.visible!r} selects none of the {len(driver.cards)} devices: unset "
@@ -111,9 +108,9 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
     least = _LEAST_CAPABILITY.get(major, (0, 0))
     old = [card for card in machine.cards if card.capability < least]
     return [
-        f"{card.name} has compute capability {_dotted(card.capability)}, CUDA {machine.toolkit} "
-        f"needs {_dotted(least)}: hide the device with {VISIBLE}, or install a torch for "
-        "an older CUDA"
+        f"{card.name} has compute capability {_dotted(card.capability)}, but CUDA "
+        f"{machine.toolkit} needs {_dotted(least)} or higher: hide the device with {VISIBLE}, or "
+        "install a torch build for an older CUDA version"
         for card in old
     ]
 
@@ -139,7 +136,7 @@ def _named(cards: Sequence[Card], entry: str) -> Card | None:
     if entry.isdecimal():
         return cards[int(entry)] if int(entry) < len(cards) else None
     if entry.startswith(_PART) and cards:
-        # The entry is a partition (MIG) of an unknown card, with an unknown share of its memory.
+        # The entry is a partition (MIG) of an unknown card; the size of its memory is unknown.
         return replace(cards[0], uuid=entry, name=f"a part of {cards[0].name}")
     found = [card for card in cards if entry and card.uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None

@@ -1,8 +1,8 @@
 """The CUDA platform: the capabilities of NVIDIA devices and the plugins that they prefer.
 
 All facts come from `machine.look`. The platform imports no torch and uses no device. At startup it
-refuses unsupported configurations, with the reason. If the user has selected it explicitly, no
-other platform is used instead.
+rejects unsupported configurations with a reason. If the user has selected this platform, the engine
+never uses another platform instead.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CUDAPlatform(Platform):
 
     @property
     def _capability(self) -> tuple[int, int]:
-        """The lowest compute capability of all devices: the ranks of an engine must be alike."""
+        """The lowest compute capability of all devices; an engine may use all of them."""
         return min((card.capability for card in self._machine.cards), default=(0, 0))
 
     def capabilities(self) -> frozenset[str]:

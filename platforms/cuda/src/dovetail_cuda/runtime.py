@@ -52,7 +52,7 @@ class CUDARuntime(AcceleratorRuntime):
 
 
 def has_code(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Return whether some code in a build of torch runs on a device.
+    """Return whether a build of torch contains code that runs on a device.
 
     arch_list: as reported by torch. Binary code ("sm_80") runs on later devices of its major
     version, intermediate code ("compute_90") on all later ones; code with a letter suffix

@@ -32,7 +32,10 @@ class TritonOps(Ops):
         self._kernels = kernels
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
+        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor.
+
+        x may have any leading dimensions.
+        """
         return self._kernels.rms_norm(x_TD, weight_D, eps)
 
     def add_rms_norm(
@@ -60,11 +63,11 @@ class TritonOps(Ops):
         return self._kernels.look_up(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row, the first of equal ones, int64 [R]."""
+        """Return the first column of each row with the maximum of the row, int64 [R]."""
         return self._kernels.find_best(logits_RV)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-        """Return one token per row, int64 [R], as the contract says. Logits are only read.
+        """Return one token per row, int64 [R], as the contract specifies. Logits are only read.
 
         A NaN is sampled like the best token. Tokens with a probability below 2^-32 are not
         distinguished.
@@ -72,5 +75,5 @@ class TritonOps(Ops):
         return self._kernels.draw_columns(logits_RV, columns)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Fill the output fields of `columns`, as the contract says."""
+        """Fill the output fields of `columns`, as the contract specifies."""
         self._kernels.prepare_inputs(columns)

@@ -1,4 +1,4 @@
-"""Cases of the conformance suite for Triton's ops in the interpreter, with fewer draws."""
+"""Cases of the conformance suite for Triton's ops in the interpreter, with fewer samples."""
 
 import pytest
 import torch

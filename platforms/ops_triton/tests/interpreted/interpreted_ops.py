@@ -1,4 +1,4 @@
-"""Triton's ops in the interpreter: cases that the conformance suite does not cover."""
+"""Triton's ops in the interpreter: cases that the conformance suite does not include."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_the_residual_is_summed_in_place(ops):
     assert torch.allclose(normed.double(), reference_norm(want, weight), atol=1e-5)
 
 
-def test_more_heads_than_a_program_rotates_are_all_rotated(ops):
+def test_all_heads_are_rotated_if_one_program_rotates_only_a_part_of_them(ops):
     q, k = normal(2, 20, 128), normal(2, 11, 128, seed=2)
     positions, cos_sin = torch.tensor([3, 1]), normal(5, 96, seed=3)
     got = ops.rotary_embedding(q, k, positions, cos_sin)

@@ -1,4 +1,4 @@
-"""Order, cuts and noise of Triton's sampling in the interpreter, compared with plain Python."""
+"""Sort keys, top-k, top-p and noise of Triton's sampling, interpreted and compared with Python."""
 
 import math
 from itertools import pairwise
@@ -13,7 +13,7 @@ from dovetail_devkit.ops.draw import chi_squared
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_ops_triton.kernels import best_columns, drawing
 from dovetail_ops_triton.kernels.cuts import cuts_kernel
-from dovetail_ops_triton.kernels.order import column_of, image_of, number_of, place_of
+from dovetail_ops_triton.kernels.order import column_of, image_of, number_of, sort_key_of
 from dovetail_ops_triton.ops import TritonOps
 
 INF = math.inf
@@ -45,7 +45,7 @@ def order_kernel(x_ptr, image_ptr, number_ptr, column_ptr, SIZE: tl.constexpr):
     image = image_of(tl.load(x_ptr + lanes))
     tl.store(image_ptr + lanes, image)
     tl.store(number_ptr + lanes, number_of(image))
-    tl.store(column_ptr + lanes, column_of(place_of(image, lanes)))
+    tl.store(column_ptr + lanes, column_of(sort_key_of(image, lanes)))
 
 
 def test_integer_images_preserve_the_order_of_floats_and_are_invertible():
@@ -61,7 +61,7 @@ def test_integer_images_preserve_the_order_of_floats_and_are_invertible():
 
 
 def kept_by_cuts(logits_RV, all_settings):
-    """Return the columns of each row that the kernel's cuts keep."""
+    """Return the columns of each row that the kernel keeps."""
     num_rows, vocab_size = logits_RV.shape
     columns = columns_of(all_settings, vocab_size=vocab_size)
     cuts = torch.zeros(num_rows, dtype=torch.int64)
@@ -70,8 +70,8 @@ def kept_by_cuts(logits_RV, all_settings):
     cuts_kernel[(num_rows,)](logits_RV, *limits, cuts, logits_RV.stride(0), vocab_size, BLOCK=block)
     bits = (logits_RV + 0.0).view(torch.int32)
     images = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    places = (images << 32) | (M32 - torch.arange(vocab_size))
-    return [set(row.nonzero().flatten().tolist()) for row in places >= cuts[:, None]]
+    sort_keys = (images << 32) | (M32 - torch.arange(vocab_size))
+    return [set(row.nonzero().flatten().tolist()) for row in sort_keys >= cuts[:, None]]
 
 
 ROWS = {
@@ -98,7 +98,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_top_k_top_p_and_min_p_keep_the_tokens_of_their_definition(row):
+def test_top_k_top_p_and_min_p_keep_the_tokens_that_their_definitions_require(row):
     logits_RV = ROWS[row].expand(len(SETTINGS), -1).contiguous()
     kept = kept_by_cuts(logits_RV, SETTINGS)
     for settings, columns in zip(SETTINGS, kept, strict=True):
@@ -115,7 +115,7 @@ def test_top_k_top_p_and_min_p_keep_the_tokens_of_their_definition(row):
 
 
 def test_top_k_and_top_p_keep_the_first_of_equal_tokens_in_several_tiles():
-    """Top-k keeps one of many equal tokens; top-p may drop it, but must not restore others."""
+    """Top-k keeps one of many equal tokens; top-p may drop this token, but must not add others."""
     row = normal(1, 2 * drawing.CUT_BLOCK + 100, seed=11)[0].round()
     num_better = int((row > 1).sum())
     all_settings = [
@@ -129,7 +129,7 @@ def test_top_k_and_top_p_keep_the_first_of_equal_tokens_in_several_tiles():
     assert kept[0] == better | {equals[0]} and kept[1] == better | set(equals[:1500])
     probs = probabilities(row.tolist(), all_settings[2])
     due = {column for column, prob in enumerate(probs) if prob > 0}
-    # A float32 sum may be off by one token.
+    # The rounding of a float32 sum may add or remove one token.
     assert len(kept[2] ^ due) <= 1 and better < kept[2] < kept[1]
 
 
@@ -232,7 +232,7 @@ def gumbel_kernel(words_ptr, noise_ptr, SIZE: tl.constexpr):
 def test_splitting_a_row_does_not_change_results(parts, monkeypatch):
     vocab_size = 4 * best_columns.TILE + 100
     logits_RV = normal(3, vocab_size, seed=15)
-    # Equal numbers are in other tiles, one of them in the same lane.
+    # The equal numbers are in different tiles, and two of them in the same lane.
     logits_RV[0, [7, 7 + 2 * best_columns.TILE, 9000, 16000]] = 9.0
     logits_RV[1, -1] = 9.5
     all_settings = [
@@ -253,7 +253,7 @@ def test_tiles_have_independent_noise():
     vocab_size, num_rows = 3 * best_columns.TILE, 12
     columns = columns_of([DrawParams()] * num_rows, vocab_size=vocab_size)
     drawn = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)
-    # Of three equal tokens, twelve draws miss one in 1 of 40 cases and two in 1 of 170,000.
+    # Twelve samples of three equal tokens omit one in 1 of 40 cases, two in 1 of 170,000 cases.
     assert len((drawn // best_columns.TILE).unique()) >= 2
     # The four words of a counter are used by the quarters of a tile.
     assert len((drawn % best_columns.TILE * 4 // best_columns.TILE).unique()) >= 2

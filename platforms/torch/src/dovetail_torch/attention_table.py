@@ -1,7 +1,7 @@
 """The attention context of the forward pass: layers, caches and this step's metadata, by index.
 
-A model gets the table as an argument and calls `attend`. In eager mode that is a plain call. Under
-`torch.compile` it is one custom operator that gets the table's slot number: a compiled graph
+A model gets the table as an argument and calls `attend`. In eager mode `attend` is a normal call.
+Under `torch.compile` it is one custom operator that gets the table's slot number: a compiled graph
 contains no Python object, and two engines in one process have two slots.
 """
 
@@ -61,7 +61,8 @@ class AttentionTable:
         """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
         compiles = torch.compiler.is_compiling()
         if rotary_args is not None and (compiles or not self._rotates):
-            # The custom operator does not support rotation, and a compiler fuses torch's rotation.
+            # The custom operator does not support rotation, and compilers fuse torch's rotation
+            # anyway.
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
             rotary_args = None
         if compiles:
@@ -72,7 +73,7 @@ class AttentionTable:
         return self.run(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows that are still needed after attention; all rows in a compiled graph."""
+        """Return the rows that are needed after attention; all rows in a compiled graph."""
         if self.needed_S is None or torch.compiler.is_compiling():
             return x_TD
         return x_TD.index_select(0, self.needed_S)
@@ -116,7 +117,8 @@ class NoAttention:
         """Return zeros, contiguous [T, H, D]; raise ContractError for an undeclared layer."""
         if not 0 <= index < self._num_layers:
             raise ContractError(
-                f"the model attends in layer {index}, but has {self._num_layers} Attention "
+                f"the model computes attention in layer {index}, but has {self._num_layers} "
+                "Attention "
                 "modules (dovetail_torch.layers.Attention), which must have the indices from 0."
             )
         # This needs as much memory as a step with a backend that does not rotate.

@@ -1,7 +1,7 @@
 """Whether a request's tokens depend on other requests, according to the selected plugins.
 
-A plugin may guarantee that a row's result has the same bits in every batch, for some dtypes. One
-plugin without the guarantee is enough for seeded requests to get other tokens in another batch.
+A plugin may guarantee that a row's result has the same bits in every batch, for some dtypes. If one
+plugin lacks the guarantee, a seeded request may get other tokens in another batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class BatchInvariance:
         self._without: list[str] = []
 
     def add(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
-        """Add a linear method or an op provider; raise ConfigError if it is not acceptable."""
+        """Add a linear method or an op provider.
+
+        Raise ConfigError if it lacks a required guarantee.
+        """
         if promises_equal_bits(kind, cls, self._dtype):
             return
         if self._required:
@@ -46,15 +49,15 @@ class BatchInvariance:
     def add_ranks(self, ranks: RankGroup) -> None:
         """Add ranks whose sums depend on the batch; `join_ranks` refuses them if required."""
         if not ranks.batch_invariant:
-            self._without.append(f"sums over {ranks.size} ranks")
+            self._without.append(f"sums over {ranks.size} ranks of a model")
 
     def report(self) -> None:
         """Warn if seeds are not reproducible in every batch with these plugins."""
         if self._without:
             logger.warning(
                 "A seeded request may get other tokens when its batch contains other "
-                "requests. These plugins do not promise equal bits in every batch in %s: "
-                "%s. Set batch_invariant=True to accept only plugins that promise it.",
+                "requests. These plugins do not guarantee equal bits in every batch with dtype %s: "
+                "%s. Set batch_invariant=True to accept only plugins with this guarantee.",
                 self._dtype,
                 ", ".join(self._without),
             )

@@ -1,6 +1,6 @@
 """The interface of a torch device for its worker: the object returned by `Platform.runtime()`.
 
-It contains the differences between platforms for the worker and the runner. A platform returns one
+It contains what the worker and the runner need to know about a platform. A platform returns one
 runtime per worker. For other differences (loading weights, memory of the cache) its worker
 overrides methods.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DeviceEvent(Protocol):
-    """An event: a point in the order of a device's work."""
+    """A point in a device's sequence of operations."""
 
     def query(self) -> bool:
         """Return whether the device has reached the event; does not wait."""
@@ -45,7 +45,7 @@ class AsyncDevice(Protocol):
     def fetch(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> DeviceEvent:
-        """Copy device tensors to pinned tensors after submitted work, in parallel to later work.
+        """Copy device tensors to pinned tensors after submitted work, parallel to later work.
 
         Returns the event after the copies. Until it is complete, the caller must keep the sources
         and not write to them.
@@ -71,7 +71,7 @@ class DeviceRuntime(Protocol):
         """Start to measure the peak of memory."""
 
     def peak_bytes(self) -> int:
-        """Return this process's peak since `reset_peak`, minus its use at that time."""
+        """Return the process's peak memory since `reset_peak`, minus its memory at that time."""
 
     def max_profile_tokens(self) -> int:
         """Return the maximum number of tokens of a measured step; larger steps are extrapolated."""
@@ -88,7 +88,7 @@ class DeviceRuntime(Protocol):
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Return the group of the ranks that join at `store`, which has no other users.
 
-        Called only if the platform has the capability "collectives". store: where the ranks
-        exchange addresses. timeout: maximum duration of joining and of each exchange. Raises
-        RuntimeError if other ranks do not join.
+        Called only if the platform has the capability "collectives". store: key-value store in
+        which the ranks exchange addresses. timeout: maximum duration of joining and of each
+        exchange. Raises RuntimeError if other ranks do not join.
         """

@@ -1,9 +1,9 @@
 """The graph dispatcher: replays a step if its shape has been captured; otherwise runs it eagerly.
 
-A shape is captured when it occurs for the second time. The first replay of each kind (without the
-head, with the head, with sampling) is compared with an eager run, bit by bit. A model that cannot
-be replayed is run eagerly, which is logged once. Does not depend on the device or on what a graph
-is.
+A shape is captured when it occurs for the second time. For each kind of step (without the head,
+with the head, with sampling), the first replay is compared with an eager run, bit by bit. A model
+that cannot be replayed is run eagerly, which is logged once. Does not depend on the device or on
+what a graph is.
 Legend: T tokens, D hidden size, V vocabulary.
 """
 
@@ -30,7 +30,7 @@ if each request also takes its best token."""
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Numbers of steps by the way they were run. captured: run eagerly and captured."""
+    """Counts of eager, captured and replayed steps. A captured step also runs eagerly."""
 
     eager: int = 0
     captured: int = 0
@@ -38,12 +38,12 @@ class GraphCounts:
 
 
 class GraphDispatcher:
-    """Runs the steps of one model. counts: numbers of steps by the way they were run."""
+    """Runs the steps of one model. counts: numbers of eager, captured and replayed steps."""
 
     def __init__(
         self, model: Model, provider: GraphProvider | None, best_tokens: BestTokens = best_tokens
     ) -> None:
-        """provider: None to run every step eagerly. best_tokens: function of the op provider."""
+        """provider: None to run every step eagerly. best_tokens: the op provider's argmax."""
         self._model = model
         self._best_tokens = best_tokens
         self._provider = provider
@@ -64,7 +64,7 @@ class GraphDispatcher:
         attention: AttentionContext,
         descriptor: BatchDescriptor,
     ) -> Outputs:
-        """Return hidden states, also logits (uniform batches) and tokens (greedy batches).
+        """Return hidden states; for uniform batches also logits, for greedy batches also tokens.
 
         input_ids_T, positions_T: in the same memory in every step, like the inputs of `attention`.
         The outputs are valid until the next step.
@@ -97,9 +97,9 @@ class GraphDispatcher:
         return outputs
 
     def replay(self, descriptor: BatchDescriptor) -> Outputs | None:
-        """Replay the last step's shape with the current contents of the same inputs, if possible.
+        """Replay the last step's shape with the current contents of the same inputs.
 
-        Returns None, and does nothing, if the shape is not captured.
+        Does nothing and returns None if the shape is not captured.
         """
         entry = None
         if self._provider is not None:
@@ -111,12 +111,12 @@ class GraphDispatcher:
         return entry[1]
 
     def _first_times(self, key: Hashable, forward: Forward) -> Outputs:
-        """Run eagerly, and capture if the shape has been seen before."""
+        """Run eagerly; capture the run if the shape has occurred before."""
         if key in self._refused or key not in self._seen:
             self._seen.add(key)
             self.counts.eager += 1
             return forward()
-        assert self._provider is not None, "a key exists only with a provider"
+        assert self._provider is not None, "a batch has a key only if there is a provider"
         capture = self._provider.capture(forward)
         self.counts.captured += 1
         if capture.graph is not None:
@@ -129,14 +129,14 @@ class GraphDispatcher:
         return capture.outputs
 
     def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:
-        """Also run eagerly, and compare the replay with the result."""
+        """Run the replayed step eagerly, too, and compare the results."""
         replayed = [output.clone() for output in outputs]
         outputs = forward()
         self.counts.eager += 1
         if all(map(_same_bits, replayed, outputs)):
             self._proven.add(len(outputs))
         else:
-            self._give_up("a replay and the model gave different results")
+            self._give_up("a replay and an eager run had different results")
         return outputs
 
     def _give_up(self, reason: str) -> None:
@@ -144,7 +144,7 @@ class GraphDispatcher:
         self._provider = None
         self._entries.clear()
         name = type(self._model).__name__
-        logger.warning("The model %s runs eagerly, without recordings: %s.", name, reason)
+        logger.warning("The model %s runs all steps eagerly: %s.", name, reason)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

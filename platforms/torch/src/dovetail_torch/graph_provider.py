@@ -43,9 +43,9 @@ class Capture:
     """The result of a capture.
 
     outputs: the outputs of the run. With a graph, each replay overwrites them, and other graphs of
-    the same provider may reuse their memory. graph: None if the capture failed. obstacle: in this
-    case, the operation or other cause that prevents replays. lasting: whether it prevents replays
-    at every batch size.
+    the same provider may reuse their memory. graph: None if the capture failed. obstacle: the
+    operation or other cause that prevented the capture. lasting: whether it prevents captures of
+    every batch size.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -58,12 +58,12 @@ class GraphProvider(Protocol):
     """Captures, replays and runs computations on one device, from one thread."""
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return the key of the graph for such batches; None if they are never captured."""
+        """Return the key of the graph for this batch shape; None if it is never captured."""
 
     def capture(self, forward: Forward) -> Capture:
         """Run `forward` once and capture it.
 
-        Running it twice is allowed and has the same effect: it writes the same slots.
+        It is allowed to run it twice, because the second run writes the same slots.
         """
 
     def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:

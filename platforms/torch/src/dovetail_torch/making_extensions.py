@@ -1,6 +1,6 @@
-"""Create the step extensions that a worker's configuration names, in order.
+"""Create the configured step extensions of a worker, in order.
 
-Logits processors come first, each as a separate extension.
+Logits processors come first; each is a separate extension.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail_torch.sampling.processors import ProcessorExtension
 
 
 def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, StepExtension]:
-    """Return the extensions by their names in messages.
+    """Return the extensions, by the names that messages use for them.
 
     Raises PluginError if an extension cannot be loaded or created, ConfigError for invalid options.
     """

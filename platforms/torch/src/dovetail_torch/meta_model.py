@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError)
-"""Exceptions for mistakes in a model or its config, raised on every device."""
+"""Exceptions for errors in a model or its config, which every device would raise."""
 
 
 def fails_on_any_device(error: BaseException) -> bool:

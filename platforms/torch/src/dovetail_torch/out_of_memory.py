@@ -16,7 +16,7 @@ from dovetail.errors import CapacityError
 
 _GIB = 1 << 30
 _TORCH_SAYS = ("can't allocate memory", "Cannot allocate memory", "not enough memory")
-"""On the CPU torch raises a plain RuntimeError."""
+"""Texts of torch's out-of-memory errors on the CPU, which have the type RuntimeError."""
 
 
 @contextmanager

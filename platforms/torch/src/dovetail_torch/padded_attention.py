@@ -1,7 +1,7 @@
 """Attention with a head size that the backend does not support: heads are padded with zeros.
 
 Zeros appended to a query and a key do not change their product; zeros appended to a value give
-zeros, which are cut off. So the result is the same, and so are the backend's guarantees.
+zeros, which are cut off. So the results do not change, and the backend's guarantees hold.
 Legend: T tokens, H query heads, K key-value heads, D head size of the model.
 """
 
@@ -16,7 +16,10 @@ from dovetail.interfaces import AttentionLayer, RotaryArgs
 
 
 class PaddedAttention(AttentionLayer):
-    """Calls a backend's layer of larger heads with the model's heads. It does not rotate."""
+    """Calls a backend's layer of larger heads with the model's heads.
+
+    Does not apply rotary embedding.
+    """
 
     def __init__(self, layer: AttentionLayer, num_added: int) -> None:
         """num_added: number of features that are added to each head."""

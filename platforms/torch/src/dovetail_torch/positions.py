@@ -22,9 +22,9 @@ _OUT_OF_RANGE = ("out of range", "out of bounds")
 
 
 def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
-    """Return `limits` with no more positions than the model declares in `max_positions`.
+    """Return `limits`, with max_model_len reduced to the `max_positions` of the model, if declared.
 
-    Raises ContractError if the declared value is not a count.
+    Raises ContractError if the declared value is not a positive integer.
     """
     declared = getattr(model, "max_positions", None)
     if declared is None:
@@ -39,7 +39,10 @@ def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
 
 @torch.inference_mode()
 def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None:
-    """Run a model of unknown size at its last position; raise ConfigError if that fails."""
+    """Run a model that does not declare its positions at the last one.
+
+    Raise ConfigError on failure.
+    """
     is_rotary = any(isinstance(module, RotaryEmbedding) for module in _modules(model))
     if is_rotary or getattr(model, "max_positions", None) is not None:
         return
@@ -53,7 +56,7 @@ def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None
             raise
         raise ConfigError(
             f"max_model_len={limits.max_model_len}: the model {type(model).__name__} fails at "
-            f"position {last} ({text.splitlines()[0] if text else 'IndexError'}), so it has "
+            f"position {last} ({text.splitlines()[0] if text else 'IndexError'}), so it supports "
             "fewer positions; lower max_model_len. A model with a position table should "
             "declare its size as max_positions."
         ) from error

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _LOADING_VERSION = 2
-"""Version of weight loading. Increase it when the same files give other weights than before.
+"""Version of weight loading. Increase it when the same files result in different weights.
 
-2: a tied head that differs from the embedding in the files is loaded instead of being dropped.
+Since version 2, a tied head that differs from the embedding in the files is loaded, not dropped.
 """
 
 
@@ -66,7 +66,7 @@ class PackedCache:
         self._saving: threading.Thread | None = None
 
     def restore(self, *, num_threads: int) -> bool:
-        """Give all layers their packed weights; return False if none are cached."""
+        """Restore the packed weights of all layers; return False if none are cached."""
         if not self._is_used:
             return False
         try:

@@ -78,12 +78,12 @@ class PackedFolder:
             os.close(fd)
 
     def _create_part(self, name: str) -> tuple[int, Path]:
-        """Create an incomplete file, locked while it is open, so that no process deletes it."""
+        """Create a temporary file, locked while it is open, so that no process deletes it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
             part = self.path / f"{name}.{secrets.token_hex(8)}{_PART_ENDING}"
             fd = os.open(part, flags, 0o600)
-            with suppress(OSError):  # without locks, nothing deletes incomplete files
+            with suppress(OSError):  # without locks, no process deletes temporary files
                 fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink:
                 return fd, part
@@ -109,7 +109,7 @@ class PackedFolder:
             total -= facts.st_size
 
     def _drop_leftovers(self) -> None:
-        """Delete incomplete files that no process has locked: their writers have ended."""
+        """Delete temporary files that no process has locked: their writers have exited."""
         for part in self.path.glob(f"*{_PART_ENDING}"):
             with suppress(OSError):  # locked, or deleted by another process
                 fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -78,7 +78,7 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
     sums: list[int] = []
     for name, offset, num_bytes, checksum in rows:
         if offset % PAGE_BYTES or not 0 < offset <= offset + num_bytes <= size:
-            raise PackedFileError(f"the index places {name} outside of the file")
+            raise PackedFileError(f"the index gives {name} an offset outside of the file")
         forms[name] = mapped[offset : offset + num_bytes]
         sums.append(checksum)
     with ThreadPoolExecutor(num_threads) as pool:

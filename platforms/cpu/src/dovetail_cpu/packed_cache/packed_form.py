@@ -17,7 +17,7 @@ class HasPackedForm(Protocol):
     """
 
     def packed_format(self) -> str:
-        """Return what the packed bytes depend on besides the weights: format, version, options."""
+        """Return a key of all inputs of packing except the weights: format, version, options."""
 
     def packed_bytes(self, layer: nn.Module) -> int:
         """Return the size that the layer's packed weights have or will have; 0 for none."""
@@ -29,5 +29,5 @@ class HasPackedForm(Protocol):
         """Use the packed weights in `form`, which is aligned to a page, and keep a reference to it.
 
         Called before weights are loaded; marks the weights of the layer as loaded. `pack` is still
-        called and only has to free the plain weight. The form is not written to.
+        called; it only frees the unpacked weight. `form` is never written.
         """

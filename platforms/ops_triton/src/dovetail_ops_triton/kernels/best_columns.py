@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.order import LEAST, LOWEST, column_of, image_of, place_of
+from dovetail_ops_triton.kernels.order import LEAST, LOWEST, column_of, image_of, sort_key_of
 from dovetail_ops_triton.kernels.row_layout import RowLayout, row_layout
 
 TILE = 4096
@@ -36,16 +36,16 @@ def best_columns_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Find the best token of `num_tiles` tiles of a row; store its id, or its place for a part."""
+    """Find the best token of `num_tiles` tiles of a row; store its id, or a part's sort key."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
-    place = best_place(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
-    store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE)
+    sort_key = best_sort_key(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
+    store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE)
 
 
 @triton.jit
-def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
-    """Return the place of the maximum of a row from column `first` on."""
+def best_sort_key(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
+    """Return the sort key of the maximum of a row, searched from column `first` on."""
     lanes = tl.arange(0, TILE)
     best = tl.full([TILE], LEAST, tl.int32)
     best_columns = tl.zeros([TILE], tl.int32)
@@ -54,19 +54,19 @@ def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
         inside = columns < vocab_size
         x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         image = tl.where(inside, image_of(x), LEAST)
-        # Each lane processes increasing columns, so it keeps the first of equal numbers.
+        # Each lane processes columns in ascending order, so it keeps the first of equal numbers.
         best_columns = tl.where(image > best, columns, best_columns)
         best = tl.maximum(best, image)
-    return tl.max(place_of(best, best_columns), axis=0)
+    return tl.max(sort_key_of(best, best_columns), axis=0)
 
 
 @triton.jit
-def store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
-    """Store the place of a part's best token, or its id if the part is the whole row."""
+def store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
+    """Store the sort key of a part's best token, or the token's id if the part is the whole row."""
     if IS_WHOLE:
-        tl.store(ids_ptr + row, column_of(place))
+        tl.store(ids_ptr + row, column_of(sort_key))
     else:
-        tl.store(parts_ptr + row * tl.num_programs(1) + tl.program_id(1), place)
+        tl.store(parts_ptr + row * tl.num_programs(1) + tl.program_id(1), sort_key)
 
 
 @triton.jit(
@@ -76,12 +76,12 @@ def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
     """Store the id of the best token of all parts of a row. PARTS: upper bound of their number."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
-    places = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)
-    tl.store(ids_ptr + row, column_of(tl.max(places, axis=0)))
+    sort_keys = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)
+    tl.store(ids_ptr + row, column_of(tl.max(sort_keys, axis=0)))
 
 
 def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the column of the maximum of each row, the first of equal ones, int64 [R].
+    """Return the first column of each row with the maximum of the row, int64 [R].
 
     Supports float dtypes up to float32. A NaN counts as the maximum.
     """

@@ -1,13 +1,13 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Apply min-p, top-k and top-p to a row: find the lowest place of a token that is kept.
+"""Apply min-p, top-k and top-p to a row: find the lowest sort key of a kept token.
 
-The order of `order.py` is used: top-k keeps exactly k tokens, top-p then the fewest that reach the
-mass. Nothing is sorted. A search narrows an interval of images: its lower end keeps enough tokens,
-its upper end does not. A pass over the row counts and weighs the tokens at or above three images in
-the interval, which reduces it to a quarter or less, and finds the lowest and the highest image
-that occur. The search ends with one token or one image. Of tokens with equal logits the first ones
-are kept. Sources: Nguyen et al. 2024 (min-p); Fan, Lewis, Dauphin 2018 (top-k); Holtzman et al.
-2020 (top-p).
+Tokens are ordered as in `order.py`: top-k keeps exactly k tokens; of these, top-p keeps the fewest
+that reach its mass. Nothing is sorted. A search narrows an interval of integer images of logits:
+the lower end keeps enough tokens, the upper end does not. A pass over the row counts and weighs the
+tokens at or above three images in the interval, which reduces it to a quarter or less, and finds
+the lowest and the highest image that occur. The search ends when one token or one image remains. Of
+tokens with equal logits, the first are kept. Sources: Nguyen et al. 2024 (min-p); Fan, Lewis,
+Dauphin 2018 (top-k); Holtzman et al. 2020 (top-p).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.order import LEAST, LOWEST, image_of, number_of, place_of
+from dovetail_ops_triton.kernels.order import LEAST, LOWEST, image_of, number_of, sort_key_of
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _MOST = tl.constexpr(2**31 - 1)
@@ -37,7 +37,7 @@ def cuts_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Store the lowest kept place of one row."""
+    """Store the lowest sort key that is kept in one row."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
@@ -53,7 +53,7 @@ def cuts_kernel(
 
 @triton.jit
 def _cut(row_ptr, vocab_size, scale, top_k, top_p, min_p, BLOCK: tl.constexpr):
-    """Return the lowest kept place. scale: converts logits to powers of two."""
+    """Return the lowest sort key that is kept. scale: converts logits to powers of two."""
     best, mean = _survey(row_ptr, vocab_size, BLOCK)
     low, count, mass = _likely(row_ptr, vocab_size, best, scale, tl.log2(min_p), BLOCK)
     low, equals, count, mass = _search(
@@ -63,15 +63,15 @@ def _cut(row_ptr, vocab_size, scale, top_k, top_p, min_p, BLOCK: tl.constexpr):
         low, equals, count, mass = _search(
             row_ptr, vocab_size, best, mean, scale, low, equals, count, mass, 1, top_p * mass, BLOCK
         )
-    place = low.to(tl.int64) << 32
+    sort_key = low.to(tl.int64) << 32
     if equals < _MOST:
-        place = place_of(low, _column_of_equal(row_ptr, vocab_size, low, equals, BLOCK))
-    return place
+        sort_key = sort_key_of(low, _column_of_equal(row_ptr, vocab_size, low, equals, BLOCK))
+    return sort_key
 
 
 @triton.jit
 def _survey(row_ptr, vocab_size, BLOCK: tl.constexpr):
-    """Return the image of the row's maximum, and the mean of the finite logits."""
+    """Return the integer image of the row's maximum, and the mean of the finite logits."""
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], LEAST, tl.int32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -98,7 +98,7 @@ def _weigh(x, image, best, scale):
 
 @triton.jit
 def _likely(row_ptr, vocab_size, best, scale, log2_min_p, BLOCK: tl.constexpr):
-    """Return the lowest image, the number and the mass of the tokens that min-p keeps."""
+    """Return the lowest integer image, the number and the mass of the tokens that min-p keeps."""
     lanes = tl.arange(0, BLOCK)
     least = tl.full([BLOCK], _MOST, tl.int32)
     count = tl.zeros([BLOCK], tl.int32)
@@ -130,7 +130,7 @@ def _search(
     wanted_mass,
     BLOCK: tl.constexpr,
 ):
-    """Return the highest image that keeps enough tokens, and how many tokens equal to it are kept.
+    """Return the highest image that keeps enough tokens, and the number of kept tokens with it.
 
     low, equals: the image and number found so far. count, mass: count and mass of the kept tokens.
     Updated values of all four are returned.
@@ -173,7 +173,7 @@ def _search(
         c = top - quarter
     equals = tl.where(low == first, first_equals, _MOST)
     if (count > wanted_count) & (count - count_above > 1):
-        # Only equal tokens are left: keep as many as needed.
+        # Only equal tokens remain: keep as many as needed.
         weight = _weigh(number_of(low), low, best, scale)
         missing = tl.minimum(tl.maximum((wanted_mass - mass_above) / weight, 1.0), 1e9)
         equals = tl.maximum(tl.ceil(missing).to(tl.int32), wanted_count - count_above)
@@ -185,7 +185,7 @@ def _search(
 
 @triton.jit
 def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.constexpr):
-    """Return the lowest and highest image from low to top, then counts and masses.
+    """Return the lowest and highest integer image from low to top, then counts and masses.
 
     There are three counts of tokens, at or above a, b and c, then the three masses of these tokens.
     """
@@ -225,7 +225,7 @@ def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.
 
 @triton.jit
 def _column_of_equal(row_ptr, vocab_size, image, number, BLOCK: tl.constexpr):
-    """Return the column of the `number`-th token with this image, counted from 1."""
+    """Return the column of the `number`-th token with this integer image, counted from 1."""
     lanes = tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.int32)
     num_seen = number * 0

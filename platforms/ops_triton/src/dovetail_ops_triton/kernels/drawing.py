@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Sample tokens: among the kept columns, the one with the greatest logit plus Gumbel noise.
+"""Sample tokens: of the kept columns, select the greatest sum of logit and Gumbel noise.
 
 First min-p, top-k and top-p are applied (`cuts.py`). The noise is a function of the row's seed, the
 position and the column, and is computed where it is used. So rows are independent, a
@@ -19,13 +19,13 @@ from dovetail_ops_triton.kernels.best_columns import (
     MAX_PARTS,
     NUM_WARPS,
     TILE,
-    best_place,
+    best_sort_key,
     join_parts_kernel,
     share_out,
-    store_place,
+    store_sort_key,
 )
 from dovetail_ops_triton.kernels.cuts import cuts_kernel
-from dovetail_ops_triton.kernels.order import LEAST, image_of, place_of
+from dovetail_ops_triton.kernels.order import LEAST, image_of, sort_key_of
 from dovetail_ops_triton.kernels.row_layout import row_layout
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -52,9 +52,9 @@ def draw_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Sample from `num_tiles` tiles of a row; store the token, or its place for a part.
+    """Sample from `num_tiles` tiles of a row; store the token, or the sort key of a part.
 
-    Here places order the sums of logit and noise. TILE: the noise of a column depends on it.
+    Here sort keys order the sums of logit and noise. TILE: the noise of a column depends on it.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
@@ -65,36 +65,37 @@ def draw_kernel(
         position = tl.load(positions_ptr + row)
         cut = tl.load(cuts_ptr + row)
         scale = _LOG2E / temperature
-        place = _drawn_place(
+        sort_key = _drawn_sort_key(
             row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE
         )
     else:
-        place = best_place(row_ptr, first, num_tiles, vocab_size, TILE)
-    store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE)
+        sort_key = best_sort_key(row_ptr, first, num_tiles, vocab_size, TILE)
+    store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE)
 
 
 @triton.jit
-def _drawn_place(
+def _drawn_sort_key(
     row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE: tl.constexpr
 ):
-    """Return the place of the token that a row samples from column `first` on."""
+    """Return the sort key of the token that is sampled from a row's columns from `first` on."""
     QUARTER: tl.constexpr = TILE // 4
     lanes = tl.arange(0, QUARTER)
     best = tl.full([QUARTER], LEAST, tl.int32)
     best_columns = tl.zeros([QUARTER], tl.int32)
     for tile in range(0, num_tiles):
         start = first + tile * TILE
-        # One counter gives four numbers, for four columns that are a quarter of the tile apart.
+        # One counter results in four numbers, for four columns that are a quarter of the tile
+        # apart.
         words = noise_words(seed, position, start // 4 + lanes)
         for i in tl.static_range(4):
             columns = start + i * QUARTER + lanes
             inside = columns < vocab_size
             x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-            stays = inside & (place_of(image_of(x), columns) >= cut)
+            stays = inside & (sort_key_of(image_of(x), columns) >= cut)
             image = tl.where(stays, image_of(x * scale + gumbel(words[i])), LEAST)
             best_columns = tl.where(image > best, columns, best_columns)
             best = tl.maximum(best, image)
-    return tl.max(place_of(best, best_columns), axis=0)
+    return tl.max(sort_key_of(best, best_columns), axis=0)
 
 
 @triton.jit

@@ -68,7 +68,7 @@ def add_rms_norm_kernel(
     residual_ptrs = residual_ptr + rows[:, None] * residual_stride + columns[None, :]
     x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
-    # The sum is rounded first, so that later readers of the residual see the normalized value.
+    # The sum is rounded first, so that the normalized value equals the stored residual.
     total = (x + residual).to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptrs, total, mask=mask)
     x = total.to(tl.float32)
@@ -79,7 +79,7 @@ def add_rms_norm_kernel(
 
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the normalized rows, a new contiguous tensor. Any leading dimensions."""
+    """Return the normalized rows, a new contiguous tensor; x may have any leading dimensions."""
     rows, size = row_layout(x_TD), x_TD.shape[-1]
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     block, num_together, num_warps = tile_of(size)
@@ -104,7 +104,7 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
 def add_rms_norm(
     x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the normalized sum x + residual, contiguous, and the sum, stored in `residual_TD`).
+    """Return the normalized sum x + residual, contiguous, and the sum, stored in `residual_TD`.
 
     If the residual's rows are not contiguous, the sum is stored in a copy.
     """

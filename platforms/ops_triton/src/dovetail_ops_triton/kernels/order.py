@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""One order for numbers and columns: the greater number first, the lower column among equals.
+"""Sort keys for the columns of a row: first by greater number, then by lower column.
 
-A float32 number has an int32 image that preserves the order. Image and column together form an
-int64 place, which is unique within a row. With it argmax, top-k and top-p become searches over
-unique integers.
+A float32 number has an int32 image that preserves the order. The image and the column form an int64
+sort key, which is unique within a row. So argmax, top-k and top-p are searches over unique
+integers.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 
 LEAST = tl.constexpr(-(2**31))
-"""An image that is lower than the image of every number."""
+"""An integer image that is lower than that of every number."""
 LOWEST = tl.constexpr(-(2**63))
-"""A place that is lower than the place of every column."""
+"""A sort key that is lower than the sort key of every column."""
 NAN = tl.constexpr(2**31 - 2)
-"""The image of NaN: above all numbers, but not the greatest int32."""
+"""The integer image of NaN: greater than that of all numbers, but not the greatest int32."""
 
 
 @triton.jit
 def image_of(x):
-    """Return the images of float32 numbers; both zeros have the same image."""
+    """Return the int32 images of float32 numbers; both zeros have the same image."""
     bits = x.to(tl.int32, bitcast=True)
     image = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     image = tl.where(x == 0.0, 0, image)
@@ -30,18 +30,18 @@ def image_of(x):
 
 @triton.jit
 def number_of(image):
-    """Return the float32 numbers that have these images."""
+    """Return the float32 numbers that have these int32 images."""
     bits = image ^ ((image >> 31) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def place_of(image, columns):
-    """Return places in the order, int64; the best column has the greatest place."""
+def sort_key_of(image, columns):
+    """Return int64 sort keys; the column with the greatest number has the greatest sort key."""
     return (image.to(tl.int64) << 32) | (0xFFFFFFFF - columns.to(tl.int64))
 
 
 @triton.jit
-def column_of(place):
-    """Return the column of a place, int64."""
-    return 0xFFFFFFFF - (place & 0xFFFFFFFF)
+def column_of(sort_key):
+    """Return the column that a sort key contains, int64."""
+    return 0xFFFFFFFF - (sort_key & 0xFFFFFFFF)

@@ -99,7 +99,7 @@ def _turn(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Rotate the heads from `first_head` on of one token, whose heads begin at the pointers."""
+    """Rotate the heads of one token from `first_head` on; the pointers point to its first head."""
     heads = first_head + tl.arange(0, HEADS)[:, None]
     features = tl.arange(0, HALF_BLOCK)[None, :]
     mask = (heads < NUM_HEADS) & (features < HALF)

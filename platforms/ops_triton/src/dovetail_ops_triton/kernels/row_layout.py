@@ -37,7 +37,7 @@ def row_layout(x_D: torch.Tensor) -> RowLayout:
     if x_D.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise ContractError(
-            f"Triton's ops got {x_D.dtype}; they compute with {known}: give the model one "
+            f"the ops 'triton' received {x_D.dtype}; they support {known}: give the model one "
             "of those dtypes, or choose the ops 'torch'"
         )
     if x_D.stride(-1) != 1:

@@ -36,7 +36,7 @@ def silu_and_mul_kernel(
 
 
 def silu_and_mul(x_T2D: torch.Tensor) -> torch.Tensor:
-    """Return silu(first half) · second half, a new contiguous tensor. Any leading dimensions."""
+    """Return silu(first half) · second half, a new contiguous tensor; any leading dimensions."""
     rows, size = row_layout(x_T2D), x_T2D.shape[-1] // 2
     y_TD = torch.empty((*x_T2D.shape[:-1], size), dtype=x_T2D.dtype, device=x_T2D.device)
     if y_TD.numel():

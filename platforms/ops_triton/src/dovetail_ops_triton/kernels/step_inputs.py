@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Inputs of a step, computed on the device: ids, positions, lengths, slots and block tables.
 
-Each run has its own programs, so the host only needs to know the longest run. Index pointers have
+Each run has separate programs, so the host needs to know only the longest run. Index pointers have
 any alignment, and counts change from step to step; neither causes a compilation.
 Legend: R runs, T tokens, M blocks of a table's row.
 """

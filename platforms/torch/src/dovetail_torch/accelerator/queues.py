@@ -1,7 +1,7 @@
 """The streams of an asynchronous device: one computes, another copies results to the host.
 
 Implements `dovetail_torch.device_runtime.AsyncDevice` for any device module with torch's API of
-streams and events. Does not name a device.
+streams and events. Contains no device names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PinnedZeros = Callable[[int], torch.Tensor]
 
 
 class AcceleratorQueues:
-    """The thread's current stream, which computes, and a stream for copies to the host.
+    """The current stream of the thread, which computes, and a second stream for copies to the host.
 
     Work is submitted from one thread; any thread may wait for events.
     """
@@ -37,11 +37,11 @@ class AcceleratorQueues:
     def fetch(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> DeviceEvent:
-        """Copy device tensors to pinned tensors after submitted work, in parallel to later work.
+        """Copy device tensors to pinned tensors after submitted work, parallel to later work.
 
         Each target has its source's shape and dtype. Until the returned event is complete, the
-        caller must keep the sources and not write to them: the allocator would give their memory to
-        later work of the computing stream, which does not wait for the copies.
+        caller must keep the sources and not write to them: the allocator could reuse their memory
+        for later work of the computing stream, which does not wait for the copies.
         """
         copies = self._copies
         copies.wait_stream(self._module.current_stream())

@@ -1,8 +1,8 @@
-"""The device runtime of any device with a torch module: selection, memory, queues.
+"""The device runtime of any device with a torch module: selection, memory, streams.
 
-Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms subclass it for differences.
-Memory in use is relative to the free memory at startup: memory that other processes used before
-does not count against this process's share.
+Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms override methods if their device
+differs. Memory in use is relative to the free memory at startup: memory that other processes used
+before is not part of it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AcceleratorRuntime:
         return max(0, self._module.max_memory_allocated() - self._allocated_at_reset)
 
     def max_profile_tokens(self) -> int:
-        """Return a huge number: the device is fast enough to run every step."""
+        """Return a huge number: the device can run the largest step quickly."""
         return sys.maxsize
 
     def synchronize(self) -> None:
@@ -104,7 +104,10 @@ class AcceleratorRuntime:
         return self._queues
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return pinned host memory, uint8, zeroed. Slow: for startup, not for a step."""
+        """Return pinned host memory, uint8, zeroed.
+
+        This is slow: call it at startup, not in a step.
+        """
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:

@@ -1,6 +1,6 @@
 """Facts of the installed torch build, read from its files, because an import takes seconds.
 
-Does not depend on a device: the caller names the field of torch's `version.py`.
+Does not depend on a device: the caller specifies the field of torch's `version.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBuild:
-    """version: torch's version, "" without torch. toolkit: the device toolkit's, "" for none."""
+    """version: torch's version, "" without torch. toolkit: version of the device toolkit, or ""."""
 
     version: str
     toolkit: str
 
 
 def read_torch_build(field: str) -> TorchBuild:
-    """Return the build that would be imported; `field` is the name of the toolkit's version."""
+    """Return the build that would be imported; `field` is the variable of the toolkit's version."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return TorchBuild(version="", toolkit="")

@@ -25,11 +25,11 @@ _PATIENCE = timedelta(minutes=10)
 
 
 def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.device) -> RankGroup:
-    """Find the other workers of `context`'s engine and return the group; ONE_RANK without others.
+    """Connect to the other workers of `context`'s engine; return their group, or ONE_RANK.
 
-    Waits for all of them. Raises ConfigError for contradictory numbers, a platform without
-    collectives and ranks of different configuration, and PeerLostError if a rank does not
-    join.
+    Waits until all workers have joined. Raises ConfigError for contradictory numbers, a platform
+    without collectives and ranks with different configurations, and PeerLostError if a rank does
+    not join.
     """
     _check(context)
     rank, size = context.rank, context.world_size
@@ -43,8 +43,8 @@ def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.dev
         ranks = runtime.join(store, rank=rank, size=size, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise PeerLostError(
-            f"rank {rank} of {size} did not find the other ranks at {context.rendezvous!r}: "
-            f"{_first_line(error)}"
+            f"rank {rank} of {size} could not connect to the other ranks at "
+            f"{context.rendezvous!r}: {_first_line(error)}"
         ) from error
     _check_likeness(ranks, context, device)
     _check_invariance(ranks, context)
@@ -81,14 +81,15 @@ def _check(context: WorkerContext) -> None:
 
 
 def _check_likeness(ranks: RankGroup, context: WorkerContext, device: torch.device) -> None:
-    """Raise ConfigError if rank 0 has another configuration, and so tensors of other shapes."""
+    """Raise ConfigError if rank 0 has a different configuration: tensor shapes may differ."""
     facts = (torch.__version__, context.config)
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     if not torch.equal(ranks.broadcast(own.clone()), own):
         raise ConfigError(
-            f"rank {ranks.rank} of {ranks.size} has another configuration or version of torch than "
-            "rank 0: start all workers of an engine alike, each engine with its own rendezvous."
+            f"rank {ranks.rank} of {ranks.size} differs from rank 0 in its configuration or "
+            "version of torch: start all workers of an engine in the same way, and use a separate "
+            "rendezvous for each engine."
         )
 
 
@@ -98,7 +99,7 @@ def _check_invariance(ranks: RankGroup, context: WorkerContext) -> None:
         return
     raise ConfigError(
         f"batch_invariant=True is not supported with tensor_parallel_size={ranks.size}: "
-        "sums over so many ranks depend on the batch on this platform; set "
+        "on this platform, sums over more than two ranks depend on the batch; set "
         "tensor_parallel_size to 2 or 1, or remove batch_invariant."
     )
 

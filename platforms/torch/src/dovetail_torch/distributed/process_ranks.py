@@ -19,7 +19,7 @@ class ProcessRanks:
     """One rank of several.
 
     group: exchanges the device's tensors; this object is its only user. batch_invariant: true for
-    up to two ranks. For more, the order of a sum depends on the offset in the tensor.
+    up to two ranks. With more ranks, the order of a sum depends on the offset in the tensor.
     """
 
     def __init__(self, group: Any, *, rank: int, size: int) -> None:

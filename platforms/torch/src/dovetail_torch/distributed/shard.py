@@ -41,8 +41,8 @@ def undivided(size: int) -> Shard:
 def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
     """Return the rank's part of a dimension that is divided evenly.
 
-    owner: names the dimension, "the 64 output features of a.b". Raises ConfigError if the parts
-    would not be equal.
+    owner: description of the dimension, such as "the 64 output features of a.b". Raises ConfigError
+    if the parts would not be equal.
     """
     if size % ranks.size:
         raise cannot_divide(owner, ranks, lambda count: size % count == 0)
@@ -70,6 +70,6 @@ def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) ->
     """Return an error that lists the possible numbers of ranks."""
     good = ", ".join(str(count) for count in range(1, _MOST_RANKS + 1) if works(count))
     return ConfigError(
-        f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by it; "
-        f"the possible numbers are {good}: choose one of them."
+        f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by this "
+        f"number; the possible numbers are {good}: choose one of them."
     )

@@ -1,7 +1,7 @@
 """Paged attention that never makes the host wait, for workers on the fake device.
 
 It processes the runs one by one, with the lengths that the host knows; all indices are computed on
-the device. Simple and slow.
+the device. It is simple and slow.
 Legend: T tokens, H query heads, K key-value heads, D head size, B block size, S slots of the cache;
 of a run: Q query tokens, L positions, M blocks.
 """
@@ -46,7 +46,7 @@ class NoWaitAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> NoWaitLayer:
-        """Return the attention of a layer."""
+        """Return the attention layer."""
         return NoWaitLayer(context)
 
 

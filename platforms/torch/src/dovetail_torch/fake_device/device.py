@@ -34,10 +34,11 @@ class FakeDevice:
     def reset(
         self, *, total_bytes: int = TOTAL_BYTES, lag: int | None = None, seed: int = 0
     ) -> None:
-        """Wait for all work and reset the device; existing tensors stay and are counted.
+        """Wait for all work and reset the device.
 
-        lag: an event is complete after at most this many later operations, drawn with `seed`. With
-        None it is complete only when the host waits for it.
+        Existing tensors remain valid and are still counted.
+        lag: maximum number of later operations after which an event is complete; the number is
+        random, from `seed`. With None, an event is complete only when the host waits for it.
         """
         self.timeline.learn_all()
         self.watch.forget()
@@ -57,7 +58,7 @@ class FakeDevice:
         return self.watch.strict()
 
     def synchronises(self, what: str) -> None:
-        """Simulate an operation that waits for its stream, the current one."""
+        """Simulate an operation that waits for the current stream."""
         self.watch.synchronises(what)
         self.timeline.learn(self.timeline.current.moment())
 

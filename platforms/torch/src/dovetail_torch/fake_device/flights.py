@@ -1,8 +1,8 @@
 """Asynchronous copies between host and fake device, and the host memory they use.
 
 Until the host knows that a copy is complete, it must not use the copy's host memory: a source must
-not change; a target contains a pattern until the copy is complete. Two copies may read the same
-host memory; otherwise only one copy may use it at a time. Only pinned memory can be copied
+not change; a target contains a fixed pattern until the copy is complete. Two copies may read the
+same host memory; otherwise only one copy may use it at a time. Only pinned memory can be copied
 asynchronously.
 """
 
@@ -89,7 +89,10 @@ class Flights:
         self._flights.append(_Flight(place=place, host=host, data=data, writes=True))
 
     def settle(self, timeline: Timeline) -> None:
-        """Finish copies that the host knows to be complete; fault if their memory changed."""
+        """Finish copies that the host knows to be complete.
+
+        Raise a fault if their memory has changed.
+        """
         done = [flight for flight in self._flights if timeline.is_known(flight.place)]
         if not done:
             return
@@ -98,8 +101,8 @@ class Flights:
         for flight in touched:
             kind = "to" if flight.writes else "from"
             self._watch.fault(
-                f"a copy {kind} host memory on stream {flight.place.stream} was not "
-                "complete when that memory was written to; wait for the copy's event first."
+                f"a copy {kind} host memory on stream {flight.place.stream} was not complete when "
+                "the host wrote to that memory; wait for the copy's event first."
             )
 
     def _complete(self, flight: _Flight) -> bool:

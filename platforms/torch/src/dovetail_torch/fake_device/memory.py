@@ -1,7 +1,7 @@
 """The memory of a fake device: allocation, and which streams still read and write it.
 
 Bytes are counted as in a caching allocator: freed memory stays reserved until `empty_cache`. Each
-piece remembers its last write, and its last read from each stream. A use that is not ordered after
+piece stores its last write, and its last read from each stream. A use that is not ordered after
 these uses is a fault, and so is freeing a piece too early.
 """
 
@@ -103,8 +103,8 @@ class Memory:
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
             self._watch.fault(
-                f"stream {place.stream} reads device memory that stream {written.stream} "
-                "may not have written yet; make the reading stream wait for the other stream."
+                f"stream {place.stream} reads device memory to which stream {written.stream} may "
+                "not have written yet; make the reading stream wait for the other stream."
             )
         piece.reads[place.stream] = place
 

@@ -158,12 +158,12 @@ def _device_type(_: object) -> Any:
 def _copy_from(
     source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    """Copy a tensor while torch has disabled Python dispatch, as when it creates tensors."""
+    """Copy a tensor while torch has disabled Python dispatch, such as during tensor creation."""
     return copy(target, source, non_blocking)
 
 
 def _factory(func: Any) -> Any:
-    """Return the device's version of `func`: computed on the host and wrapped."""
+    """Return the device's version of `func`: it computes on the host and wraps the result."""
 
     def make(*args: Any, **kwargs: Any) -> FakeDeviceTensor:
         kwargs = kwargs | {"device": HOST}

@@ -1,6 +1,6 @@
 """Platform and worker of the fake device, for tests: `platform="…:FakeDevicePlatform"`.
 
-Never selected automatically.
+The platform is never selected automatically.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FakeDevicePlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return a usable probe: it runs on the host."""
+        """Return a usable probe, because the fake device runs on the host."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:

@@ -3,10 +3,9 @@
 `FakeDeviceTensor` tells torch that it is on the fake device and has no memory that the host can
 access. Every operation goes through `__torch_dispatch__`, which records its reads and writes and
 whether a real device would make the host wait, and then computes on the host. Operations that a
-device would refuse are refused: on host and device tensors together, or with results that change
-the shape of `out`. It is stricter than devices in one respect: index tensors must be on the device.
-It is
-less strict in another: for `x[3] = 1.0` some devices copy the number from the host; use
+device would reject raise an error: those on host and device tensors together, and those that change
+the shape of `out`. In one respect it is stricter than devices: index tensors must be on the device.
+In another it is less strict: for `x[3] = 1.0` some devices copy the number from the host; use
 `x[3].fill_(1.0)`.
 """
 
@@ -82,13 +81,13 @@ class FakeDeviceTensor(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
-        """Return the numbers; the host waits for them."""
+        """Return the elements as a list; the host waits for them."""
         return self.to(HOST).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         """Raise TypeError: the host cannot access the memory."""
         raise TypeError(
-            f"a tensor of {NAME!r} cannot be converted to an array; copy it to the host first."
+            f"a tensor on {NAME!r} cannot be converted to an array; copy it to the host first."
         )
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -142,13 +141,13 @@ def rule_of(func: Any) -> OpRule:
 
 
 def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
-    """Return a function that tells from the arguments whether a real device makes the host wait."""
+    """Return a function of the arguments: whether the operation makes the host wait on a device."""
     if name == "repeat_interleave":
         return lambda args, kwargs: kwargs.get("output_size") is None
     if name == "index":
         return lambda args, kwargs: _has_mask(args[1])
     if name in ("index_put", "index_put_", "_index_put_impl_"):
-        # For one mask and one number torch fills by the mask and does not compute indices.
+        # For one mask and one number, torch uses a masked fill and computes no indices.
         return lambda args, kwargs: _has_mask(args[1]) and args[2].numel() > 1
     return lambda args, kwargs: name in _WAITING
 
@@ -177,7 +176,7 @@ class _Lowering:
             return type(value)(self.lower(one) for one in value)
         if isinstance(value, torch.Generator):
             raise RuntimeError(
-                f"{self._name} got a random generator of the host for tensors of {NAME!r}."
+                f"{self._name} received a random generator of the host for tensors on {NAME!r}."
             )
         return value
 
@@ -200,7 +199,8 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
         if isinstance(one, FakeDeviceTensor) and one.host.shape != one.shape:
             raise RuntimeError(
                 f"{func} resizes a tensor from {list(one.shape)} to "
-                f"{list(one.host.shape)}; the fake device needs a tensor of the correct shape."
+                f"{list(one.host.shape)}; give it a tensor of the correct shape, as the fake "
+                "device does not resize tensors."
             )
     if target is not None and torch.device(target).type == HOST.type:
         return result
@@ -208,7 +208,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
-    """Add an operation on these tensors to the current stream; raise a fault if it is too early."""
+    """Add an operation on these tensors to the current stream; raise a fault for a race."""
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current
@@ -301,7 +301,7 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
         if non_blocking and _can_fly(source, target):
             DEVICE.flights.begin_read(source, place)
         else:
-            DEVICE.synchronises("a copy from the host that is blocking, converts or is not pinned")
+            DEVICE.synchronises("a copy from the host that blocks, converts or is unpinned")
         target.host.copy_(source)
 
 
@@ -313,7 +313,7 @@ def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool
             data = source.host.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             DEVICE.flights.begin_write(target, data, place)
         else:
-            DEVICE.synchronises("a copy to the host that is blocking, converts or is not pinned")
+            DEVICE.synchronises("a copy to the host that blocks, converts or is unpinned")
             target.copy_(source.host)
 
 

@@ -1,9 +1,9 @@
 """The order of operations on a fake device: streams, events, and what the host knows.
 
-Nothing is computed here: operations are numbered per stream. Their order is stored in vector clocks
-(Fidge 1988; Mattern 1989). The host is part of the order: work that it has waited for comes
-before all work that it submits later. An event is complete when the host synchronizes, or when the
-host queries it after `lag` later operations. Does not depend on tensors or memory.
+The timeline computes no results; it numbers the operations of each stream. Their order is stored in
+vector clocks (Fidge 1988; Mattern 1989). The order includes the host: work that it has waited for
+comes before all work that it submits later. An event is complete when the host synchronizes, or
+when the host queries it after `lag` later operations. Does not depend on tensors or memory.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Timeline:
 
 
 class Stream:
-    """A stream, as in `torch` device modules. before: operations before its next one."""
+    """A stream, as in `torch` device modules. before: the operations before its next operation."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.before: Clock = {}
@@ -105,7 +105,7 @@ class Stream:
         self.number = timeline.add(self)
 
     def give(self) -> Place:
-        """Add an operation and return its place in the order."""
+        """Add an operation and return its position in the order."""
         self.num_given += 1
         self.timeline.num_operations += 1
         return Place(self.number, self.num_given)
@@ -121,18 +121,18 @@ class Stream:
             _merge(self.before, event.moment)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Order later operations of this stream after those of `stream` so far."""
+        """Order later operations of this stream after the current operations of `stream`."""
         with self.timeline.lock:
             _merge(self.before, stream.moment())
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record `event`, or a new event, after the operations so far, and return it."""
+        """Record `event`, or a new event, after the operations submitted so far, and return it."""
         event = event or Event(self.timeline)
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """Wait until all operations so far are complete."""
+        """Wait until all operations submitted so far are complete."""
         self.timeline.waiting()
         self.timeline.learn(self.moment())
 
@@ -146,7 +146,7 @@ class Event:
         self._ready_at = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Record the event after all operations of `stream`, or the current one, so far."""
+        """Record the event after all operations of `stream`, or of the current stream, so far."""
         timeline = self._timeline
         with timeline.lock:
             self.moment = (stream or timeline.current).moment()
@@ -154,7 +154,7 @@ class Event:
             self._ready_at = timeline.num_operations + timeline.random.randint(0, most)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Order later operations of `stream`, or of the current one, after the event."""
+        """Order later operations of `stream`, or of the current stream, after the event."""
         (stream or self._timeline.current).wait_event(self)
 
     def query(self) -> bool:

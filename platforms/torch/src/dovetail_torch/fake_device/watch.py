@@ -1,8 +1,8 @@
-"""Findings of a fake device that a real device would not report.
+"""Errors that a fake device finds and a real device would not report.
 
-They are hidden waits of the host (`synchronisations`), and use of memory of incomplete copies
-(`faults`). Does not depend on tensors or streams: it only receives reports, and adds the file and
-line.
+They are hidden waits of the host (`synchronisations`), and uses of memory that an incomplete copy
+still uses (`faults`). Does not depend on tensors or streams: it only receives reports, and adds the
+file and line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class HiddenWaitError(RuntimeError):
-    """The host would have waited for the device at a place where waiting is not allowed."""
+    """The host would have waited for the device in code that must not wait."""
 
 
 class FlightError(RuntimeError):
@@ -32,8 +32,8 @@ class FlightError(RuntimeError):
 class Watch:
     """Findings since the last `forget`; called from any thread.
 
-    synchronisations: number of hidden waits, by cause and place. waits: number of explicit waits
-    for an event. faults: messages of all faults, whether raised or not.
+    synchronisations: number of hidden waits, by code line and operation. waits: number of explicit
+    waits for an event. faults: messages of all faults, whether raised or not.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Watch:
             self._thread.depth = depth
 
     def synchronises(self, what: str) -> None:
-        """Count a synchronization by `what`; raise HiddenWaitError if the thread is strict."""
+        """Count a synchronization by `what`, an operation; raise HiddenWaitError if `strict`."""
         where = _caller()
         self.synchronisations[f"{where}: {what}"] += 1
         if getattr(self._thread, "depth", 0):

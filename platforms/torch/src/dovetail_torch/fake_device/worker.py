@@ -11,7 +11,7 @@ from dovetail_torch.fake_device.device import DEVICE
 
 
 class StrictSteps:
-    """A mixin before a worker's class: the steps of the worker must not make the host wait.
+    """A mixin for worker classes: steps of the worker must not make the host wait.
 
     A step that would cause an error or a wait on a device raises HiddenWaitError or FlightError.
     """

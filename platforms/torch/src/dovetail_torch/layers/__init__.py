@@ -1,4 +1,4 @@
-"""The layers of models, and the linear method and the ops of the name `torch`."""
+"""The layers of models, the linear method `torch` and the op provider `torch`."""
 
 from dovetail_torch.layers.activation import SiluAndMul
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads

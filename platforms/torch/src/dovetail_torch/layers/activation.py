@@ -12,7 +12,7 @@ from dovetail.interfaces.model import ModelContext
 
 
 class SiluAndMul(nn.Module):
-    """silu(gate) · up, of concatenated gate and up: [T, 2·D] to [T, D].
+    """Computes silu(gate) · up from concatenated gate and up: [T, 2·D] to [T, D].
 
     Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU).
     """

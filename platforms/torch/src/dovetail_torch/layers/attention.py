@@ -24,8 +24,8 @@ class Attention(nn.Module):
     scale: factor on the scores; 0 for head_size ** -0.5. sliding_window: number of tokens that a
     token sees, including itself; 0 for all.
     soft_cap: c in c·tanh(score / c); 0 for none.
-    sinks: float32 [H], a logit without a value for each query head, or None; the layer's one
-        parameter. Raises ContractError if it is of another shape or dtype.
+    sinks: float32 [H], an additional logit for each query head, or None; the layer's only
+    parameter. Raises ContractError for another shape or dtype.
     """
 
     def __init__(
@@ -91,15 +91,16 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
     indices = [layer.index for _, layer in found]
     if indices != list(range(len(found))):
         raise ContractError(
-            f"{type(model).__name__} gives its {len(found)} attention layers the indices "
+            f"{type(model).__name__} assigns to its {len(found)} attention layers the indices "
             f"{indices}: they must be unique, from 0 to {len(found) - 1}"
         )
     return tuple(found)
 
 
 def share_heads(model: nn.Module, ranks: RankGroup) -> None:
-    """Reduce each attention layer of `model` to the rank's heads. Called once, after creation.
+    """Reduce each attention layer of `model` to the heads of this rank.
 
+    Call it once, after creation.
     Raises ConfigError if they cannot be divided evenly, and for sinks, which cannot be divided.
     """
     for name, layer in attention_layers(model):

@@ -1,4 +1,4 @@
-"""The two ends of a language model: the token embedding and the head that computes logits.
+"""The first and the last layer of a language model: the token embedding and the output head.
 
 If several ranks share the model, each has a part of the vocabulary in both.
 Legend: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
@@ -21,7 +21,7 @@ from dovetail_torch.layers.linear import ParallelLinear, leaf_of
 class VocabParallelEmbedding(nn.Module):
     """Rows of a table [V, D] by token id. The caller must reject ids outside 0 .. V - 1.
 
-    borrows: see `ParallelLinear`. A step reads only a few rows of the table, so that a mapped file
+    borrows: see `ParallelLinear`. Because a step reads only a few rows of the table, a mapped file
     is as fast as a copy and needs less memory. is_mapped: whether the table is mapped.
     shard: the rows that this rank has; read by the weight loader.
     """
@@ -62,7 +62,7 @@ class ParallelLMHead(ParallelLinear):
 
     A tied head is created and packed by the linear method like any other layer, but its `weight`
     is the embedding's parameter: `pack` may remove it from the head, but must not write to it.
-    Raises ModelError if the head is tied and the linear method keeps more than a plain weight.
+    Raises ModelError if the head is tied and the linear method keeps more than an unpacked weight.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Linear layers: each describes itself (`LinearShape`), and the linear method does the work.
 
-A layer knows the names of its parts in a checkpoint. It does not know how its weights are stored,
-packed or quantized, or who loads them. Sizes given by models are those of the whole
-model. If several ranks share it (`ModelContext.ranks`), column-parallel layers divide their
-output features among them; row-parallel layers divide their input features and sum the results.
-Linear methods only see the rank's part.
+A layer knows the names of its parts in a checkpoint. It does not depend on how its weights are
+loaded, stored, packed or quantized. Sizes given by models are those of the whole model. If several
+ranks share it (`ModelContext.ranks`), column-parallel layers divide their output features among
+them; row-parallel layers divide their input features and sum the results. Linear methods only see
+the rank's part.
 Source: Shoeybi et al. 2019, arXiv:1909.08053.
 Legend: T tokens, I input features, O output features of all parts; of
 attention: H query heads, K key-value heads, N all three parts' heads, S head size.
@@ -66,7 +66,7 @@ class BlockWeight:
 
 
 class ParallelLinear(nn.Module):
-    """The base of all linear layers: y = x · Wᵀ + b through the context's linear method.
+    """The base of all linear layers: y = x · Wᵀ + b, computed by the context's linear method.
 
     name: the path of the layer in the model, "model.layers.0.mlp.down_proj".
     in_features: number of input features. parts: numbers of output features by the checkpoint's
@@ -74,14 +74,14 @@ class ParallelLinear(nn.Module):
         ranks.
     shape, linear_method: read by the weight loader and by `pack_linears`; of this rank only.
     in_shard, part_shards: the rank's part of the input, and of each part's output. elsewhere: names
-    of parameters that only other ranks have.
+    of parameters that exist only on other ranks.
     settled: names of parameters that are already packed; loaders skip them.
     borrows: names of parameters that the linear method reads only once: it packs them and checks
         that they are finite. A loader may provide mapped weights instead of filling them. borrowed:
         these mapped weights, by part number; the parameter's rows are then not filled.
     block_types: types of blocks that the linear method computes with, set in `create`.
-        expected_blocks: types by number of the parts that a loader will lend as blocks. blocks:
-        these parts; the parameter's rows are not filled.
+        expected_blocks: block types of the parts that a loader will provide as blocks, by part
+        number. blocks: these blocks; the parameter's rows are not filled.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ParallelLinear(nn.Module):
         self.borrowed[part] = weight
 
     def expect_blocks(self, part: int, type_name: str) -> None:
-        """Announce that part number `part` will be lent as blocks of a type in `block_types`."""
+        """Announce that the loader will provide part number `part` as blocks of this type."""
         self.expected_blocks[part] = type_name
 
     def lend_blocks(self, part: int, blocks: BlockWeight) -> None:
@@ -133,7 +133,7 @@ class ParallelLinear(nn.Module):
         return self.linear_method.apply(self, x_TI)
 
     def extra_repr(self) -> str:
-        """Include the sizes in the module's printed form."""
+        """Return the sizes, for the `repr` of the module."""
         parts = ", ".join(map("{}={}".format, self.shape.part_names, self.shape.part_sizes))
         return f"in_features={self.shape.in_features}, {parts}, bias={self.shape.bias}"
 
@@ -158,8 +158,9 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """A linear layer whose input features are divided among the ranks; all return the same sum.
+    """A linear layer whose input features are divided among the ranks.
 
+    Every rank returns the same sum.
     The input is the rank's part, as returned by column-parallel layers. The bias is added
     on rank 0. Raises ConfigError if the features cannot be divided evenly.
     """

@@ -12,7 +12,7 @@ from dovetail.interfaces.model import ModelContext
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension, by the context's ops.
+    """Computes x / sqrt(mean(x²) + eps) · weight over the last dimension with the context's ops.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
@@ -25,11 +25,11 @@ class RMSNorm(nn.Module):
         self.ops = context.ops
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the norm of x; any leading dimensions."""
+        """Return the normalized x, which may have any leading dimensions."""
         return self.ops.rms_norm(x_TD, self.weight, self.eps)
 
     def add(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the norm of x + residual, and x + residual; `residual_TD` may be overwritten."""
+        """Return the normalized sum x + residual, and the sum; `residual_TD` may be overwritten."""
         return self.ops.add_rms_norm(x_TD, residual_TD, self.weight, self.eps)

@@ -1,7 +1,7 @@
 """Frequencies of rotary position embedding, from the old or new form of a config.json.
 
-Old: `rope_theta` and `rope_scaling` ("type" or "rope_type"). New: `rope_parameters`, which
-contains everything. A type that is not in `ROPE_TYPES` is refused, never approximated.
+Old: `rope_theta` and `rope_scaling` ("type" or "rope_type"). New: `rope_parameters`, which contains
+all parameters. A type that is not in `ROPE_TYPES` is rejected.
 Legend: F half of the rotary size.
 """
 
@@ -33,11 +33,11 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: rope_parameters is {shorten(given)}; it must be a table")
+        raise ModelError(f"config.json: rope_parameters is {shorten(given)}; it must be an object")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ModelError(
-            f"config.json: rope_parameters are given by kind of layer ({', '.join(given)}): "
-            "only models with one rotary embedding for all layers are supported"
+            f"config.json: rope_parameters differ by type of layer ({', '.join(given)}); the "
+            "rotary embedding must be the same for all layers"
         )
     parameters = dict(given)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
@@ -53,7 +53,7 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     for field, default in (("rope_theta", DEFAULT_THETA), ("partial_rotary_factor", 1.0)):
         if parameters.get(field) is None:
             parameters[field] = new_form.get(field) or hf_config.get(field) or default
-    # If a config also has a length outside of the parameters, that length is used.
+    # A length outside of the parameters takes precedence.
     for length in (
         hf_config.get("original_max_position_embeddings"),
         parameters.get("original_max_position_embeddings"),
@@ -89,7 +89,7 @@ def _linear(parameters: Parameters, rotary_size: int) -> Frequencies:
 
 
 def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
-    """Llama 3.1, arXiv:2407.21783: low frequencies are interpolated, high ones kept."""
+    """Llama 3.1, arXiv:2407.21783: only low frequencies are interpolated."""
     frequency_F, _ = _default(parameters, rotary_size)
     low = _number(parameters, "low_freq_factor")
     high = _number(parameters, "high_freq_factor")

@@ -16,7 +16,7 @@ from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_fr
 from dovetail_torch.lazy_memory import is_host_memory, lazy_zeros
 
 _POSITIONS_AT_ONCE = 4096
-"""Number of positions that are filled together; shorter tables are filled at startup."""
+"""Number of positions that are filled at a time; shorter tables are filled at startup."""
 
 
 class RotaryEmbedding(nn.Module):

@@ -1,4 +1,4 @@
-"""Inputs of a step, computed on the device from its state: `Ops.prepare_inputs` in plain torch.
+"""`Ops.prepare_inputs` in torch: computes the inputs of a step on the device from its state.
 
 The host knows every shape, so that no operation waits for the device. It is the reference for fused
 kernels. Does not depend on schedulers or requests.

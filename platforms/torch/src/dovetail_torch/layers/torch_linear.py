@@ -13,7 +13,7 @@ from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 
 
 class TorchLinearMethod(LinearMethod):
-    """Keeps a plain weight [O, I] and an optional bias [O]."""
+    """Keeps an unpacked weight [O, I] and an optional bias [O]."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` (None without bias), uninitialized."""

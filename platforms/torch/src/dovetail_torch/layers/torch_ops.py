@@ -1,4 +1,4 @@
-"""The op provider `torch`: norms, rotary embedding and activation in plain torch, on any device.
+"""The op provider `torch`: norms, rotary embedding and activation with torch operations.
 
 It is the reference for fused providers. It has no state and runs on any device.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
@@ -19,11 +19,14 @@ from dovetail_torch.sampling.blocks import best_tokens
 class TorchOps(Ops):
     """Computes the small operations with torch: float32 arithmetic, results in the inputs' dtype.
 
-    It computes the operations that a provider does not override. The sampler itself samples.
+    It computes the operations that a provider does not override. The sampler implements sampling.
     """
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
+        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor.
+
+        x may have any leading dimensions.
+        """
         return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
 
     def add_rms_norm(
@@ -83,16 +86,19 @@ class TorchOps(Ops):
         return functional.embedding(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row, the first of equal ones, int64 [R]."""
+        """Return the first column of each row with the maximum of the row, int64 [R]."""
         return best_tokens(logits_RV)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Fill the output fields of `columns`; only read the others. Does not wait."""
+        """Fill the output fields of `columns`; only read other fields.
+
+        Never waits for the device.
+        """
         prepare_inputs(columns)
 
 
 class CompletedOps(TorchOps):
-    """The operations that `provider` overrides, and torch's other operations."""
+    """Calls the operations that `provider` overrides, and torch's versions of all others."""
 
     def __init__(self, provider: Ops) -> None:
         self.overridden = overridden_operations(type(provider))

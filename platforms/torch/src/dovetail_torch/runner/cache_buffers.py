@@ -1,8 +1,8 @@
 """The memory of the KV cache: buffers of pages, and each layer's view of its buffer.
 
 Layers of different KV-cache groups share a buffer, because a block belongs to one group at a time.
-This module divides the memory without touching it: with lazy allocation a page needs no memory
-until it is written. Depends only on the shape of a cache, not on attention.
+This module divides the memory but does not write to it: with lazy allocation, a page needs no
+memory until it is written. Depends only on the shape of a cache, not on attention.
 Legend: N blocks, P bytes of a page.
 """
 
@@ -36,8 +36,8 @@ Zeros = Callable[[int], torch.Tensor]
 class CacheBuffers:
     """The cache's memory. caches: each layer's view by name, in its backend's shape.
 
-    pages_NP: uint8, one tensor per buffer; row b contains all of block b. () if the layout of a
-    backend does not have blocks as the first dimension.
+    pages_NP: uint8, one tensor per buffer; row b contains all of block b. () if the blocks are not
+    the first dimension in a backend's layout.
     """
 
     caches: Mapping[str, torch.Tensor]
@@ -69,15 +69,15 @@ def take_buffers(
     if padded and not (blocks_first and PADDED_PAGES in backend.capabilities.features):
         sizes = sorted({spec.page_size_bytes for spec in specs.values()})
         raise ModelError(
-            f"the blocks of the layers have {sizes} bytes and share pages of {page}, but "
+            f"the blocks of the layers have {sizes} bytes and share pages of {page} bytes, but "
             "the attention "
             f"backend {backend.name!r} does not declare {PADDED_PAGES!r}; choose another "
             "attention_backend."
         )
     if len(config.groups) > 1 and len(layouts) > 1 and not blocks_first:
         raise ModelError(
-            f"layers of different shapes share memory block by block, but in the layout of the "
-            f"attention backend {backend.name!r} blocks do not come first; choose another "
+            "layers of different shapes share blocks of memory, but blocks are not the first "
+            f"dimension in the layout of the attention backend {backend.name!r}; choose another "
             "attention_backend."
         )
     caches = {
@@ -95,7 +95,7 @@ def _view(
     spec: FullAttentionSpec,
     num_blocks: int,
 ) -> torch.Tensor:
-    """Return a layer's cache, which starts at byte `start` of each page."""
+    """Return a view of a layer's cache, which starts at byte `start` of each page."""
     dtype = DTYPES[spec.dtype]
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes == len(buffer):

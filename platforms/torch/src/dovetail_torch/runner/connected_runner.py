@@ -1,7 +1,7 @@
-"""A model runner with a KV connector: its worker side is called around each forward pass.
+"""A model runner that calls the worker side of a KV connector before and after each forward pass.
 
-Selected at startup, so that an engine without a connector has no overhead. Does not depend on a
-connector's name or on the meaning of the bytes that its two sides exchange.
+Selected at startup, so that an engine without a connector has no overhead. Does not depend on which
+connector is used or on the messages between its two sides.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class ConnectedRunner(ModelRunner):
         *,
         side: KVWorkerSide,
     ) -> None:
-        """side: the connector's worker side. It gets the cache's pages; shut down on failure.
+        """side: the connector's worker side.
 
-        Raises ConfigError if a block is not a row of memory in the backend's layout.
+        It receives the cache's pages and is shut down on failure.
+        Raises ConfigError if blocks are not the first dimension in the backend's layout.
         """
         if not attention.buffers.pages_NP:
             raise ConfigError(
-                "a kv_connector moves whole blocks, but there is no cache, or the layout of the "
-                "attention backend does not start with blocks; choose another "
+                "a kv_connector copies whole blocks, but there is no KV cache, or blocks are not "
+                "the first dimension in the layout of the attention backend; choose another "
                 "attention_backend, or remove kv_connector."
             )
         super().__init__(loaded, attention, extensions)
@@ -66,7 +67,7 @@ class ConnectedRunner(ModelRunner):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the last plan; add the connector's results."""
         output = super().sample_tokens(grammar)
-        assert isinstance(output, ModelRunnerOutput), "with a KV connector, steps are synchronous"
+        assert isinstance(output, ModelRunnerOutput), "a KV connector needs synchronous steps"
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:

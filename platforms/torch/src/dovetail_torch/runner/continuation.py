@@ -1,4 +1,4 @@
-"""A step that continues the last one with one more token per request: columns are incremented.
+"""A step that adds one token to each request of the last step: columns are incremented.
 
 If the same requests decode again, only positions, lengths, slots and input tokens of the plan
 change. Gathering all columns again takes several times as long as incrementing them, mainly because
@@ -49,7 +49,7 @@ class Continuable(Protocol):
         """Store a gathered step in which each run has one token and samples."""
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` continues the last step, whose tokens are known."""
+        """Return whether `plan` continues the last step; the tokens of that step must be known."""
 
     def advance(self) -> None:
         """Advance the last step's inputs by one token; only after `follows`."""
@@ -108,7 +108,7 @@ class Continuation:
         self._num_steps_left = self._inputs.num_steps_to_border(batch)
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` continues the last step, whose tokens are known."""
+        """Return whether `plan` continues the last step; the tokens of that step must be known."""
         if self.batch is None or not self._num_steps_left or not self._sampled:
             return False
         first = self.batch.plan

@@ -36,10 +36,10 @@ class DeviceColumn:
         self._on_host[: len(numbers_N)] = numbers_N
         return part_N
 
-    def increment(self, num_places: int) -> None:
-        """Add one to each of the first `num_places` numbers; for host memory only."""
+    def increment(self, count: int) -> None:
+        """Add 1 to the first `count` numbers; for host memory only."""
         assert self._on_host is not None, "columns must be in host memory"
-        increment(memoryview(self._on_host), num_places)
+        increment(memoryview(self._on_host), count)
 
     def begins_with(self, numbers: array[int]) -> bool:
         """Return whether the column starts with these numbers; for host memory only."""
@@ -58,17 +58,20 @@ class DeviceTokens:
         self.tensor = tensor
         self._on_host = host_view(tensor)
 
-    def read(self, places_N: Array, into: DeviceColumn) -> torch.Tensor:
-        """Return the tokens at `places_N`, int64 [N]; the result uses the memory of `into`."""
-        if self._on_host is not None:
-            return into.fill(self._on_host[places_N])
-        places = torch.from_numpy(places_N).to(self.tensor.device)
-        return into.take(self.tensor.index_select(0, places))
+    def read(self, index_N: Array, into: DeviceColumn) -> torch.Tensor:
+        """Return the tokens at the indices `index_N`, int64 [N].
 
-    def write(self, places_N: Array, token_ids_N: torch.Tensor) -> None:
-        """Write tokens that are on the device to their places, each at most once."""
+        The result uses the memory of `into`.
+        """
         if self._on_host is not None:
-            self._on_host[places_N] = token_ids_N.numpy()
+            return into.fill(self._on_host[index_N])
+        indices = torch.from_numpy(index_N).to(self.tensor.device)
+        return into.take(self.tensor.index_select(0, indices))
+
+    def write(self, index_N: Array, token_ids_N: torch.Tensor) -> None:
+        """Write tokens that are on the device to these indices, each at most once."""
+        if self._on_host is not None:
+            self._on_host[index_N] = token_ids_N.numpy()
             return
-        places = torch.from_numpy(places_N).to(self.tensor.device)
-        self.tensor.index_copy_(0, places, token_ids_N.to(torch.int32))
+        indices = torch.from_numpy(index_N).to(self.tensor.device)
+        self.tensor.index_copy_(0, indices, token_ids_N.to(torch.int32))

@@ -27,16 +27,19 @@ PrepareInputs = Callable[[StepColumns], None]
 """The function `PreparesInputs.prepare_inputs` of the op provider."""
 
 SamplingNumbers = Callable[[Sequence[int]], tuple[Array, ...]]
-"""A function from the sampling rows to the host's numbers that the sampler needs."""
+"""A function from the sampling rows to the numbers that the sampler needs from the host."""
 
 _NUM_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBatch(InputBatch):
-    """The inputs of one step. places_S: int64; index of each sampled token in all rows' tokens."""
+    """The inputs of one step.
 
-    places_S: torch.Tensor
+    flat_index_S: int64; flat indices of the sampled tokens in `token_ids_RL`.
+    """
+
+    flat_index_S: torch.Tensor
 
 
 class DeviceInputs:
@@ -90,12 +93,14 @@ class DeviceInputs:
         own_rows = rows[sampling_runs]
         sampling_rows = own_rows.tolist()
         last = first_R1[1:][sampling_runs] - np.int64(1)
-        places = own_rows * np.int64(self._rows.max_model_len) + ends[sampling_runs]
+        flat_index = own_rows * np.int64(self._rows.max_model_len) + ends[sampling_runs]
         numbers = self._sampling_numbers(sampling_rows)
-        sent = self._staging.send((rows, starts, first_R1, last, places, *numbers, *changes.arrays))
+        sent = self._staging.send(
+            (rows, starts, first_R1, last, flat_index, *numbers, *changes.arrays)
+        )
         end = _NUM_COLUMNS + len(numbers)
         self._rows.apply(changes, sent[end:])
-        rows_R, starts_R, query_start_R1, last_S, places_S = sent[:_NUM_COLUMNS]
+        rows_R, starts_R, query_start_R1, last_S, flat_index_S = sent[:_NUM_COLUMNS]
         seq_lens = ends.tolist()
         longest = max(seq_lens)
         if longest > self._position_tables.num_ready:
@@ -116,13 +121,13 @@ class DeviceInputs:
             ends=ends,
             first_R1=first_R1,
             numbers=sent[_NUM_COLUMNS:end],
-            places_S=places_S,
+            flat_index_S=flat_index_S,
         )
 
     def append(self, batch: InputBatch, token_ids_S: torch.Tensor) -> None:
         """Write the tokens sampled for `batch`, int32, to their rows."""
-        assert isinstance(batch, DeviceBatch), "the batch must come from this object"
-        self._rows.token_ids_RL.view(-1).index_copy_(0, batch.places_S, token_ids_S)
+        assert isinstance(batch, DeviceBatch), "the batch was not created by this object"
+        self._rows.token_ids_RL.view(-1).index_copy_(0, batch.flat_index_S, token_ids_S)
 
     def _columns(
         self,
@@ -131,7 +136,7 @@ class DeviceInputs:
         longest_row: int,
         longest_run: int,
     ) -> StepColumns:
-        """Return the columns for the device. sent: rows, first positions, starts of the runs."""
+        """Return the columns for the device. sent: rows, first positions and starts of the runs."""
         rows, num_tokens, num_runs = self._rows, plan.total_num_tokens, len(plan.rows)
         widths = [-(-longest_row // size) for size in self._block_sizes]
         return StepColumns(

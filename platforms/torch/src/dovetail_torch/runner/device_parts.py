@@ -1,4 +1,4 @@
-"""The objects that platform and op provider give to the runner besides tensors."""
+"""The objects of the platform and the op provider that the runner uses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The runner's state of each row on an asynchronous device.
 
-Tokens and block tables are stored on the device and changed by a plan, packed as places and
-contents; the host stores only counts. Does not depend on staging or steps.
+Tokens and block tables are stored on the device. A plan changes them by packed indices and values;
+the host stores only counts. Does not depend on staging or steps.
 Legend: R rows, L maximum tokens of a row, M maximum blocks of a row, J rows joined, N numbers
 written.
 """
@@ -24,8 +24,9 @@ Array = np.ndarray
 class RowChanges:
     """The changes of a plan to the rows.
 
-    targets: tensors of one dimension, on the device. arrays: for each target the places, int64 [N],
-    and the numbers, int32 [N], on the host; if rows have joined, they come first, int64 [J].
+    targets: tensors of one dimension, on the device. arrays: for each target the indices, int64
+    [N], and the values, int32 [N], on the host; if rows have joined, these rows are the first
+    array, int64 [J].
     """
 
     has_joins: bool
@@ -82,10 +83,10 @@ class DeviceRows:
             joined_J, *columns = columns
             for table in self.block_tables:  # entries beyond a row's blocks must be 0
                 table.index_fill_(0, joined_J, 0)
-        for target, places_N, numbers_N in zip(
+        for target, index_N, numbers_N in zip(
             changes.targets, columns[::2], columns[1::2], strict=True
         ):
-            target.index_copy_(0, places_N, numbers_N)
+            target.index_copy_(0, index_N, numbers_N)
 
     def _join(self, request: NewRequest) -> None:
         row = request.row
@@ -98,25 +99,25 @@ class DeviceRows:
             num_blocks[row] = 0
 
     def _joined(self, joins: Sequence[NewRequest]) -> list[Array]:
-        """Return the rows of the requests, the places of their tokens, and the tokens."""
+        """Return the rows of the requests, the indices of their tokens, and the tokens."""
         rows_J = np.array([request.row for request in joins], np.int64)
         ids = [np.asarray(request.token_ids) for request in joins]
-        places_N = _places(rows_J * self.max_model_len, np.array([len(own) for own in ids]))
-        return [rows_J, places_N, np.concatenate(ids)]
+        index_N = _ranges(rows_J * self.max_model_len, np.array([len(own) for own in ids]))
+        return [rows_J, index_N, np.concatenate(ids)]
 
     def _grown(self, group: int, columns: BlockColumns) -> list[Array]:
-        """Return the places of the blocks in the group's table, and the blocks."""
+        """Return the indices of the new blocks in the group's table, and the blocks."""
         num_blocks, width = self._num_blocks[group], self.block_tables[group].shape[1]
         firsts = []
         for row, count in zip(columns.rows, columns.counts, strict=True):  # a row may occur twice
             firsts.append(row * width + int(num_blocks[row]))
             num_blocks[row] += count
-        places_N = _places(np.array(firsts, np.int64), np.asarray(columns.counts))
-        return [places_N, np.asarray(columns.block_ids)]
+        index_N = _ranges(np.array(firsts, np.int64), np.asarray(columns.counts))
+        return [index_N, np.asarray(columns.block_ids)]
 
 
-def _places(firsts: Array, counts: Array) -> Array:
-    """Return first, first + 1, …, `count` numbers for each pair, concatenated, int64."""
+def _ranges(firsts: Array, counts: Array) -> Array:
+    """Return the ranges first, first + 1, … of `count` numbers each, concatenated, int64."""
     ends = np.cumsum(counts)
-    places_N: Array = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
-    return places_N
+    index_N: Array = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
+    return index_N

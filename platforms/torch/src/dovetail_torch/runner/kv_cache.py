@@ -117,7 +117,7 @@ def make_attention(
 
 def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:
     size = layer.head_size
-    # If the backend supports no size, it raises the error itself.
+    # If the backend supports no larger size, its own check raises the error.
     return size if backend is None else backend.capabilities.stored_head_size(size) or size
 
 

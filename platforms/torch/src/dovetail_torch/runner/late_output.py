@@ -20,7 +20,8 @@ _ALIGNMENT = 16
 _NAP_S = 50e-6
 
 Finish = Callable[[Sequence[torch.Tensor]], ModelRunnerOutput]
-"""A function from the tensors on the host to the result; it must not keep the tensors."""
+"""A function that computes the result from the tensors on the host; it must not keep the
+tensors."""
 
 
 class LateOutput:
@@ -33,7 +34,7 @@ class LateOutput:
         targets: Sequence[torch.Tensor],
         finish: Finish,
     ) -> None:
-        """event: complete after the copies from `sources`, on the device, to `targets`."""
+        """event: complete when `sources`, on the device, have been copied to `targets`."""
         self._event = event
         self._sources = sources  # keeps the memory of the sources until they are copied
         self._targets = targets
@@ -100,7 +101,7 @@ class FetchRing:
         self._current = 0
 
     def fetch(self, sources: Sequence[torch.Tensor], finish: Finish) -> LateOutput:
-        """Return the handle of `finish(sources)`; sources: contiguous tensors on the device.
+        """Copy `sources`, contiguous tensors on the device; return the handle of `finish(copies)`.
 
         The sources must not be written to from now on.
         """

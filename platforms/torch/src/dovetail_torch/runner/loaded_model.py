@@ -1,4 +1,4 @@
-"""A loaded model, its facts that are known before the KV cache exists, and its dummy runs.
+"""A loaded model, its properties that do not depend on the KV cache, and its dummy runs.
 
 Memory is measured with a dummy run before the cache is sized; the model runner is created
 afterwards, from the same object. Does not depend on rows, plans or the cache.

@@ -1,7 +1,7 @@
 """The model runner: computes the logits and tokens of a plan.
 
-Keeps the state of each row, gathers the inputs of a step, runs the model and samples. Does not
-depend on the scheduler, the owners of blocks or the device.
+It keeps the state of each row, gathers the inputs of a step, runs the model and samples. Does not
+depend on the scheduler, the allocation of blocks or the device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ModelRunner:
     ) -> None:
         """attention: memory of the cache, attention layers and builders.
 
-        extensions: step extensions, in order, by their names in messages.
+        extensions: step extensions, in order, by the names that messages use for them.
         """
         self.model = loaded.model
         self.loaded = loaded
@@ -96,7 +96,7 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> GraphCounts:
-        """Counts of steps by the way they were run."""
+        """Counts of eager, captured and replayed steps."""
         return self._graphs.counts
 
     @property
@@ -183,7 +183,7 @@ class ModelRunner:
         return _Step(plan=plan, batch=batch, outputs=outputs, prompts=prompts)
 
     def _continue(self, plan: SchedulerOutput) -> _Step:
-        """Run the model on the last step's inputs, advanced by one token."""
+        """Advance the inputs of the last step by one token, and run the model."""
         batch = self._path.continuation.batch
         assert batch is not None, "a continued step has a gathered batch"
         self._path.continuation.advance()
@@ -209,14 +209,14 @@ class ModelRunner:
             hidden_TD = self._extensions.hidden_states(plan, hidden_TD)
         if not batch.sampling_rows:
             return hidden_TD, hidden_TD[:0]
-        if needed_S is None or len(hidden_TD) != len(needed_S):  # not yet reduced by the model
+        if needed_S is None or len(hidden_TD) != len(needed_S):  # the model kept all tokens
             return hidden_TD, self.model.compute_logits(hidden_TD.index_select(0, batch.last_S))
         return hidden_TD, self.model.compute_logits(hidden_TD)
 
     def _needed(self, batch: InputBatch) -> torch.Tensor | None:
         """Return the tokens whose hidden states the step needs, int64 [S]; None for all.
 
-        Returns None if a recording for this number of tokens can serve any sampling rows. If no row
+        Returns None if a captured graph for this number of tokens may sample any rows. If no row
         samples, returns the first token, because operations need at least one row.
         """
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:

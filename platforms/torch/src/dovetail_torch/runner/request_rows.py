@@ -53,7 +53,7 @@ class RequestRows:
                 self._grow(group, columns)
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids_S: torch.Tensor) -> None:
-        """Write sampled tokens to their places: token i at positions[i] of rows[i]."""
+        """Store sampled tokens: token i at positions[i] of rows[i]."""
         self.tokens.write(rows * self.max_model_len + positions, token_ids_S)
 
     def _join(self, request: NewRequest) -> None:
@@ -66,7 +66,7 @@ class RequestRows:
         asked = request.sampling_params.prompt_logprobs
         self.num_prompt_logprobs[row] = -1 if asked is None else asked
         for table, num_blocks in zip(self.block_tables, self._num_blocks, strict=True):
-            # Backends rely on it: entries beyond a row's blocks are 0.
+            # Backends require that entries beyond a row's blocks are 0.
             table[row, : num_blocks[row]] = 0
             num_blocks[row] = 0
 

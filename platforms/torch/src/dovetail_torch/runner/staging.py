@@ -31,7 +31,7 @@ _DTYPES = {
 
 @dataclass(slots=True)
 class _Slot:
-    """pinned: the memory. on_host: the memory as an array. past: event after all copies."""
+    """pinned: the slot's memory. on_host: that memory as an array. past: event after its copies."""
 
     pinned: torch.Tensor
     on_host: Array
@@ -39,7 +39,7 @@ class _Slot:
 
 
 class Staging:
-    """Sends arrays to one device, `asynchronous`. Called from one thread."""
+    """Sends arrays to one asynchronous device. Called from one thread."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ _LOGPROB_BYTES = 12
 
 
 class StepInputs(Protocol):
-    """Applies plans to the rows and computes the tensors of their runs."""
+    """Applies plans to the rows and computes the input tensors of the runs."""
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
         """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
@@ -38,7 +38,7 @@ class StepInputs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPath:
-    """The objects for inputs, outputs, the rows that both use, and the continuation of a step."""
+    """The objects for inputs and outputs, the rows that both use, and the continuation of steps."""
 
     rows: RequestRows | DeviceRows
     inputs: StepInputs

@@ -17,7 +17,7 @@ from dovetail_torch.sampling.logprobs import Measured, RowReport, to_columns
 Columns = dict[int, LogprobColumns]
 
 _NUM_TENSORS = 3
-"""Number of tensors in a `Measured`."""
+"""Number of tensors of the class `Measured`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

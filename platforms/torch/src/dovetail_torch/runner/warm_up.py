@@ -27,24 +27,24 @@ _WAYS = (
 """Greedy, greedy with changed logits, and random sampling use different kernels."""
 
 _PROMPTS = (8, 256)
-"""Prompt lengths, each followed by one more token: tiles differ by length."""
+"""Prompt lengths; one more token follows each prompt. Kernels use other tiles for other lengths."""
 
 _WIDEST = SamplingParams(temperature=1.0, top_p=0.9)
 """Sampling parameters that use the whole vocabulary of each row, which needs the most memory."""
 
 
 class RunsSteps(Protocol):
-    """The object to warm up: a model runner."""
+    """The methods of a model runner that warm-up steps call."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model."""
 
     def sample_tokens(self) -> ModelRunnerOutput | Handle[ModelRunnerOutput]:
-        """Sample from the logits of the plan just executed."""
+        """Sample from the logits of the last executed plan."""
 
 
 def warm_up(runner: RunsSteps, sampler: Sampler, max_num_tokens: int) -> None:
-    """Run prompts of several lengths, and a token after each, in each way of sampling.
+    """Run prompts of several lengths with one more token each, for each kind of sampling.
 
     Waits for the steps. max_num_tokens: maximum length of a prompt; positions up to it exist.
     """
@@ -66,7 +66,7 @@ def _run(runner: RunsSteps, start: int, num_tokens: int) -> None:
 
 
 def draw_for_all(sampler: Sampler, logits_SV: torch.Tensor) -> None:
-    """Sample a token for each row of logits, in the way that needs the most memory.
+    """Sample a token for each row of logits with the parameters that need the most memory.
 
     sampler: a sampler with at least as many rows, all unused.
     """
