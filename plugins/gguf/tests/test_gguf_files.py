@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from dovetail_devkit import load_suite
 from dovetail_gguf import GGUFFile
 from dovetail_gguf.dequantize import dequantize
 from dovetail_gguf.model_format import GGUFFormat
+from dovetail_gguf.open_files import open_file
 from dovetail_gguf.tensor_types import TENSOR_TYPES
 from dovetail_gguf.weight_loader import restore_rows
 
@@ -122,3 +125,31 @@ def test_the_error_for_a_missing_gguf_tensor_names_it(small_file, tmp_path):
     path = tmp_path / "renamed.gguf"
     path.write_bytes(data)
     assert "blk.0.attn_x.weight" in GGUFFile(path).tensors
+
+
+def test_an_unchanged_file_is_read_only_once(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_file(path)
+    os.utime(path, (1e9, 1e9))
+    assert open_file(path) is open_file(path)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_file(path)
+    os.utime(path, (1e9, 1e9))
+    assert open_file(path).metadata["llama.context_length"] == 64
+    write_file(path, changes={"context_length": 32})  # the same size
+    assert open_file(path).metadata["llama.context_length"] == 32
+    write_file(path, changes={"context_length": 16})  # within the resolution of the time stamp
+    assert open_file(path).metadata["llama.context_length"] == 16
+
+
+def test_a_removed_file_raises_a_typed_error(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_file(path)
+    os.utime(path, (1e9, 1e9))
+    open_file(path)
+    path.unlink()
+    with pytest.raises(ModelError, match=r"model\.gguf"):
+        open_file(path)

@@ -9,7 +9,8 @@ from pathlib import Path
 from dovetail.errors import ModelError
 from dovetail.interfaces import ModelDescription, ModelFormat
 from dovetail_gguf.model_config import read_config, read_generation_config
-from dovetail_gguf.reader import GGUFFile, first_part
+from dovetail_gguf.open_files import open_file
+from dovetail_gguf.reader import first_part
 
 METHOD = "gguf"
 """Name of the quantization, the loader and the tokenizer plugin."""
@@ -20,7 +21,7 @@ class GGUFFormat(ModelFormat):
 
     def describe(self, path: Path) -> ModelDescription:
         """Return the description; raise ModelError, naming the file, if it is not valid."""
-        file = GGUFFile(path)
+        file = open_file(path)
         types = Counter(info.type.name for info in file.tensors.values() if not info.type.is_plain)
         quantization = {}
         if types:

@@ -14,6 +14,7 @@ from dovetail.tokenizers.huggingface import (
     TokenizerFacts,
 )
 from dovetail.value_checks import shorten
+from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import GGUFFile, find_file
 from dovetail_gguf.tokenizer_content import tokenizer_content
 from dovetail_gguf.vocabulary import Vocabulary, read_vocabulary
@@ -30,7 +31,7 @@ class GGUFTokenizer(HuggingFaceTokenizer):
 
         options: the fields of `HuggingFaceOptions`. Raises ModelError, naming the file, on failure.
         """
-        file = GGUFFile(find_file(Path(path)))
+        file = open_file(find_file(Path(path)))
         vocabulary = read_vocabulary(file)
         try:
             content = tokenizer_content(vocabulary)

@@ -19,6 +19,7 @@ from dovetail.errors import ModelError, WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail_gguf.dequantize import dequantize, plain_tensor
 from dovetail_gguf.model_config import get_architecture, read_config
+from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
 from dovetail_gguf.tensor_names import IGNORED, to_model_name
 from dovetail_torch.layers import BlockWeight
@@ -82,7 +83,7 @@ class GGUFLoader(WeightLoader):
 
     def _open(self) -> GGUFFile:
         try:
-            return GGUFFile(find_file(self.context.model_dir))
+            return open_file(find_file(self.context.model_dir))
         except ModelError as error:
             raise WeightError(str(error)) from None
 
