@@ -33,6 +33,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-sched-fcfs": "dovetail_sched_fcfs",
         "dovetail-sched-priority": "dovetail_sched_priority",
         "dovetail-sched-research": "dovetail_sched_research",
+        "dovetail-server": "dovetail_server",
         "dovetail-stats-jsonl": "dovetail_stats_jsonl",
         "dovetail-torch": "dovetail_torch",
         "dovetail-xpu": "dovetail_xpu",

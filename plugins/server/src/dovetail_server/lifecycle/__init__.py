@@ -1,0 +1,1 @@
+"""The engine of the server: loading, readiness, admission of requests, and the drain."""

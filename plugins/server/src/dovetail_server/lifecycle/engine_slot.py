@@ -1,0 +1,70 @@
+"""The engine of a server while it loads, runs, fails and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.errors import DovetailError, EngineDeadError, StalledError, UnavailableError
+from dovetail_server.protocol.errors import unavailable
+
+logger = logging.getLogger(__name__)
+
+
+class EngineSlot:
+    """Holds the engine. draining: whether new requests are refused."""
+
+    def __init__(self, served_model_name: str) -> None:
+        self.served_model_name = served_model_name
+        self.draining = False
+        self._llm: AsyncLLM | None = None
+
+    async def load(self, make: Callable[[], AsyncLLM]) -> None:
+        """Create the engine in a thread, which blocks until the model is loaded."""
+        self._llm = await asyncio.to_thread(make)
+
+    def put(self, llm: AsyncLLM) -> None:
+        """Serve requests with `llm` from now on."""
+        self._llm = llm
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine; raises APIError while it is not loaded."""
+        if self._llm is None:
+            raise unavailable("The model is being loaded. Try again later.", code="loading")
+        return self._llm
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is an engine."""
+        return self._llm is not None
+
+    def for_new_request(self) -> AsyncLLM:
+        """Return the engine; raise APIError if new requests are refused."""
+        if self.draining:
+            raise unavailable(
+                "The server is shutting down. Send the request to another server.", code="draining"
+            )
+        return self.llm
+
+    async def problem(self) -> str:
+        """Return why the engine makes no progress; "" for a healthy engine."""
+        if self._llm is None:
+            return "loading"
+        try:
+            await self._llm.check_health()
+        except UnavailableError:
+            return "restarting"
+        except StalledError:
+            return "stalled"
+        except (EngineDeadError, DovetailError) as error:
+            logger.debug("the engine is not healthy: %s", error)
+            return "failed"
+        return ""
+
+    def shutdown(self) -> None:
+        """Shut the engine down; blocks for at most a few seconds."""
+        if self._llm is not None:
+            self._llm.shutdown()

@@ -1,0 +1,1 @@
+"""Requests and responses of the OpenAI API, without sockets and without an engine."""

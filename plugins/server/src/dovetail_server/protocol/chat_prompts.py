@@ -1,0 +1,237 @@
+"""The token ids of a conversation.
+
+The chat template is rendered in the sandbox of the tokenizer. Text of special tokens inside a
+message is encoded as plain text: before rendering, a mark is inserted into it, and the rendered
+text is split at the marks, so that no piece contains the whole text of a special token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.errors import RequestError
+from dovetail.interfaces import Tokenizer
+from dovetail_server.protocol.errors import APIError
+from dovetail_server.protocol.fields import ChatRequest
+
+RESERVED_VARIABLES = frozenset(
+    {"messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+"""Names that `chat_template_kwargs` must not have."""
+
+_MARKS = range(0xF0000, 0xF0100)
+"""Characters of a private area, of which one marks split points."""
+
+_TEXT_PARTS = ("text", "input_text")
+
+
+def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
+    """Return the token ids of a conversation; raise APIError or RequestError.
+
+    Blocks for the time of the template, so call it in a thread.
+    """
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise APIError("This server has no tokenizer; send token ids to /v1/completions.")
+    messages = read_messages(request.messages, llm.config.limits.max_chat_messages)
+    try:
+        text, mark = render(tokenizer, request, messages)
+    except RecursionError:
+        raise APIError("messages is nested too deeply.", param="messages") from None
+    return encode_marked(tokenizer, text, mark)
+
+
+def read_messages(given: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return messages whose content is a text or None; raise APIError that names the entry."""
+    if not given:
+        raise APIError("messages is empty; give at least one message.", param="messages")
+    if len(given) > most:
+        raise APIError(
+            f"messages has {len(given)} entries; at most {most} are accepted.", param="messages"
+        )
+    return [_message(f"messages[{place}]", one) for place, one in enumerate(given)]
+
+
+def render(
+    tokenizer: Tokenizer, request: ChatRequest, messages: list[dict[str, Any]]
+) -> tuple[str, str]:
+    """Return the rendered conversation, and the mark that it contains; "" for no mark."""
+    if request.chat_template is not None:
+        raise APIError(
+            "chat_template is not accepted by this server.",
+            code="unsupported_parameter",
+            param="chat_template",
+        )
+    variables = _variables(request)
+    goes_on = bool(request.continue_final_message)
+    adds_prompt = request.add_generation_prompt
+    if goes_on and adds_prompt:
+        raise APIError(
+            "continue_final_message and add_generation_prompt cannot both be true.",
+            code="contradictory_parameters",
+            param="continue_final_message",
+        )
+    final = _final_text(messages) if goes_on else ""
+    find = special_texts(tokenizer)
+    mark = ""
+    if find is not None and _contains(find, [messages, variables]):
+        mark = _unused_mark([messages, variables])
+        messages = _marked(find, mark, messages)
+        variables = _marked(find, mark, variables)
+        final = _marked(find, mark, final)
+    text = tokenizer.apply_chat_template(
+        messages,
+        add_generation_prompt=not goes_on if adds_prompt is None else adds_prompt,
+        **variables,
+    )
+    return (_cut_after(text, final) if goes_on else text), mark
+
+
+def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
+    """Return the token ids of a rendered conversation, in which `mark` splits texts."""
+    pieces = text.split(mark) if mark else [text]
+    return [
+        token
+        for piece in pieces
+        if piece
+        for token in tokenizer.encode(piece, add_special_tokens=False)
+    ]
+
+
+@lru_cache(maxsize=4)
+def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Return a pattern that matches the texts of special tokens; None if there are none."""
+    texts = {tokenizer.decode([token]) for token in tokenizer.special_token_ids}
+    texts = {text for text in texts if len(text) > 1 and "\ufffd" not in text}
+    if not texts:
+        return None
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)))
+
+
+def _message(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    role = given.get("role")
+    if type(role) is not str or not role:
+        code = "missing_required_parameter" if role is None else "invalid_type"
+        raise APIError(
+            f"{name}.role must be a string, such as user.", code=code, param=f"{name}.role"
+        )
+    content = given.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(f"{name}.content[{i}]", one) for i, one in enumerate(content))
+    elif content is None and not given.get("tool_calls"):
+        raise APIError(
+            f"{name}.content is missing.",
+            code="missing_required_parameter",
+            param=f"{name}.content",
+        )
+    elif not isinstance(content, str | None):
+        raise APIError(
+            f"{name}.content must be a string or a list of parts.",
+            code="invalid_type",
+            param=f"{name}.content",
+        )
+    return {**given, "content": content}
+
+
+def _part(name: str, given: Any) -> str:
+    kind = given.get("type") if isinstance(given, dict) else None
+    text = given.get("text") if isinstance(given, dict) else None
+    if kind in _TEXT_PARTS and isinstance(text, str):
+        return text
+    if isinstance(kind, str) and kind not in _TEXT_PARTS:
+        raise APIError(
+            f"{name}.type is {kind[:40]!r}; this model accepts only text.",
+            code="unsupported_parameter",
+            param=f"{name}.type",
+        )
+    raise APIError(
+        f'{name} must be {{"type": "text", "text": "…"}}.', code="invalid_type", param=name
+    )
+
+
+def _variables(request: ChatRequest) -> dict[str, Any]:
+    variables = request.chat_template_kwargs or {}
+    for name in variables:
+        if name in RESERVED_VARIABLES or not name.isidentifier():
+            raise APIError(
+                f"chat_template_kwargs has the key {name[:40]!r}, which is not the name of a "
+                "further variable of the template.",
+                param="chat_template_kwargs",
+            )
+    return variables
+
+
+def _final_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    final = messages[-1].get("content")
+    if not isinstance(final, str) or not final.strip():
+        raise APIError(
+            "continue_final_message needs a last message with text.",
+            param="continue_final_message",
+        )
+    return final
+
+
+def _cut_after(text: str, final: str) -> str:
+    """Return `text` up to the end of the final message, as transformers does."""
+    place = text.rfind(final.strip())
+    if place < 0:
+        raise RequestError(
+            "The chat template changes the last message, so that it cannot be continued.",
+            parameter="continue_final_message",
+        )
+    end = place + len(final.strip())
+    # A template that keeps the spaces around a text also keeps them here.
+    rest = final[len(final.rstrip()) :]
+    return text[:end] + (rest if text[end:].startswith(rest) else "")
+
+
+def _contains(find: re.Pattern[str], value: Any) -> bool:
+    return any(find.search(text) for text in _texts(value))
+
+
+def _unused_mark(value: Any) -> str:
+    used = {char for text in _texts(value) for char in text if ord(char) >= _MARKS.start}
+    for code in _MARKS:
+        if chr(code) not in used:
+            return chr(code)
+    raise APIError("The messages contain too many private characters.", param="messages")
+
+
+def _texts(value: Any) -> list[str]:
+    found, waiting = [], [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, dict):
+            waiting.extend(one)
+            waiting.extend(one.values())
+    return found
+
+
+def _marked(find: re.Pattern[str], mark: str, value: Any) -> Any:
+    """Return a copy of `value` with marks inside the texts of special tokens."""
+    if isinstance(value, str):
+        return _split_text(find, mark, value)
+    if isinstance(value, list):
+        return [_marked(find, mark, one) for one in value]
+    if isinstance(value, dict):
+        return {
+            _split_text(find, mark, key): _marked(find, mark, one) for key, one in value.items()
+        }
+    return value
+
+
+def _split_text(find: re.Pattern[str], mark: str, text: str) -> str:
+    """Insert a mark after the first character of each special token, until none is left."""
+    while True:
+        text, count = find.subn(lambda found: found[0][0] + mark + found[0][1:], text)
+        if not count:
+            return text

@@ -1,0 +1,113 @@
+"""Errors in the form of the OpenAI API.
+
+A message never contains a path of this machine, a memory address or a traceback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import (
+    CapacityError,
+    EngineDeadError,
+    RequestError,
+    StalledError,
+    UnavailableError,
+    UserError,
+)
+
+MAX_MESSAGE_CHARS = 1000
+
+_PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/.])/(?:[\w.@+-]+/)+[\w.@+-]*")
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class APIError(Exception):
+    """An error response. status: the HTTP status. param: the invalid field, or None.
+
+    code: a stable word for programs. retry_after_s: when to try again; None to not try again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_value",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        """Return the body of the response."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "error": {
+                "message": public_text(str(self)),
+                "type": _TYPES.get(self.status, kind),
+                "param": self.param,
+                "code": self.code,
+                "request_id": request_id,
+            }
+        }
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the response."""
+        if self.retry_after_s is None:
+            return [(b"x-should-retry", b"false")] if self.status == 408 else []
+        return [(b"retry-after", str(max(1, round(self.retry_after_s))).encode())]
+
+
+def public_text(message: str) -> str:
+    """Return a message without paths and addresses, at most `MAX_MESSAGE_CHARS` long."""
+    text = _PRIVATE.sub("…", message)
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 1]}…"
+
+
+def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIError:
+    """Return the response for an exception. names: fields of the request, by parameter."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, RequestError):
+        return _refusal(error, names or {})
+    if isinstance(error, CapacityError):
+        return APIError(str(error), status=429, code="queue_full", retry_after_s=1.0)
+    if isinstance(error, UnavailableError):
+        return unavailable(str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, EngineDeadError | StalledError):
+        return unavailable("The engine has failed or does not respond. Try again later.")
+    if isinstance(error, UserError):
+        return APIError(str(error))
+    return APIError(
+        "The server failed unexpectedly; the log of the server has the reason.",
+        status=500,
+        code="internal_error",
+    )
+
+
+def unavailable(
+    message: str, *, code: str = "engine_unavailable", retry_after_s: float = 1.0
+) -> APIError:
+    """Return the error of a server that cannot serve now."""
+    return APIError(message, status=503, code=code, retry_after_s=retry_after_s)
+
+
+def _refusal(error: RequestError, names: Mapping[str, str]) -> APIError:
+    param, message = names.get(error.parameter, error.parameter), str(error)
+    code = "invalid_value"
+    if error.parameter == "prompt" and "max_model_len" in message:
+        code = "context_length_exceeded"
+    return APIError(message, code=code, param=param or None)

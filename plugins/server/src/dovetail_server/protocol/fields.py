@@ -1,0 +1,180 @@
+"""The fields of generation requests, with their types, and the fields that are not supported.
+
+msgspec checks the types and `SamplingParams` the ranges. The OpenAPI document is derived from the
+same classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dovetail.errors import nearest
+from dovetail_server.protocol.errors import APIError
+
+R = TypeVar("R", bound=Struct)
+
+TokenIds = list[int]
+_PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+_STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
+class StreamOptions(Struct, kw_only=True):
+    """Options of a streamed response."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(Struct, kw_only=True):
+    """The fields that completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Annotated[Any, Meta(extra_json_schema=_STOP)] = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """The body of /v1/completions."""
+
+    prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "beam_width": (),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalties": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1.0, 1),
+    "lora_request": (),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_embeds": (),
+    "reasoning_effort": (),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Fields of other servers that this server does not support, and the values that change nothing."""
+
+WITHOUT_EFFECT = frozenset({"metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+"""Fields that only inform a provider; they are accepted and have no effect."""
+
+
+def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
+    """Return the request in `given`, and the names of the unknown fields.
+
+    strict: refuse unknown fields. Raises APIError that names the field.
+    """
+    known = kind.__struct_fields__
+    ignored = []
+    for name in given.keys() - known:
+        if name in UNSUPPORTED:
+            _check_unsupported(name, given[name])
+        elif name not in WITHOUT_EFFECT:
+            ignored.append(name)
+    ignored.sort()
+    if ignored and strict:
+        name = ignored[0]
+        raise APIError(
+            f"The field {name[:80]!r} is not known.{nearest(name, known)}",
+            code="unknown_parameter",
+            param=name[:80],
+        )
+    try:
+        return msgspec.convert(given, kind), ignored
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _type_error(str(error)) from None
+
+
+def _check_unsupported(name: str, value: object) -> None:
+    if value is None or any(type(value) is type(one) and value == one for one in UNSUPPORTED[name]):
+        return
+    raise APIError(
+        f"{name} is not supported by this server; leave it out.",
+        code="unsupported_parameter",
+        param=name,
+    )
+
+
+def _type_error(message: str) -> APIError:
+    """Return the error for a message of msgspec, such as "Expected `int`, got `str` - at `$.n`"."""
+    reason, _, place = message.partition(" - at `")
+    path = place.rstrip("`").removeprefix("$").removeprefix(".") or None
+    if reason.startswith("Object missing required field"):
+        name = reason.partition("`")[2].rstrip("`")
+        full = f"{path}.{name}" if path else name
+        return APIError(
+            f"The field {full} is missing.", code="missing_required_parameter", param=full
+        )
+    plain = reason.replace("`", "").replace("Expected ", "expected ", 1)
+    return APIError(f"{path or 'The body'}: {plain}.", code="invalid_type", param=path)

@@ -1,0 +1,198 @@
+"""Sampling parameters from the fields of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.sampling_params import SamplingParams, StructuredOutputParams
+from dovetail_server.protocol.errors import APIError, api_error
+from dovetail_server.protocol.fields import ChatRequest, CompletionRequest, GenerationFields
+
+COPIED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "max_tokens",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+)
+"""Fields that `SamplingParams` has under the same name."""
+
+PARAMETER_NAMES: Mapping[str, str] = {
+    "tenant": "user",
+    "structured_output": "response_format",
+    "structured_output.form": "response_format",
+    "structured_output.text": "response_format",
+    "deadline_s": "X-First-Token-Timeout",
+    "timeout_s": "X-Request-Timeout",
+}
+"""Fields of a request by the parameter of an error, where they differ."""
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the prompts of a request are sampled.
+
+    params: with `n` completions, of which the `num_returned` best are returned. names: the fields
+    of the request by parameter, for errors. without_output: the caller wants no generated token.
+    """
+
+    params: SamplingParams
+    num_returned: int
+    names: Mapping[str, str]
+    without_output: bool = False
+
+
+def completion_sampling(request: CompletionRequest, defaults: SamplingParams) -> Sampling:
+    """Return the sampling of /v1/completions; raise APIError that names the field."""
+    values = _common_values(request)
+    without_output = bool(request.echo) and request.max_tokens == 0
+    if without_output:
+        values["max_tokens"] = 1
+    elif request.max_tokens is None:
+        values["max_tokens"] = DEFAULT_COMPLETION_TOKENS
+    if request.logprobs is not None:
+        values["logprobs"] = request.logprobs
+        if request.echo and request.prompt_logprobs is None:
+            values["prompt_logprobs"] = request.logprobs
+    return _sampling(request, values, defaults, PARAMETER_NAMES, without_output=without_output)
+
+
+def chat_sampling(request: ChatRequest, defaults: SamplingParams) -> Sampling:
+    """Return the sampling of /v1/chat/completions; raise APIError that names the field."""
+    values = _common_values(request)
+    names = dict(PARAMETER_NAMES)
+    if request.max_completion_tokens is not None:
+        if request.max_tokens not in (None, request.max_completion_tokens):
+            raise APIError(
+                f"max_tokens={request.max_tokens} contradicts max_completion_tokens="
+                f"{request.max_completion_tokens}; leave max_tokens out.",
+                code="contradictory_parameters",
+                param="max_tokens",
+            )
+        names["max_tokens"] = "max_completion_tokens"
+        values["max_tokens"] = request.max_completion_tokens
+    elif request.max_tokens is None:
+        values["max_tokens"] = None
+    if request.logprobs:
+        names["logprobs"] = "top_logprobs"
+        values["logprobs"] = request.top_logprobs or 0
+    elif request.top_logprobs:
+        raise APIError(
+            "top_logprobs needs logprobs=true.", code="contradictory_parameters", param="logprobs"
+        )
+    return _sampling(request, values, defaults, names)
+
+
+def _common_values(request: GenerationFields) -> dict[str, Any]:
+    values = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
+    if request.logit_bias is not None:
+        values["logit_bias"] = _biases(request.logit_bias)
+    if request.response_format is not None:
+        values["structured_output"] = _grammar(request.response_format)
+    if request.stream_options is not None and not request.stream:
+        raise APIError(
+            "stream_options needs stream=true.",
+            code="contradictory_parameters",
+            param="stream_options",
+        )
+    return values
+
+
+def _sampling(
+    request: GenerationFields,
+    values: dict[str, Any],
+    defaults: SamplingParams,
+    names: Mapping[str, str],
+    *,
+    without_output: bool = False,
+) -> Sampling:
+    num_returned = 1 if request.n is None else request.n
+    values["n"] = num_returned
+    if request.best_of is not None and request.best_of != num_returned:
+        _check_best_of(request.best_of, num_returned, streamed=bool(request.stream))
+        values["n"] = request.best_of
+        values.setdefault("logprobs", 0)  # the sum that orders the completions
+        names = {**names, "n": "best_of"}
+    try:
+        params = replace(defaults, **values)
+    except RequestError as error:
+        raise api_error(error, names) from None
+    return Sampling(
+        params=params, num_returned=num_returned, names=names, without_output=without_output
+    )
+
+
+def _check_best_of(best_of: int, n: int, *, streamed: bool) -> None:
+    if streamed:
+        raise APIError(
+            f"best_of={best_of} cannot be streamed; leave best_of or stream out.",
+            code="contradictory_parameters",
+            param="best_of",
+        )
+    if best_of < n:
+        raise APIError(
+            f"best_of={best_of} must be at least n={n}.",
+            code="contradictory_parameters",
+            param="best_of",
+        )
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    biases = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise APIError(
+                f"logit_bias has the key {token[:40]!r}; keys must be token ids.",
+                param="logit_bias",
+            )
+        biases[int(token)] = bias
+    return biases
+
+
+def _grammar(given: Mapping[str, Any]) -> StructuredOutputParams | None:
+    """Return the grammar of `response_format`; None for plain text."""
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema: Any = {"type": "object"}
+    elif kind == "json_schema":
+        wrapper = given.get("json_schema")
+        schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+        if not isinstance(schema, dict):
+            raise APIError(
+                "response_format.json_schema.schema must be a JSON schema (an object).",
+                code="invalid_type",
+                param="response_format.json_schema",
+            )
+    else:
+        raise APIError(
+            'response_format.type must be "text", "json_object" or "json_schema".',
+            param="response_format.type",
+        )
+    text = msgspec.json.encode(schema).decode()
+    try:
+        return StructuredOutputParams(form="json_schema", text=text)
+    except RequestError as error:
+        raise api_error(error, PARAMETER_NAMES) from None

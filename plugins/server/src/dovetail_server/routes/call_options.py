@@ -1,0 +1,69 @@
+"""What a generation request has beside prompts and sampling: headers, model name, priority."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail_server.protocol.errors import APIError
+from dovetail_server.protocol.fields import GenerationFields
+from dovetail_server.settings import ServerSettings
+
+TIMEOUT_HEADER = "x-request-timeout"
+"""Seconds in which the whole answer must be finished."""
+
+FIRST_TOKEN_HEADER = "x-first-token-timeout"
+"""Seconds in which the first token must be generated."""
+
+MAX_SECONDS = 1e6
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raise APIError if `asked` is not the model that is served."""
+    if asked is not None and asked != served:
+        raise APIError(
+            f"The model {asked[:120]!r} does not exist; this server has {served[:200]!r}.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+
+def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float | None:
+    """Return the time limit of a request in seconds; None for no limit."""
+    asked = _seconds(headers, TIMEOUT_HEADER)
+    most = settings.request_timeout_s
+    if asked is None or most is None:
+        return most if asked is None else asked
+    return min(asked, most)
+
+
+def prompt_traits(headers: Mapping[str, str], request: GenerationFields) -> dict[str, Any]:
+    """Return the entries of a prompt for the scheduler and the prefix cache."""
+    traits: dict[str, Any] = {}
+    due = _seconds(headers, FIRST_TOKEN_HEADER)
+    if due is not None:
+        traits["deadline_s"] = due
+    if request.user:
+        traits["tenant"] = request.user
+    if request.cache_salt:
+        traits["cache_salt"] = request.cache_salt
+    return traits
+
+
+def _seconds(headers: Mapping[str, str], name: str) -> float | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text) if len(text) <= 40 else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_SECONDS:
+        raise APIError(
+            f"The header {name} is {text[:40]!r}; it must be a number of seconds above 0 and at "
+            f"most {MAX_SECONDS:.0f}.",
+            param=name,
+        )
+    return seconds

@@ -1,0 +1,177 @@
+"""The routes /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.inputs import Prompt
+from dovetail_server.observers import RequestRecord
+from dovetail_server.protocol.answers import AnswerForm, ChatForm, CompletionForm
+from dovetail_server.protocol.chat_prompts import chat_tokens
+from dovetail_server.protocol.errors import api_error
+from dovetail_server.protocol.fields import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    read_fields,
+)
+from dovetail_server.protocol.logprobs import TokenTexts
+from dovetail_server.protocol.prompts import OnePrompt, read_prompts
+from dovetail_server.protocol.sampling import Sampling, chat_sampling, completion_sampling
+from dovetail_server.routes.call_options import check_model, prompt_traits, read_timeout
+from dovetail_server.routes.generation import Call, Generation
+from dovetail_server.routes.table import Route
+from dovetail_server.state import ServerState
+from dovetail_server.transport.exchange import Exchange
+
+R = TypeVar("R", bound=GenerationFields)
+
+
+def completion_routes(state: ServerState) -> list[Route]:
+    """Return the routes."""
+    routes = GenerationRoutes(state)
+    return [
+        Route(method="POST", path="/v1/completions", handler=routes.complete),
+        Route(method="POST", path="/v1/chat/completions", handler=routes.chat),
+    ]
+
+
+class GenerationRoutes:
+    """Handles completions and chat completions."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def complete(self, exchange: Exchange) -> None:
+        """Serve /v1/completions."""
+        llm = self._state.slot.for_new_request()
+        with self._state.admit(llm):
+            request = await self._read(exchange, CompletionRequest)
+            sampling = completion_sampling(request, llm.default_sampling_params())
+            given = read_prompts(request.prompt)
+            if request.add_special_tokens is False:
+                given = await asyncio.to_thread(_without_special_tokens, llm, given)
+            form = self._form(CompletionForm, llm, request, num_top=request.logprobs)
+            call = self._call(exchange, request, given, sampling, form)
+            await self._serve(llm, exchange, call, streamed=bool(request.stream))
+
+    async def chat(self, exchange: Exchange) -> None:
+        """Serve /v1/chat/completions."""
+        llm = self._state.slot.for_new_request()
+        with self._state.admit(llm):
+            request = await self._read(exchange, ChatRequest)
+            sampling = chat_sampling(request, llm.default_sampling_params())
+            tokens = await asyncio.to_thread(chat_tokens, llm, request)
+            num_top = (request.top_logprobs or 0) if request.logprobs else None
+            form = self._form(ChatForm, llm, request, num_top=num_top)
+            call = self._call(exchange, request, [tokens], sampling, form)
+            await self._serve(llm, exchange, call, streamed=bool(request.stream))
+
+    async def _read(self, exchange: Exchange, kind: type[R]) -> R:
+        """Return the checked fields of a request; raise APIError."""
+        given = await exchange.read_object()
+        strict = self._state.settings.strict_params
+        request, ignored = read_fields(given, kind, strict=strict)
+        if ignored:
+            exchange.extra_headers.append((b"x-ignored-params", header_list(ignored)))
+        check_model(request.model, self._state.slot.served_model_name)
+        return request
+
+    def _form(
+        self,
+        kind: type[AnswerForm],
+        llm: AsyncLLM,
+        request: GenerationFields,
+        *,
+        num_top: int | None,
+    ) -> AnswerForm:
+        options = request.stream_options
+        return kind(
+            f"{kind.id_prefix}-{uuid.uuid4().hex}",
+            int(time.time()),
+            self._state.slot.served_model_name,
+            TokenTexts(llm.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
+            num_top=num_top,
+            with_usage=bool(request.stream and options is not None and options.include_usage),
+        )
+
+    def _call(
+        self,
+        exchange: Exchange,
+        request: GenerationFields,
+        given: Sequence[OnePrompt],
+        sampling: Sampling,
+        form: AnswerForm,
+    ) -> Call:
+        traits = prompt_traits(exchange.headers, request)
+        return Call(
+            prompts=[_prompt(one, traits) for one in given],
+            sampling=sampling,
+            form=form,
+            priority=request.priority or 0,
+            timeout_s=read_timeout(exchange.headers, self._state.settings),
+            echo=isinstance(request, CompletionRequest) and bool(request.echo),
+            with_ids=bool(request.return_token_ids),
+        )
+
+    async def _serve(
+        self, llm: AsyncLLM, exchange: Exchange, call: Call, *, streamed: bool
+    ) -> None:
+        """Generate and respond; notify the observers."""
+        generation, state = Generation(llm, exchange, call), self._state
+        arrival_ns, status, code = state.clock.now_ns(), "left", ""
+        state.observers.started(exchange.request_id, exchange.path)
+        try:
+            if streamed:
+                await generation.stream()
+            else:
+                await exchange.respond(await generation.answer())
+            status = "ok"
+        except Exception as error:
+            status, code = "error", api_error(error).code
+            raise
+        finally:
+            state.observers.ended(
+                RequestRecord(
+                    request_id=exchange.request_id,
+                    route=exchange.path,
+                    status=status,
+                    code=code,
+                    outputs=tuple(call.outputs.values()),
+                    streamed=streamed,
+                    num_completion_tokens=call.usage.num_completion_tokens,
+                    arrival_ns=arrival_ns,
+                    end_ns=state.clock.now_ns(),
+                )
+            )
+
+
+def header_list(names: Sequence[str]) -> bytes:
+    """Return names as the value of a header."""
+    shown = [quote(name[:64], safe="") for name in names[:32]]
+    return ", ".join(shown).encode("ascii")
+
+
+def _prompt(given: OnePrompt, traits: dict[str, Any]) -> Prompt:
+    if not traits:
+        return given
+    key = "prompt" if isinstance(given, str) else "prompt_token_ids"
+    prompt: Prompt = {key: given, **traits}  # type: ignore[assignment,misc]
+    return prompt
+
+
+def _without_special_tokens(llm: AsyncLLM, given: Sequence[OnePrompt]) -> list[OnePrompt]:
+    """Return prompts as token ids, without the tokens that a tokenizer adds to a text."""
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        return list(given)
+    return [
+        tokenizer.encode(one, add_special_tokens=False) if isinstance(one, str) else one
+        for one in given
+    ]

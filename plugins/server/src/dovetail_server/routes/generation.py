@@ -1,0 +1,296 @@
+"""Serves the prompts of one generation request, as one response or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.errors import RequestError
+from dovetail.inputs import Prompt
+from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
+from dovetail_server.protocol.answers import DONE, AnswerForm
+from dovetail_server.protocol.errors import APIError, api_error, unavailable
+from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
+from dovetail_server.protocol.sampling import Sampling
+from dovetail_server.protocol.usage import Usage
+from dovetail_server.transport.exchange import Exchange
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A checked generation request.
+
+    prompts: for the engine, in order. form: of the answers. echo: whether the text of a prompt
+    precedes its completions. with_ids: whether the token ids are returned. timeout_s: time limit,
+    or None. outputs: the last output of each prompt so far. usage: the token counts so far.
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    form: AnswerForm
+    priority: int = 0
+    timeout_s: float | None = None
+    echo: bool = False
+    with_ids: bool = False
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+
+
+class Generation:
+    """Serves one call. llm: the engine."""
+
+    def __init__(self, llm: AsyncLLM, exchange: Exchange, call: Call) -> None:
+        self._llm = llm
+        self._exchange = exchange
+        self._call = call
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the complete response; raise APIError."""
+        call = self._call
+        places = range(len(call.prompts))
+        finished = await _all_of([self._named(place, self._finish(place)) for place in places])
+        choices: list[dict[str, Any]] = []
+        for place, output in enumerate(finished):
+            call.usage.add_prompt(output)
+            first = place * call.sampling.num_returned
+            choices += await self._choices(output, first)
+        return call.form.body(choices, call.usage.body())
+
+    async def stream(self) -> None:
+        """Send the answers as events, and the end of the stream; raise APIError."""
+        call, exchange = self._call, self._exchange
+        if len(call.prompts) == 1:
+            last = await self._named(0, self._stream_one(0))
+        else:
+            last = b""
+            places = range(len(call.prompts))
+            await _all_of([self._named(place, self._stream_and_write(place)) for place in places])
+        if call.form.with_usage:
+            last += call.form.usage_event(call.usage.body())
+        await exchange.end(last + DONE)
+
+    # --- one prompt ---------------------------------------------------------------------------
+
+    def _outputs(self, place: int, kind: RequestOutputKind) -> AsyncGenerator[RequestOutput, None]:
+        call = self._call
+        return self._llm.generate(
+            call.prompts[place],
+            call.sampling.params,
+            f"{call.form.id}-{place}",
+            priority=call.priority,
+            output_kind=kind,
+            timeout_s=call.timeout_s,
+        )
+
+    async def _named(self, place: int, work: Awaitable[R]) -> R:
+        """Await `work`; raise its errors with the names of the request's fields."""
+        try:
+            return await work
+        except RequestError as error:
+            refusal = api_error(error, self._call.sampling.names)
+            if refusal.param == "prompt" and len(self._call.prompts) > 1:
+                refusal.param = f"prompt[{place}]"
+            raise refusal from None
+
+    async def _finish(self, place: int) -> RequestOutput:
+        async with aclosing(self._outputs(place, RequestOutputKind.FINAL_ONLY)) as outputs:
+            async for output in outputs:
+                self._call.outputs[place] = output
+        _raise_failure(output)
+        if not self._call.sampling.without_output:
+            num_tokens = sum(len(one.token_ids) for one in output.outputs)
+            self._call.usage.num_completion_tokens += num_tokens
+        return output
+
+    async def _stream_and_write(self, place: int) -> None:
+        if last := await self._stream_one(place):
+            await self._exchange.write(last)
+
+    async def _stream_one(self, place: int) -> bytes:
+        """Write the events of a prompt; return the last ones, which are not written yet."""
+        call = self._call
+        events = EventWriter(self._llm, call, place)
+        async with aclosing(self._outputs(place, RequestOutputKind.DELTA)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    _raise_failure(output)
+                data = await events.encode(output)
+                if output.finished:
+                    call.outputs[place] = output
+                    call.usage.add_prompt(output)
+                    break
+                if data:
+                    await self._exchange.write(data)
+        call.usage.num_completion_tokens += events.num_tokens
+        return data
+
+    # --- complete choices ---------------------------------------------------------------------
+
+    async def _choices(self, output: RequestOutput, first: int) -> list[dict[str, Any]]:
+        call = self._call
+        found = output.outputs
+        if len(found) > call.sampling.num_returned:
+            found = sorted(found, key=_mean_logprob, reverse=True)[: call.sampling.num_returned]
+        prompt_fields = await _prompt_fields(call, output)
+        prompt_text = await _echoed(self._llm, call, output)
+        choices = []
+        for number, one in enumerate(found):
+            one = _shown(call, one)
+            fields = await _choice_fields(call, output, one)
+            text = prompt_text + one.text
+            choices.append(call.form.choice(first + number, text, {**fields, **prompt_fields}))
+        return choices
+
+
+class EventWriter:
+    """Encodes the outputs of one prompt as events. num_tokens: generated tokens so far."""
+
+    def __init__(self, llm: AsyncLLM, call: Call, place: int) -> None:
+        self.num_tokens = 0
+        self._llm = llm
+        self._call = call
+        self._form = call.form
+        self._first = place * call.sampling.num_returned
+        self._plain = call.form.num_top is None and not call.with_ids
+        self._offsets: dict[int, int] = {}
+
+    async def encode(self, output: RequestOutput) -> bytes:
+        """Return the events for the new content of `output`."""
+        parts = []
+        for one in output.outputs:
+            one = _shown(self._call, one)
+            index = self._first + one.index
+            self.num_tokens += len(one.token_ids)
+            if one.index not in self._offsets:
+                parts.append(await self._open(output, one))
+            if self._plain and one.finish_reason is None:
+                if one.text:
+                    parts.append(self._form.event(index, one.text))
+            else:
+                parts.append(await self._full(one, index))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _open(self, output: RequestOutput, one: CompletionOutput) -> bytes:
+        """Return the events with which a choice starts."""
+        call, index = self._call, self._first + one.index
+        self._offsets[one.index] = 0
+        start = self._form.first_event(index)
+        fields = await _prompt_fields(call, output)
+        if not call.echo and not fields:
+            return start
+        text = await _echoed(self._llm, call, output)
+        self._offsets[one.index] = len(text)
+        if call.echo and call.form.num_top is not None and output.prompt_logprobs is not None:
+            block = self._form.logprobs()
+            await add_all(block, output.prompt_token_ids, output.prompt_logprobs)
+            fields["logprobs"] = block.body()
+        return start + self._form.full_event(index, text, fields)
+
+    async def _full(self, one: CompletionOutput, index: int) -> bytes:
+        call = self._call
+        fields: dict[str, Any] = {
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+        }
+        if call.form.num_top is not None and one.logprobs is not None and one.token_ids:
+            block = self._form.logprobs(self._offsets[one.index])
+            await add_all(block, one.token_ids, one.logprobs)
+            self._offsets[one.index] = getattr(block, "offset", 0)
+            fields["logprobs"] = block.body()
+        if call.with_ids:
+            fields["token_ids"] = one.token_ids
+        return self._form.full_event(index, one.text, fields)
+
+
+async def _echoed(llm: AsyncLLM, call: Call, output: RequestOutput) -> str:
+    """Return the text that precedes the completions of a prompt; "" without `echo`."""
+    if not call.echo:
+        return ""
+    whole = call.sampling.params.truncate_prompt_tokens is None
+    if llm.tokenizer is None or (whole and output.prompt is not None):
+        return output.prompt or ""
+    return await asyncio.to_thread(llm.tokenizer.decode, output.prompt_token_ids)
+
+
+def _shown(call: Call, one: CompletionOutput) -> CompletionOutput:
+    """Return a completion as the client sees it."""
+    if not call.sampling.without_output:
+        return one
+    return replace(one, text="", token_ids=[], logprobs=None)
+
+
+async def _prompt_fields(call: Call, output: RequestOutput) -> dict[str, Any]:
+    """Return the fields of a choice that describe its prompt."""
+    fields: dict[str, Any] = {}
+    params = call.sampling.params
+    asked = params.prompt_logprobs is not None and not (call.echo and call.form.num_top is not None)
+    if asked and output.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = await prompt_logprobs_body(
+            output.prompt_logprobs, call.form.texts
+        )
+    if call.with_ids:
+        fields["prompt_token_ids"] = output.prompt_token_ids
+    return fields
+
+
+async def _choice_fields(
+    call: Call, output: RequestOutput, one: CompletionOutput
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "logprobs": None,
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+    }
+    if call.form.num_top is not None:
+        block = call.form.logprobs()
+        if call.echo and output.prompt_logprobs is not None:
+            await add_all(block, output.prompt_token_ids, output.prompt_logprobs)
+        await add_all(block, one.token_ids, one.logprobs or ())
+        fields["logprobs"] = block.body()
+    if call.with_ids:
+        fields["token_ids"] = one.token_ids
+    return fields
+
+
+def _mean_logprob(one: CompletionOutput) -> float:
+    if one.cumulative_logprob is None or not one.token_ids:
+        return LOWEST
+    return one.cumulative_logprob / len(one.token_ids)
+
+
+def _raise_failure(output: RequestOutput) -> None:
+    """Raise APIError if a request was aborted or failed in the engine."""
+    reasons = {one.finish_reason for one in output.outputs}
+    why = output.error or ""
+    if "error" in reasons or (output.error is not None and not reasons):
+        if why.startswith(("EngineDeadError", "UnavailableError")):
+            raise unavailable(
+                "The engine failed while it served this request. Try again later.",
+                code="engine_failed",
+            )
+        raise APIError(why, code="request_failed")
+    if "abort" in reasons:
+        if not why:
+            raise unavailable("The request was aborted by the operator.", code="aborted")
+        field_name = "X-First-Token-Timeout" if "deadline_s" in why else "X-Request-Timeout"
+        raise APIError(why, status=408, code="timeout", param=field_name)
+
+
+async def _all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Await all; on the first error cancel the others, and raise it after they have ended."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    if len(tasks) == 1:
+        return [await tasks[0]]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

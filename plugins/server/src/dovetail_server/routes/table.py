@@ -1,0 +1,104 @@
+"""The table of routes: paths and methods as data."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError
+from dovetail_server.protocol.errors import APIError
+
+if TYPE_CHECKING:
+    from dovetail_server.transport.exchange import Exchange
+
+Handler = Callable[["Exchange"], Awaitable[None]]
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A route.
+
+    path: the exact path; a path that ends with "/*" matches everything below it. public: served
+    without an API key. owner: who provides the route.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    public: bool = False
+    owner: str = "the server"
+
+
+class RouteTable:
+    """The routes of one listener."""
+
+    def __init__(self, routes: Iterable[Route] = ()) -> None:
+        self._routes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            self.add(route)
+
+    def add(self, route: Route) -> None:
+        """Add a route; raise ConfigError if its path and method are taken."""
+        methods = self._routes.setdefault(route.path, {})
+        if (other := methods.get(route.method)) is not None:
+            raise ConfigError(
+                f"{route.method} {route.path} of {route.owner} is already a route of "
+                f"{other.owner}. Remove one of them."
+            )
+        methods[route.method] = route
+
+    def routes(self) -> list[Route]:
+        """Return all routes, by path and method."""
+        return [
+            methods[method] for _, methods in sorted(self._routes.items()) for method in methods
+        ]
+
+    def find(self, exchange: Exchange) -> tuple[Handler, bool]:
+        """Return the handler for a request, and whether it is public.
+
+        An unknown path or method gets a handler that raises the error, so that a client without a
+        key does not learn which paths exist.
+        """
+        methods = self._routes.get(exchange.path)
+        if methods is None:
+            methods = self._find_parent(exchange)
+        if methods is None:
+            return _no_path, False
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        route = methods.get(method)
+        if route is None:
+            return _no_method(methods), all(one.public for one in methods.values())
+        return route.handler, route.public
+
+    def _find_parent(self, exchange: Exchange) -> dict[str, Route] | None:
+        parent, slash, rest = exchange.path, "", ""
+        while parent:
+            parent, slash, end = parent.rpartition("/")
+            rest = f"{end}/{rest}" if rest else end
+            if slash and rest and (methods := self._routes.get(f"{parent}/*")) is not None:
+                exchange.rest = rest
+                return methods
+        return None
+
+
+async def _no_path(exchange: Exchange) -> None:
+    raise APIError(
+        f"The server has no route {exchange.path[:80]!r}.", status=404, code="unknown_route"
+    )
+
+
+def _no_method(methods: dict[str, Route]) -> Handler:
+    allowed = ", ".join(sorted(methods))
+
+    async def refuse(exchange: Exchange) -> None:
+        exchange.extra_headers.append((b"allow", allowed.encode()))
+        raise APIError(
+            f"The method {exchange.method[:20]} is not supported here; use {allowed}.",
+            status=405,
+            code="method_not_allowed",
+        )
+
+    return refuse

@@ -1,0 +1,81 @@
+"""`dovetail serve`: serves a model over HTTP, with the OpenAI API."""
+
+from __future__ import annotations
+
+from dataclasses import field, fields, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail_server.settings import ServerSettings
+
+SERVER_GROUP = Group("Server options", sort_key=1)
+
+HELP = {
+    "host": "Address to listen on.",
+    "port": "Port to listen on; 0: a free port.",
+    "max_waiting": "Requests that may wait in addition to the running ones.",
+    "strict_params": "Refuse requests with unknown fields.",
+    "request_timeout_s": "Time limit of a request.",
+    "max_body_bytes": "Maximum size of the body of a request.",
+    "max_json_values": "Maximum number of values in the body of a request.",
+    "max_total_body_bytes": "Maximum size of all bodies that are being received.",
+    "max_header_bytes": "Maximum size of the request line and headers.",
+    "max_connections": "Maximum number of open connections.",
+    "header_timeout_s": "Time in which a client must send the headers.",
+    "body_timeout_s": "Time in which a client must send the body.",
+    "write_timeout_s": "Time after which a client that does not read is disconnected.",
+    "keep_alive_s": "Time after which an idle connection is closed.",
+    "drain_timeout_s": "Time that running requests have to finish after SIGTERM.",
+    "log_level": "debug, info, warning or error.",
+    "log_format": "text or json.",
+}
+
+
+def _server_options() -> Any:
+    hints = get_type_hints(ServerSettings)
+    options = []
+    for one in fields(ServerSettings):
+        parameter = Parameter(
+            help=HELP[one.name], group=SERVER_GROUP, negative="", show_default=True
+        )
+        hint: Any = Annotated[hints[one.name], parameter]
+        options.append((one.name, hint, field(default=one.default)))
+    made = make_dataclass("ServerOptions", options, frozen=True, kw_only=True)
+    made.__module__ = __name__  # "types" is a module whose classes the parser treats as built-in
+    return made
+
+
+if TYPE_CHECKING:
+    ServerOptions = ServerSettings
+else:
+    ServerOptions = _server_options()
+
+DEFAULTS = ServerOptions()
+
+
+def serve(
+    *,
+    server: Annotated[ServerOptions, Parameter(name="*")] = DEFAULTS,
+    engine: Annotated[EngineOptions, Parameter(name="*")],
+) -> int:
+    """Serve a model over HTTP, with the OpenAI API."""
+    settings = ServerSettings(**{one.name: getattr(server, one.name) for one in fields(server)})
+    config = engine_args(engine).create_engine_config()
+
+    # Imported here, because --help and errors in options need no server.
+    from dovetail_server.logs import configure_logs
+    from dovetail_server.server import listen, make_state, run_server
+
+    listener = listen(settings.host, settings.port)
+    configure_logs(settings.log_level, settings.log_format)
+
+    def make_engine() -> Any:
+        from dovetail.engine.async_llm import AsyncLLM
+        from dovetail.engine.supervision.rules import SupervisionRules
+
+        return AsyncLLM(config, max_waiting=settings.max_waiting, rules=SupervisionRules())
+
+    state = make_state(settings, config.model.served_model_name)
+    return run_server(state, listener, make_engine)

@@ -1,0 +1,85 @@
+"""The settings of a server, checked once. Imports no web server and no engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from dovetail.errors import ConfigError
+
+KIB, MIB = 1 << 10, 1 << 20
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_PORT = 65535
+
+_LEAST = {"max_waiting": 0, "port": 0}
+_PORTS = ("port",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server. Frozen; checked at construction.
+
+    host, port: the listening address; port 0 for a free one. max_waiting: requests that may wait
+    in addition to the running ones.
+    strict_params: refuse unknown fields of requests. request_timeout_s: the default time limit of a
+    request, and the largest that a client may set; None for no limit.
+    max_body_bytes, max_json_values: limits of a request's body. max_total_body_bytes: of the bodies
+    of all requests that are being received. max_header_bytes: of the request line and the headers.
+    max_connections: open connections; further ones are refused.
+    header_timeout_s, body_timeout_s: time in which a client must send the headers and the body.
+    write_timeout_s: time in which a client must read what the connection can buffer.
+    keep_alive_s: time after which an idle connection is closed. drain_timeout_s: time that running
+    requests have to finish after SIGTERM.
+    Raises ConfigError, naming the option.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_waiting: int = 1024
+    strict_params: bool = False
+    request_timeout_s: float | None = None
+    max_body_bytes: int = 4 * MIB
+    max_json_values: int = 1 << 18
+    max_total_body_bytes: int = 256 * MIB
+    max_header_bytes: int = 32 * KIB
+    max_connections: int = 4096
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0
+    keep_alive_s: float = 75.0
+    drain_timeout_s: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if "int" in str(field.type):
+                self._check_integer(field.name, value)
+            elif "float" in str(field.type):
+                self._check_seconds(field.name, value)
+        if not self.host:
+            raise ConfigError("--host is empty; give an address such as 127.0.0.1.")
+        self._check_choice("log_format", LOG_FORMATS)
+        self._check_choice("log_level", LOG_LEVELS)
+
+    def _check_integer(self, name: str, value: object) -> None:
+        least, most = _LEAST.get(name, 1), MAX_PORT if name in _PORTS else 2**40
+        if type(value) is not int or not least <= value <= most:
+            raise ConfigError(f"{_flag(name)} {value!r} must be an integer from {least} to {most}.")
+
+    def _check_seconds(self, name: str, value: object) -> None:
+        if value is None and name == "request_timeout_s":
+            return
+        if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
+            raise ConfigError(f"{_flag(name)} {value!r} must be a number of seconds above 0.")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise ConfigError(f"{_flag(name)} {value!r} must be one of: {', '.join(choices)}.")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

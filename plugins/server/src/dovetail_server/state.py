@@ -1,0 +1,28 @@
+"""What the routes of a server share."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail_server.lifecycle.admission import Admission
+from dovetail_server.lifecycle.engine_slot import EngineSlot
+from dovetail_server.observers import Observers
+from dovetail_server.settings import ServerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """The parts that routes use. slot: the engine. clock: of the engine."""
+
+    settings: ServerSettings
+    slot: EngineSlot
+    admission: Admission
+    observers: Observers = field(default_factory=Observers)
+    clock: Clock = field(default_factory=MonotonicClock)
+
+    def admit(self, llm: AsyncLLM) -> AbstractContextManager[None]:
+        """Count a request while it is served; raise APIError if the queue is full."""
+        return self.admission.enter(self.settings.max_waiting + llm.config.scheduler.max_num_seqs)

@@ -1,0 +1,1 @@
+"""Connections: limits, request ids, keys, responses and streams of events."""

@@ -1,0 +1,86 @@
+"""The ASGI application: finds the route of each request, and turns errors into responses.
+
+It is written on plain ASGI. Every request passes the same steps in the same order: id, key, route,
+handler. An exception ends only its own request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from dovetail.errors import DovetailError
+from dovetail_server.protocol.errors import APIError, api_error
+from dovetail_server.routes.table import RouteTable
+from dovetail_server.settings import ServerSettings
+from dovetail_server.transport.body import BodyReader, ClientLeftError
+from dovetail_server.transport.exchange import Exchange, Send
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+"""Ids of clients that a response repeats. The engine never uses them."""
+
+Guard = Callable[[Exchange, bool], None]
+"""Checks a request before its route runs; the flag states that the route is public."""
+
+
+class Application:
+    """The application of one listener. exchanges: the requests that are being served."""
+
+    def __init__(self, table: RouteTable, guard: Guard, settings: ServerSettings) -> None:
+        """guard: raises APIError for a request that must not be served."""
+        self.exchanges: set[Exchange] = set()
+        self._table = table
+        self._guard = guard
+        self._settings = settings
+        self._bodies = BodyReader(settings)
+
+    async def __call__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Callable[[], Awaitable[Mapping[str, Any]]],
+        send: Send,
+    ) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send, self._bodies, self._settings)
+        given = exchange.headers.get("x-request-id", "")
+        exchange.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        self.exchanges.add(exchange)
+        try:
+            await self._serve(exchange)
+        finally:
+            self.exchanges.discard(exchange)
+            exchange.close()
+
+    async def _serve(self, exchange: Exchange) -> None:
+        error: Exception
+        try:
+            route, public = self._table.find(exchange)
+            self._guard(exchange, public)
+            await route(exchange)
+            return
+        except asyncio.CancelledError:
+            if exchange.failure is None and not exchange.left:
+                raise
+            _uncancel()
+            error = exchange.failure or ClientLeftError()
+        except Exception as caught:
+            error = caught
+        if isinstance(error, ClientLeftError) or exchange.left:
+            return
+        if not isinstance(error, APIError | DovetailError):
+            logger.error("request %s failed", exchange.request_id, exc_info=error)
+        await exchange.fail(api_error(error))
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()

@@ -1,0 +1,182 @@
+"""One request and its response, on the callables of ASGI.
+
+A response is either one body or a stream of server-sent events. A stream starts with its first
+event, so that an error before that event still gets its own HTTP status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+
+from dovetail_server.protocol.errors import APIError
+from dovetail_server.settings import ServerSettings
+from dovetail_server.transport.body import BodyReader, ClientLeftError, read_json_object
+
+Header = tuple[bytes, bytes]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON_TYPE = b"application/json"
+_EVENT_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+_BODY = "http.response.body"
+
+
+class Exchange:
+    """A request and its response.
+
+    method, path, query, headers: of the request; names of headers are in lower case. rest: the end
+    of the path behind a route that ends with "/*". request_id: of the response. caller: the name
+    of the API key, or "". started: whether the response has begun. failure: the error with which
+    the server ends the request from outside. left: whether the client has left.
+    extra_headers: further headers of the response.
+    """
+
+    __slots__ = (
+        "_bodies",
+        "_receive",
+        "_send",
+        "_settings",
+        "_task",
+        "_watcher",
+        "caller",
+        "ended",
+        "extra_headers",
+        "failure",
+        "headers",
+        "left",
+        "method",
+        "path",
+        "query",
+        "request_id",
+        "rest",
+        "started",
+        "streams",
+    )
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Callable[[], Awaitable[Mapping[str, Any]]],
+        send: Send,
+        bodies: BodyReader,
+        settings: ServerSettings,
+    ) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        self.rest = ""
+        self.request_id = ""
+        self.caller = ""
+        self.started = self.ended = self.streams = self.left = False
+        self.failure: APIError | None = None
+        self.extra_headers: list[Header] = []
+        self._receive = receive
+        self._send = send
+        self._bodies = bodies
+        self._settings = settings
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def read_body(self) -> bytes:
+        """Return the body, and cancel this task as soon as the client leaves."""
+        body = await self._bodies.read(self.headers, self._receive)
+        self._watcher = asyncio.create_task(self._watch())
+        return body
+
+    async def read_object(self) -> dict[str, Any]:
+        """Return the JSON object in the body; raise APIError if it is something else."""
+        return read_json_object(self.headers, await self.read_body(), self._settings)
+
+    async def respond(
+        self,
+        content: object,
+        *,
+        status: int = 200,
+        headers: Iterable[Header] = (),
+        media_type: bytes = JSON_TYPE,
+    ) -> None:
+        """Send the whole response. content: bytes, or a value to send as JSON."""
+        body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        self.started = self.ended = True
+        await self._start(
+            status,
+            (
+                (b"content-type", media_type),
+                (b"content-length", str(len(body)).encode()),
+                *headers,
+            ),
+        )
+        await self._send({"type": _BODY, "body": body, "more_body": False})
+
+    async def write(self, events: bytes) -> None:
+        """Send a part of a stream of events; waits while the client does not read."""
+        if not self.started:
+            await self.start_stream(_EVENT_HEADERS)
+        await self._send({"type": _BODY, "body": events, "more_body": True})
+
+    async def start_stream(self, headers: Iterable[Header], status: int = 200) -> None:
+        """Send the head of a streamed response."""
+        self.started = self.streams = True
+        await self._start(status, headers)
+
+    async def end(self, events: bytes = b"") -> None:
+        """Send the last part of a stream."""
+        if not self.started:
+            await self.start_stream(_EVENT_HEADERS)
+        self.ended = True
+        await self._send({"type": _BODY, "body": events, "more_body": False})
+
+    async def fail(self, error: APIError) -> None:
+        """Send an error, as a response or as the last event of a started stream."""
+        if self.ended or self.left:
+            return
+        body = msgspec.json.encode(error.body(self.request_id))
+        if self.started:
+            await self.end(b"data: " + body + b"\n\n")
+        else:
+            await self.respond(body, status=error.status, headers=error.headers())
+
+    def interrupt(self, error: APIError) -> None:
+        """End this request with an error, from another task."""
+        if self.failure is None and not self.ended and self._task is not None:
+            self.failure = error
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Stop the task that watches for the client."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _start(self, status: int, headers: Iterable[Header]) -> None:
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (b"x-request-id", self.request_id.encode("ascii")),
+                    *self.extra_headers,
+                    *headers,
+                ],
+            }
+        )
+
+    async def _watch(self) -> None:
+        """Cancel the task of the request when the client leaves."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.ended and self._task is not None:
+            self.left = True
+            self._task.cancel()
+
+
+__all__ = ["ClientLeftError", "Exchange", "Header"]

@@ -1,0 +1,139 @@
+"""Starts real servers on free loopback ports, and sends requests to them."""
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+START_S = 60
+ANSWER_S = 60
+READY = re.compile(r"https?://(\S+?):(\d+)/v1")
+
+
+class Reply:
+    def __init__(self, status, headers, content):
+        self.status, self.headers, self.content = status, headers, content
+
+    @property
+    def json(self):
+        return json.loads(self.content)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+    @property
+    def events(self):
+        """The payloads of server-sent events; the end of the stream is the text "[DONE]"."""
+        found = [part for part in self.content.decode().split("\n\n") if part]
+        assert all(part.startswith("data: ") for part in found), found
+        payloads = [part.removeprefix("data: ") for part in found]
+        return [one if one == "[DONE]" else json.loads(one) for one in payloads]
+
+
+class RunningServer:
+    """A server process. lines: what it has written to stderr."""
+
+    def __init__(self, *options):
+        main = "import sys; from dovetail.cli.app import main; sys.exit(main())"
+        command = [sys.executable, "-W", "error", "-c", main, "serve", "--port", "0", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        with self.process.stderr:
+            for line in self.process.stderr:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self.lines.append(None)
+            self._changed.notify_all()
+
+    def wait_for(self, pattern):
+        """Wait for a line of the log that matches; return the match."""
+        compiled = re.compile(pattern)
+
+        def found():
+            matches = (compiled.search(line) for line in self.lines if line is not None)
+            return next((one for one in matches if one), None) or (
+                self.lines and self.lines[-1] is None
+            )
+
+        with self._changed:
+            match = self._changed.wait_for(found, START_S)
+        assert isinstance(match, re.Match), (pattern, self.lines)
+        return match
+
+    def wait_until_ready(self):
+        self.host, port = self.wait_for(READY.pattern).groups()
+        self.port = int(port)
+        return self
+
+    def send(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=ANSWER_S)
+        try:
+            content, more = body, {"Connection": "close"}
+            if body is not None and not isinstance(body, (bytes, str)):
+                content, more["Content-Type"] = json.dumps(body), "application/json"
+            connection.request(method, path, content, more | (headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+    def get(self, path, **headers):
+        return self.send("GET", path, headers=headers)
+
+    def post(self, path, body, **headers):
+        return self.send("POST", path, body, headers)
+
+    def complete(self, **body):
+        return self.post("/v1/completions", {"temperature": 0, "max_tokens": 8} | body)
+
+    def chat(self, text="reverse: robot, bank, window", **body):
+        messages = [{"role": "user", "content": text}]
+        given = {"messages": messages, "temperature": 0, "max_tokens": 8} | body
+        return self.post("/v1/chat/completions", given)
+
+    def connect(self):
+        return socket.create_connection((self.host, self.port), timeout=ANSWER_S)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+
+@pytest.fixture(scope="module")
+def start_server():
+    """Return a function that starts a server; all are stopped at the end of the module."""
+    started = []
+
+    def start(*options):
+        server = RunningServer(*options)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(start_server):
+    """A server with the demo model."""
+    return start_server("--model", "demo", "--max-model-len", "512").wait_until_ready()

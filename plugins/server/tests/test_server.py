@@ -1,0 +1,115 @@
+"""A server answers completions and chats, plain and streamed, and reports its state."""
+
+import json
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+
+PROMPT = "Anna and Ben"
+
+
+def text_of(events, read):
+    return "".join(
+        read(event["choices"][0]) for event in events if event != "[DONE]" and event["choices"]
+    )
+
+
+@pytest.fixture(scope="module")
+def offline():
+    """The text that the model generates without a server."""
+    with LLM("demo", max_model_len=512) as llm:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        chat = llm.chat([{"role": "user", "content": "reverse: robot, bank, window"}], params)
+        return llm.generate([PROMPT], params)[0], chat[0]
+
+
+def test_the_state_of_a_running_server_is_reported(server):
+    for path in ("/live", "/health", "/ready"):
+        assert server.get(path).status == 200
+    assert server.get("/version").json["version"]
+    listed = server.get("/v1/models").json
+    assert [one["id"] for one in listed["data"]] == ["demo"]
+    assert listed["data"][0]["max_model_len"] == 512
+    assert server.get("/v1/models/demo").json == listed["data"][0]
+    assert server.get("/v1/models/other").error["code"] == "model_not_found"
+    assert server.get("/load").json["server_load"] == 0
+
+
+def test_a_completion_has_the_text_of_the_offline_engine(server, offline):
+    reply = server.complete(model="demo", prompt=PROMPT)
+    body, expected = reply.json, offline[0]
+    assert reply.status == 200 and body["object"] == "text_completion" and body["model"] == "demo"
+    (choice,) = body["choices"]
+    assert choice["text"] == expected.outputs[0].text
+    assert choice["finish_reason"] == expected.outputs[0].finish_reason
+    num_prompt = len(expected.prompt_token_ids)
+    assert body["usage"]["prompt_tokens"] == num_prompt
+    assert body["usage"]["total_tokens"] == num_prompt + body["usage"]["completion_tokens"]
+
+
+def test_a_streamed_completion_has_the_same_text_and_one_end(server, offline):
+    reply = server.complete(prompt=PROMPT, stream=True, stream_options={"include_usage": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *events, usage, end = reply.events
+    assert end == "[DONE]" and reply.events.count("[DONE]") == 1
+    assert text_of(events, lambda choice: choice["text"]) == offline[0].outputs[0].text
+    assert [one["choices"][0]["finish_reason"] for one in events][-1] == "length"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
+    assert all(one["usage"] is None for one in events)
+
+
+def test_a_chat_has_the_text_of_the_offline_engine(server, offline):
+    body = server.chat().json
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": offline[1].outputs[0].text,
+        "refusal": None,
+    }
+    assert body["usage"]["prompt_tokens"] == len(offline[1].prompt_token_ids)
+
+
+def test_a_streamed_chat_starts_with_the_role(server, offline):
+    *events, end = server.chat(stream=True).events
+    assert end == "[DONE]"
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = text_of(events, lambda choice: choice["delta"].get("content", ""))
+    assert text == offline[1].outputs[0].text
+    assert {one["object"] for one in events} == {"chat.completion.chunk"}
+
+
+def test_an_error_has_the_form_of_openai_and_the_request_id(server):
+    reply = server.post(
+        "/v1/completions", {"prompt": PROMPT, "temperature": -1}, **{"X-Request-Id": "abc-1"}
+    )
+    assert reply.status == 400 and reply.headers["x-request-id"] == "abc-1"
+    assert reply.error["param"] == "temperature" and reply.error["request_id"] == "abc-1"
+    assert reply.error["type"] == "invalid_request_error" and reply.error["code"]
+    assert "-1" in reply.error["message"]
+    assert server.complete(prompt=PROMPT).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/completions", 405), ("POST", "/v1/nothing", 404), ("DELETE", "/live", 405)],
+)
+def test_a_wrong_path_or_method_gets_an_error_with_a_code(server, method, path, status):
+    reply = server.send(method, path)
+    assert reply.status == status and reply.error["code"]
+
+
+def test_a_body_that_is_not_a_json_object_is_refused(server):
+    sent = {"Content-Type": "application/json"}
+    for body in (b"", b"{", b"[]", b"\xff", b'{"prompt": "a"} x', b"[" * 10_000):
+        reply = server.send("POST", "/v1/completions", body, sent)
+        assert reply.status == 400 and reply.error["code"] == "invalid_json", body
+    plain = server.send("POST", "/v1/completions", json.dumps({"prompt": "a"}), {})
+    assert plain.status == 415
+
+
+def test_the_log_is_short_and_contains_no_prompt(server):
+    server.complete(prompt="a secret prompt")
+    lines = [line for line in server.lines if line is not None]
+    assert len(lines) <= 12
+    assert not any("secret" in line for line in lines)
