@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 def sleep(seconds: float) -> None:
-    """Block this thread."""
+    """Block this thread for some seconds."""
     time.sleep(seconds)
 
 

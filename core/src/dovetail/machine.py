@@ -39,7 +39,7 @@ class Cores:
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """cpu_quota: CPU time per time, in cores; may be below 1. None: no limit."""
+    """cpu_quota: CPU time per elapsed time; may be below 1. Both are None without a limit."""
 
     cpu_quota: float | None
     memory_bytes: int | None

@@ -336,7 +336,7 @@ _ROWS = (
 )
 
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
-"""Every kind by its name."""
+"""Maps each name to its kind."""
 
 
 def get_kind(name: str) -> Kind:

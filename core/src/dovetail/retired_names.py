@@ -22,7 +22,7 @@ RETIRED_IMPORTS: Mapping[str, Mapping[str, str]] = {
     "dovetail.interfaces.proposer": _PROPOSER,
     "dovetail.request": _REQUEST,
 }
-"""Module, then old name to new name."""
+"""Maps each module to its renamed names: old name to new name."""
 
 RETIRED_FEATURES: Mapping[str, str] = {"counts_on": "supports_advance"}
 """Features of `AttentionCapabilities`."""

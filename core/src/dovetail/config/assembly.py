@@ -63,11 +63,15 @@ _ALIASES = {
 }
 
 _EXECUTORS = {"uni": "uniproc", "mp": "multiproc"}
-"""Other names of executors, known from vLLM."""
+"""Other names of executors, as in vLLM."""
 
 _REFUSED = (
     ("trust_remote_code", False, "code in a model directory is never run; install a plugin"),
-    ("revision", None, "models are local directories; download this revision and do not set it"),
+    (
+        "revision",
+        None,
+        "models are local directories; download this revision, and leave the option out",
+    ),
 )
 
 

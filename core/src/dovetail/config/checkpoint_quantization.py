@@ -76,7 +76,7 @@ def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]
 
 
 def _implied_method(table: Mapping[str, Any], default: str) -> str | None:
-    """Return the method that other fields imply; "" if not quantized, None if unknown."""
+    """Return the method that other fields imply; "" for none, None if it cannot be determined."""
     flags = [table[name] for name in ("load_in_4bit", "load_in_8bit") if name in table]
     if flags:
         return "bitsandbytes" if any(flag is not False for flag in flags) else ""

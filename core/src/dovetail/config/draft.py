@@ -34,7 +34,7 @@ _NO_PLUGIN = (
     "compute.linear_method",
     "compute.ops",
 )
-"""Plugins that are selected when they are loaded. If open, the resolved field is None."""
+"""Fields of plugins that are selected when they are loaded; open ones are resolved to None."""
 
 
 class Draft:

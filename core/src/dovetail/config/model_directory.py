@@ -238,7 +238,7 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
 
 
 def _locate(asked: str, plugins: PluginRegistry) -> Path:
-    """Return the absolute path of a local directory or model file, or of a source's model."""
+    """Return the absolute path of a local model directory or file, or of a model source's model."""
     if not os.path.isabs(asked):
         check_working_directory()
     path = Path(asked).expanduser().absolute()

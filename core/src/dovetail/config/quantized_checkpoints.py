@@ -43,7 +43,11 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
             plugins.load(_KIND, reference), "provides"
         ):
             name = reference_name(reference)
-            raise _refusal(quantization, plugins, f" The linear method {name!r} does not read it.")
+            raise _refusal(
+                quantization,
+                plugins,
+                f" The linear method {name!r} does not read such checkpoints.",
+            )
         return
     criteria = Criteria(references=(AUTO,), platform=platform, provides=frozenset({capability}))
     try:

@@ -17,7 +17,7 @@ _SAME_ROWS, _NEXT_STARTS, _ALL_ONE, _ALL_SAMPLE = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedJoin:
-    """A request that joins a row. token_ids: codes."""
+    """A request that gets a row. token_ids: codes instead of token ids."""
 
     request_id: str
     row: int

@@ -1,1 +1,1 @@
-"""The engine: its core (schedule, execute, update), and text to requests and back."""
+"""The engine: its core (schedule, execute, update), and conversion between text and requests."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dovetail.plugins import PluginRegistry
 
 _OF_MODEL = ("attention", "model")
-_NO_MODEL = "set --model to compare them with the requirements of a model"
+_NO_MODEL = "set --model to compare plugins with the requirements of a model"
 _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
 
@@ -63,7 +63,7 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
 
 
 def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) -> Criteria:
-    """Return the criteria of `config` for a kind. platform: only with a resolved configuration."""
+    """Return the criteria of `config` for a kind. platform: given only if `config` is resolved."""
     return Criteria(
         references=named_plugins(kind, config),
         why=_why(kind, config),

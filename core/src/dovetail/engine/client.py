@@ -295,7 +295,7 @@ class _OutputThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it; may be called in the thread, and twice."""
+        """End the thread and wait for it; may be called in the thread itself, and twice."""
         self._wanted = False
         if self._thread is not threading.current_thread():
             self._thread.join()

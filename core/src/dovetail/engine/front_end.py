@@ -76,7 +76,10 @@ class CheckedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndParts:
-    """The parts that a front end needs before its core starts. tokenizer: None without one."""
+    """The parts that a front end needs before its core starts.
+
+    tokenizer: None if the engine has no tokenizer.
+    """
 
     plugins: PluginRegistry
     hooks: HookPlugins

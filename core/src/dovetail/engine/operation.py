@@ -100,7 +100,7 @@ class Operation(Generic[P, R]):
         self, instance: AsyncCaller, owner: type
     ) -> Callable[P, Coroutine[Any, Any, R]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Return the operation itself, or the callable of a client."""
+        """Return the operation if read from the class, or a callable if read from a client."""
         if instance is None:
             return self
 
@@ -122,7 +122,7 @@ class Operation(Generic[P, R]):
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
         """Encode the arguments.
 
-        Raises UserError for a callable, MessageError for other than plain data.
+        Raises UserError for a callable, MessageError for values that are not plain data.
         """
         for value, hint in zip(arguments, self._hints, strict=True):
             if _takes_callable(hint) and not isinstance(value, str):

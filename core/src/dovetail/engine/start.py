@@ -190,7 +190,7 @@ def _check_options(
     worker_cls: type[WorkerBase],
     scheduler_cls: type[SchedulerInterface],
 ) -> None:
-    """Raise for an option that the chosen parts do not support."""
+    """Raise an error for an option that the chosen parts do not support."""
     check_kv_connector(config, worker_cls, scheduler_cls)
     check_scheduler_options(config, worker_cls, scheduler_cls)
     size, most = config.parallel.tensor_parallel_size, executor_cls.max_world_size

@@ -18,7 +18,7 @@ R = TypeVar("R")
 class ThreadGuard:
     """A reentrant lock that can be used after a fork.
 
-    In a forked child it is free, because the thread that held it does not exist there.
+    In a forked child it is unlocked, because the thread that held it does not exist there.
     """
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ def check_template_arguments(
 def read_conversation(
     given: Any, *, limits: LimitsConfig, max_prompt_chars: int
 ) -> list[dict[str, Any]]:
-    """Return a conversation as messages of plain data; raise RequestError if it is not one."""
+    """Return a conversation as messages of plain data; raise RequestError if it is invalid."""
     messages = _items(given, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
         raise RequestError("messages is empty; give at least one message.", parameter="messages")

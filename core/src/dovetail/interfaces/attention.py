@@ -198,7 +198,7 @@ class RotaryArgs:
     cos_sin_PR: torch.Tensor
 
     def apply(self, q_THD: torch.Tensor, k_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k after `ops.rotary_embedding`."""
+        """Apply `ops.rotary_embedding` to q and k, and return the results."""
         return self.ops.rotary_embedding(q_THD, k_TKD, self.positions_T, self.cos_sin_PR)
 
 

@@ -2,8 +2,8 @@
 
 A resolved field is never "auto". It is None only if None is a valid value; the fields and reasons
 are listed in `tests/architecture/test_resolved_config.py`. A resolved section is the requested
-section with its open fields narrowed. A change here changes every contract whose context has the
-section.
+section with narrower types for its open fields. A change here changes every contract whose context
+has the section.
 """
 
 from __future__ import annotations

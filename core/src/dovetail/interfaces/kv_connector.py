@@ -132,7 +132,7 @@ class KVWorkerSide(Protocol):
 
 
 class KVConnector(ABC):
-    """Creates the two sides. The class is never instantiated."""
+    """Creates the scheduler side and the worker side. The class is never instantiated."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
     CONTRACT_VERSION: ClassVar[str] = "0.5"

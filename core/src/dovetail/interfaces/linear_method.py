@@ -48,8 +48,8 @@ class LinearMethod(ABC):
     dtypes: ClassVar[frozenset[str]] = frozenset()
     """Names of the supported dtypes of layers; empty for any."""
     error: ClassVar[float] = 0.0
-    """Quantization error of a matrix product with values near 1, without the rounding of the
-    dtype."""
+    """Error that quantization adds to a matrix product of values near 1, without rounding errors of
+    the dtype."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
     """Names of the dtypes for which a row's result does not depend on other rows, bit for bit."""
 

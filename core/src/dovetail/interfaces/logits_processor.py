@@ -78,7 +78,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Return the changed logits: `logits_SV`, changed in place, or a new tensor of its form.
+        """Return the changed logits: `logits_SV`, changed in place, or a new tensor of its shape.
 
         logits_SV: float32, on the context's device; row i belongs to rows[i]. rows: all rows of the
         step, each once; at least one uses the processor. May be called more than once before

@@ -68,11 +68,11 @@ class RequestView(Protocol):
 
     @property
     def num_preemptions(self) -> int:
-        """Number of times that it was preempted."""
+        """Number of times that the request was preempted."""
 
     @property
     def cache_salt(self) -> str:
-        """Salt of its block hashes. Only requests with the same salt share prefixes."""
+        """Salt of the request's block hashes. Only requests with the same salt share prefixes."""
 
     @property
     def sampling_params(self) -> SamplingParams:

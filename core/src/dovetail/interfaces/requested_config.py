@@ -277,7 +277,7 @@ class PluginsConfig(ConfigNode):
 
 
 class CommonSections(ConfigNode):
-    """The sections without open fields. plugin_options: by plugin name."""
+    """The sections without open fields. plugin_options: the options by plugin name."""
 
     observability: ObservabilityConfig = ObservabilityConfig()
     extensions: ExtensionsConfig = ExtensionsConfig()

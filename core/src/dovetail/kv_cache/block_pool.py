@@ -58,7 +58,7 @@ class BlockPool:
         return found
 
     def num_leading(self, hashes: Sequence[bytes], most: int) -> int:
-        """Return how many of the first `most` hashes are cached, assuming that they have no gap."""
+        """Return how many of the first `most` hashes are cached, assuming no gap between them."""
         index = self._index
         return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
 

@@ -125,7 +125,7 @@ class RemoteCache:
         return [entry for entry in settled if entry is not None]
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:
-        """Abandon transfers that timed out; return their loads like `update`.
+        """Abandon transfers that timed out; return their loads in the form that `update` returns.
 
         Requests do not wait for them any longer. Their blocks stay pinned until twice the timeout
         or the end of the transfer, because they may still be written.

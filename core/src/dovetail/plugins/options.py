@@ -30,7 +30,7 @@ class PluginOptions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the options."""
+        """The keys in `plugin_options`."""
         return tuple(self._given)
 
     def check_names(self, known: Iterable[str], kinds_of: Mapping[str, list[str]]) -> None:

@@ -134,7 +134,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> int:
-        """A descriptor that can be read when the process has ended.
+        """A descriptor that becomes readable when the process has ended.
 
         On systems without pidfd it is the descriptor of the control socket.
         """

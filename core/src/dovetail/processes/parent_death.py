@@ -50,7 +50,7 @@ def watch_parent(
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that can be read when the process has ended.
+    """Return a descriptor that becomes readable when the process has ended.
 
     Returns None for a process that has exited and on systems without pidfd (a kernel before 5.3, or
     a system-call filter). Then only the closed control socket shows the end. Raises OSError if no
@@ -86,7 +86,7 @@ def _receives(control: socket.socket) -> bool:
 def _remove(folder: str) -> None:
     import shutil  # importing it takes several milliseconds
 
-    for _ in range(_REMOVALS):  # the main thread may just be creating sockets in it
+    for _ in range(_REMOVALS):  # the main thread may create sockets in it meanwhile
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             return

@@ -31,7 +31,7 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",  # an arena for each thread would take too much address space
 }
 _INHERITED = ("LD_LIBRARY_PATH",)
-"""Variables without which an interpreter may not start."""
+"""Environment variables without which an interpreter may not start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def _end(child: ChildProcess, connection: socket.socket) -> None:
 
 
 def _folders_of(packages: Sequence[str]) -> list[str]:
-    """Return the folders that hold packages; the child has no other folders of modules."""
+    """Return the folders of the packages; the child's import path has no other folders."""
     specs = [find_spec(package) for package in packages]
     found = [Path(spec.origin).absolute() for spec in specs if spec is not None and spec.origin]
     folders = (path.parents[1] if path.stem == "__init__" else path.parent for path in found)

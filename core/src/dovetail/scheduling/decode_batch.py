@@ -123,7 +123,7 @@ class DecodeBatch:
     # --- members --------------------------------------------------------------------------------
 
     def add_members(self, requests: list[Request]) -> None:
-        """Make requests outside of the batch members; each has one token to compute."""
+        """Add requests that hold a row to the batch; each has one token to compute."""
         self._copy_shared_columns()
         for request in requests:
             self._insert(request)

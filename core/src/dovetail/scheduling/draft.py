@@ -117,7 +117,7 @@ class StepDraft:
                 self.counts[request] = self.counts.pop(request)
 
     def take_lost_tokens(self) -> int:
-        """Return how many tokens requests that were admitted again must compute again."""
+        """Return the number of tokens that preempted and admitted requests must compute again."""
         total = 0
         for request in self.joined:
             lost, request.num_lost_tokens = request.num_lost_tokens, 0

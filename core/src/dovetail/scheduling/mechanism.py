@@ -259,7 +259,7 @@ class Mechanism:
         return num_tokens > 0 and state.kv_cache.fits(first, hit, span)
 
     def _admission_denial(self, request: Request) -> Denied | None:
-        """Return why `request` cannot be admitted in this step even with free blocks; or None."""
+        """Return why `request` cannot be admitted in this step even with free blocks, or None."""
         draft = self._state.draft
         if self.under_pressure:
             return Denied.PRESSURE
@@ -291,7 +291,7 @@ class Mechanism:
         self._denial = Denied.BUDGET
         in_pieces = self._chunks or request.num_tokens > self.max_piece
         if not in_pieces and start + num_tokens < request.num_tokens:
-            return 0  # part of a prompt, although prompts must not be split
+            return 0  # only part of a prompt that must not be split
         if not num_tokens or start >= request.encoder_end:
             return num_tokens
         self._denial = Denied.ENCODER

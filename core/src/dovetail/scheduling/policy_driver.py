@@ -21,7 +21,7 @@ _ACTIONS_PER_REQUEST = 8
 
 
 class PolicyDriver:
-    """Runs the generator of `Policy.plan` against the step being planned."""
+    """Runs the generator of `Policy.plan` for the step that is being planned."""
 
     def __init__(self, state: SchedulerState, mechanism: Mechanism, host: PolicyHost) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class PolicyDriver:
             self._host.warn_idle()
 
     def _follow(self) -> None:
-        """Answer actions until the policy ends its plan or is replaced."""
+        """Grant or deny each action until the policy ends its plan or is replaced."""
         host = self._host
         policy = host.policy
         most = 64 + _ACTIONS_PER_REQUEST * len(self._state.requests)

@@ -134,7 +134,7 @@ class PolicyHost:
             self.fail("handling the end of a request", error)
 
     def refuse(self, mistake: str) -> None:
-        """Count an illegal action; strict: raise PolicyError with the policy and `mistake`."""
+        """Count an illegal action; in strict mode, raise PolicyError, which contains `mistake`."""
         self.num_illegal_actions += 1
         if self.strict:
             raise PolicyError(f"the policy {self.name}, at step {self.view.step_id}: {mistake}")
@@ -151,7 +151,7 @@ class PolicyHost:
             )
 
     def fail(self, when: str, error: Exception) -> None:
-        """Replace the policy with FCFS for all waiting requests; strict: raise `error`."""
+        """Replace the policy with FCFS for all waiting requests; in strict mode, raise `error`."""
         if self.strict:
             raise error
         self.num_failures += 1

@@ -1,4 +1,4 @@
-"""Tests a tokenizer in a bounded child: loads it, bounds its output size, and uses it.
+"""Tests a tokenizer in a bounded child: loads it, checks its components, and uses it.
 
 A tokenizer is refused if its components (replacements and templates) could make a text much longer,
 or if it fails or creates far too many tokens for a probe text. A crash, too much memory or too much

@@ -177,7 +177,7 @@ class MessageReader(Generic[M]):
     """Reads the messages of one direction. num_refused: number of refused messages."""
 
     def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """kinds: the union of the messages, `ToEngine` or `FromEngine`."""
+        """kinds: the union of the message types, `ToEngine` or `FromEngine`."""
         self.num_refused = 0
         self._kinds = kinds
         self._max_bytes = max_bytes

@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 107
 MAX_NAME_BYTES = 16
-"""Maximum length of a file name in such a folder."""
+"""Maximum length of a file name in a private folder."""
 
 
 def make_private_folder() -> Path:

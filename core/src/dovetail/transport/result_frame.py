@@ -74,7 +74,9 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
     tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {})
     for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs):
         if any(not 0 <= run < len(num_sampled) for run in runs):
-            raise MessageError(f"entries of the runs {sorted(runs)}, of {len(num_sampled)} runs.")
+            raise MessageError(
+                f"received entries of the runs {sorted(runs)}, of only {len(num_sampled)} runs."
+            )
     return ModelRunnerOutput(
         step_id=found.numbers[0],
         num_sampled=num_sampled,

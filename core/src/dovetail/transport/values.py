@@ -1,8 +1,9 @@
 """Encodes values between an executor and its workers: arguments of operations and answers.
 
 Supported are plain data, arrays (`NDArray`, and objects that expose their memory) and the
-dataclasses of the worker's contract; a tuple or a set is received as a list. The dataclasses are a
-closed list, checked field by field: a received name is looked up only in it.
+dataclasses of the worker's contract; a tuple or a set is received as a list. Only the dataclasses
+in a fixed list are supported, and their fields are checked; a received name is looked up only in
+this list.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class WakeupSocket:
 
 
 class WakeupPoller:
-    """Polls several ends of one process together."""
+    """Polls several wakeup sockets of one process together."""
 
     def __init__(self, wakeups: Sequence[WakeupSocket]) -> None:
         self._wakeups = wakeups

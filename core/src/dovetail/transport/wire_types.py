@@ -68,7 +68,7 @@ _WireJoin = _twin(NewRequest, {"token_ids": bytes, "sampling_params": _WireParam
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`LogprobColumns` as raw columns."""
+    """`LogprobColumns` in a message, as raw columns."""
 
     counts: bytes
     token_ids: bytes

@@ -20,7 +20,7 @@ from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
 
 MAX_UNREAD_TOKENS = 64
-"""Maximum number of tokens that a completion which is not plain detokenizes at once."""
+"""Maximum number of tokens that are detokenized at once if `is_plain` is False."""
 
 
 class LogprobTexts:

@@ -20,11 +20,11 @@ REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 6
 MAX_LOOK_BACK = 32
 WINDOW_TOKENS = 16
-"""Tokens at which the window is shortened, so that the cost per token does not grow."""
+"""Number of tokens at which the window is shortened, so that the cost per token does not grow."""
 MAX_UNSETTLED_TOKENS = 8
 """Maximum tokens of an incomplete character: a character has at most 4 bytes, so 4 tokens."""
 MAX_HELD_CHARS = 3
-"""Maximum number of U+FFFD at the end of a long tail that may become one 4-byte character."""
+"""Maximum number of U+FFFD to hold back at the end of a long tail: one 4-byte character."""
 
 _EACH_BYTE = "dovetail-replace-each-byte"
 

@@ -241,7 +241,7 @@ class OutputProcessor:
         return ended
 
     def _take_prompt_facts(self, outputs: EngineCoreOutputs) -> None:
-        """Store the data about prompts from each first completion; the others have the same."""
+        """Store the prompts' data from first completions; other completions have the same data."""
         for core_id, num_cached in outputs.num_cached_tokens.items():
             entry = self._open.get(core_id)
             if entry is not None and entry[1].index == 0:

@@ -1,4 +1,4 @@
-"""An engine that another process has started, as an additional front end uses it.
+"""Connects an additional front end to an engine that another process has started.
 
 The front end connects to the engine's sockets, at the address that the engine's owner gives it. It
 detaches without ending the engine, and owns only its own sockets.

@@ -93,7 +93,7 @@ class EngineProcess(EngineLink):
 
     def died(self) -> EngineDeadError:
         """Return the error for a process that has ended, with the reason; kill its children."""
-        self._child.kill()  # the other processes of its session
+        self._child.kill()  # kills the other processes of its session
         how = self._child.describe_end()
         why = f" ({self._why})" if self._why else ""
         error = EngineDeadError(

@@ -1,4 +1,4 @@
-"""Creates clients of an engine: in this process, in a new process, or of another process."""
+"""Creates clients of an engine in this process, in a new process, or in a running process."""
 
 from __future__ import annotations
 

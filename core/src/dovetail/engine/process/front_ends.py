@@ -25,10 +25,10 @@ from dovetail.transport.messages import Answer, Ready, pack
 V = TypeVar("V")
 
 _SCOPE = "\x1f"
-"""Separates the number of a front end at the end of a scoped id."""
+"""Separates the number of a front end from the rest of a scoped id."""
 
 _QUIET_BEATS = 60
-"""Heartbeats after which a front end that sends no message gets fewer: one in this many."""
+"""A front end that has sent no message for this many heartbeats gets only one in this many."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that reads too slowly are

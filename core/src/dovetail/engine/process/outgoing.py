@@ -18,7 +18,7 @@ from dovetail.interfaces import EngineCoreOutputs
 from dovetail.transport.messages import Answer, Outputs, pack
 
 MAX_UNREAD_MESSAGES = 64
-"""Maximum number of unacknowledged messages with outputs; a front end may take all at once."""
+"""Maximum number of unacknowledged messages with outputs; a front end may read them all at once."""
 
 MAX_UNREAD_BYTES = 64 << 20
 MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES

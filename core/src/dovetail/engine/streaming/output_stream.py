@@ -31,7 +31,7 @@ class OutputStream:
         self._timers: list[asyncio.TimerHandle] = []
 
     def notify(self) -> None:
-        """Tell the reader that there are new results."""
+        """Notify the reader that there are new results."""
         self._news = True
         self._wake()
 

@@ -64,7 +64,7 @@ class SupervisedChannel(Channel):
         return self._supervisor.receive(timeout_s)
 
     def acknowledge(self) -> None:
-        """Record that outputs were taken."""
+        """Record that the caller has taken outputs."""
         channel = self._supervisor.find_channel()
         if channel is not None:
             channel.acknowledge()

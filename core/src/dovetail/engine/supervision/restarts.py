@@ -1,4 +1,4 @@
-"""When to restart an engine that died: with growing delays, and a limit."""
+"""Decides when to restart an engine that died: with growing delays, up to a limit."""
 
 from __future__ import annotations
 

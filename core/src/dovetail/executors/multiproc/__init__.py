@@ -3,7 +3,7 @@
     executor     the executor contract: sends commands
     answers      the workers' answers, and the handles that wait for them
     launch       starts the processes, with the rings that they share with the executor
-    worker_main  the worker's process: from its settings to a serving worker
+    worker_main  the worker's process: creates the worker, then runs `host`
     host         executes the commands in the worker's process
     options      the options of the executor
 

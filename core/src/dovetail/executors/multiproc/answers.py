@@ -31,7 +31,7 @@ class Answers:
     """Reads the workers' answers. Thread-safe."""
 
     def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
-        """num_step_answers: how many ranks, from 0, answer each step."""
+        """num_step_answers: number of ranks that answer each step; these are the lowest ranks."""
         self.lock = workers.reading
         self.world_size = len(workers.answers)
         self._readers = workers.answers

@@ -43,7 +43,7 @@ def do_nothing(worker: WorkerBase) -> None:
 
 
 class WorkerHost:
-    """Serves one worker. Owns neither the worker nor the rings."""
+    """Executes the commands for one worker. Owns neither the worker nor the rings."""
 
     def __init__(
         self,

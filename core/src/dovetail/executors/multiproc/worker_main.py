@@ -1,4 +1,4 @@
-"""The worker's process: creates the worker from its settings, and serves it."""
+"""The worker's process: creates the worker from its settings, and executes its commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def serve(context: ChildContext) -> int:
-    """Create the worker, report the result, and serve."""
+    """Create the worker, report the result, and execute commands."""
     fault("worker.boot")
     boot = decode(context.settings, WorkerBoot)
     status = 0
@@ -43,8 +43,8 @@ def serve(context: ChildContext) -> int:
         try:
             _work(context, boot, commands, answers, ends)
         except BaseException as error:
-            # Before the worker is shut down, which may take long: the closed ring
-            # informs a process that waits for an answer.
+            # The ring is closed before the worker is shut down, which may take long, to inform a
+            # process that waits for an answer.
             context.failed(error)
             answers.close()
             status = 1
@@ -59,7 +59,7 @@ def _work(
     answers: RingWriter,
     ends: ExitStack,
 ) -> None:
-    """Create the worker and serve; register its shutdown in `ends`."""
+    """Create the worker and execute commands; register its shutdown in `ends`."""
     fault("worker.make")
     deadline_s = boot.phase_timeout_s
     with StartUp(MonotonicClock(), deadline_s=deadline_s, notify=context.enter_phase) as start:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 Version = tuple[int, int]
-"""(major, minor)."""
+"""A version: (major, minor)."""
 
 _OPERATORS: Mapping[str, Callable[[Version, Version], bool]] = MappingProxyType(
     {

@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The possible keys of its options in `plugin_options`."""
+        """The possible keys of the plugin's options in `plugin_options`."""
         return self.name, f"{self.kind}:{self.name}", self.target
 
     def identity(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Candidate:
         return {one.name: getattr(self, one.name) for one in fields(Candidate)}
 
     def __str__(self) -> str:
-        """Return its name for messages: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
+        """Return the plugin's name for messages: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
         whose = f" of {self.distribution} {self.version}" if self.distribution else ""
         return f"{self.kind} {self.name!r}{whose}"
 
@@ -97,12 +97,12 @@ class Installation:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The sorted top-level packages of its plugins."""
+        """The sorted top-level packages of the distribution's plugins."""
         return tuple(sorted({top_package(target) for *_, target in self.entries}))
 
     @property
     def is_impostor(self) -> bool:
-        """Whether it has a first-party name, but plugins outside of the first-party package."""
+        """Whether the name is first-party, but plugins are outside of the first-party package."""
         own = first_party_package(self.distribution)
         return bool(own) and self.packages != (own,)
 
@@ -138,7 +138,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     """Return the plugins of `installed`, or of every distribution on `sys.path`.
 
     Of several distributions with one name the first is used, as in `import`. For a first-party
-    name, a distribution with plugins in the first-party package is preferred to an impostor.
+    name, a distribution with plugins in the first-party package takes precedence.
     """
     set_aside: list[str] = []
     by_name: dict[str, list[Installation]] = {}
@@ -183,7 +183,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
 
 
 def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
-    """Return the installation to use of several with the same normalized name."""
+    """Return which of several installations with the same normalized name to use."""
     chosen = min(same, key=lambda one: one.is_impostor)
     if chosen.is_impostor:
         warnings.append(
@@ -248,7 +248,7 @@ def _rank(candidate: Candidate) -> tuple[bool, str, str, str]:
 
 
 def read_identity(distribution: Distribution) -> tuple[str, str]:
-    """Return name and version, the first of each; raise ValueError if they cannot be read.
+    """Return the first name and the first version; raise ValueError if they cannot be read.
 
     Does not use the email parser of the standard library, because it is slow.
     """

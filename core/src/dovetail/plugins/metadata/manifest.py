@@ -243,7 +243,10 @@ def _api_problem(value: object) -> str:
 
 
 def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
-    """Return a check for an array of strings of one form."""
+    """Return a check that a value is an array of strings that match `pattern`.
+
+    form: a description.
+    """
 
     def check(value: object) -> str:
         texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
@@ -254,7 +257,7 @@ def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
 
 
 def _text(pattern: str, form: str) -> Callable[[object], str]:
-    """Return a check for one string of a form."""
+    """Return a check that a value is a string that matches `pattern`. form: its description."""
 
     def check(value: object) -> str:
         good = isinstance(value, str) and re.fullmatch(pattern, value)

@@ -37,7 +37,7 @@ class ClassRules:
         self._clock = clock
 
     def denial(self, kind: str, cls: type[Any]) -> tuple[str, str]:
-        """Return the forbidden class as "module:Class", and the rule; two "" for none.
+        """Return the forbidden class as "module:Class", and the rule; ("", "") for none.
 
         The forbidden class is `cls` or one of its base classes.
         """

@@ -19,7 +19,7 @@ from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
 
 FORMS = "a name, name@distribution, or a class as package.module:Class"
-"""The forms that need no further permission, for messages."""
+"""The forms of references that need no further permission, for messages."""
 
 
 MAX_LENGTH = 4096
@@ -107,7 +107,7 @@ def _absolute(text: str) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:
-        raise PluginError(f"{text!r} names a file, but: {error}") from None
+        raise PluginError(f"{text!r} names a file, but its path is not valid: {error}") from None
     if not path.is_absolute():
         check_working_directory()
     return path.absolute()

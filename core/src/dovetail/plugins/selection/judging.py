@@ -195,7 +195,7 @@ def _judge_candidate(
 
 
 def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
-    """Select a usable plugin, unless the user requires batch invariance and it has none."""
+    """Select a usable plugin, unless batch invariance is required and it does not declare it."""
     if not criteria.batch_invariant or verdict.batch_invariant is not False:
         return replace(verdict, state=TAKEN)
     missing = missing_promise(criteria.dtype)

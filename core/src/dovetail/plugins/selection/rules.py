@@ -118,7 +118,7 @@ def _provides(subject: _Subject) -> Probe:
 
 
 def _requirements(subject: _Subject) -> Probe:
-    """Compare with the model's requirements, or with those that the configuration determines."""
+    """Compare the candidate with the requirements of the model, or of the configuration alone."""
     criteria = subject.criteria
     if subject.kind != "attention":
         return Probe(usable=True)
