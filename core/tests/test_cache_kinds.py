@@ -30,7 +30,7 @@ def test_each_cache_spec_has_the_expected_cache_kind(spec, kind):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
 @pytest.mark.parametrize("num_tokens", range(20))
-def test_a_window_needs_the_blocks_of_its_positions(window, num_tokens):
+def test_a_sliding_window_needs_only_the_blocks_of_its_positions(window, num_tokens):
     seen = [p for p in range(num_tokens + 1) if num_tokens - window < p]
     assert CacheKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
 

@@ -106,7 +106,7 @@ def test_a_window_plus_one_step_never_needs_more_blocks_than_estimated(window, s
         assert (start + step - 1) // SIZE - oldest + 1 <= most
 
 
-def test_the_longest_sequence_fits_exactly():
+def test_the_reported_maximum_sequence_length_just_fits_into_the_cache():
     for specs in [(spec(),), (spec(), spec(20)), (spec(), spec(), spec(40))]:
         for num_blocks in range(4, 40):
             cache = config(num_blocks, *specs)

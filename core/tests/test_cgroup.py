@@ -1,4 +1,4 @@
-"""The limits of the process's own cgroup are found in version 1, 2 and in nested cgroups."""
+"""The limits of this process's cgroup are found with version 1, version 2 and nested cgroups."""
 
 from dovetail.machine import CgroupLimits, read_cgroup_limits, read_cores, read_memory
 

@@ -48,6 +48,6 @@ def test_explain_accepts_a_policy_as_scheduler_cls_for_the_kinds_scheduler_and_p
     assert policy.target == "dovetail.interfaces.policy:Policy"
 
 
-def test_options_are_checked_without_a_model():
+def test_explain_checks_options_without_a_model():
     with pytest.raises(ConfigError, match="max_num_seqs"):
         explain_choice("ops", max_num_seqs=-1)

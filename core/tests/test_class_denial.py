@@ -1,4 +1,4 @@
-"""A rule of plugins_deny applies to the class, whatever name requests it."""
+"""A rule of plugins_deny denies a class under each of its names."""
 
 import importlib
 from pathlib import Path

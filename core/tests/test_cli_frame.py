@@ -128,7 +128,7 @@ def test_plugins_list_writes_json(site: Path, capsys: pytest.CaptureFixture[str]
     } in json.loads(capsys.readouterr().out)
 
 
-def test_plugins_that_cannot_be_read_are_reported_on_stderr(
+def test_plugins_with_unreadable_metadata_are_reported_on_stderr(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(site, "odd-dist", "[dovetail.policy]\nodd = no_class_here\n")
@@ -139,7 +139,7 @@ def test_plugins_that_cannot_be_read_are_reported_on_stderr(
 
 
 @pytest.mark.clock
-def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
+def test_200_distributions_are_listed_within_the_time_limit(tmp_path: Path) -> None:
     for index in range(200):
         install(tmp_path, f"dist-{index}", f"[dovetail.policy]\np{index} = mod_{index}:P\n")
     start = time.perf_counter()

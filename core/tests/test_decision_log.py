@@ -128,7 +128,7 @@ def step(scheduler, token=9):
     return plan, scheduler.update_from_output(plan, output)
 
 
-def test_only_calls_that_affect_decisions_are_recorded(record, path):
+def test_only_calls_that_affect_scheduling_decisions_are_recorded(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler)

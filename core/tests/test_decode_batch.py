@@ -140,7 +140,7 @@ def test_stop_tokens_are_collected_from_all_members(decode_batch):
     assert step(decode_batch)[1].stop_ids == {2, 3}
 
 
-def test_the_position_of_a_member_is_found_by_request(decode_batch):
+def test_the_index_of_a_decode_batch_member_is_found_by_its_request(decode_batch):
     requests = [decoding(row) for row in range(3)]
     join(decode_batch, *requests)
     taken = decode_batch.take_step()

@@ -110,7 +110,7 @@ def test_an_allowed_package_is_probed_and_a_package_that_the_user_names_is_loade
     assert [one.name for one in allowed.automatic("platform")] == ["box", "mine"]
 
 
-def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
+def test_a_third_party_plugin_cannot_take_a_first_party_name_and_is_reported(members, caplog):
     add_unimportable(members, "acme", {"policy": {"fair": ":Fair"}})
     registry = members.registry()
     with caplog.at_level(logging.WARNING):
@@ -151,7 +151,7 @@ def test_a_first_party_platform_selects_third_party_plugins_only_if_allowed(memb
     assert [one.name for one in allowed.automatic("policy", ["preferred"])] == ["preferred", "fair"]
 
 
-# --- distributions with one name ---- ------------------------------------------------------------
+# --- distributions with one name ----------------------------------------------------------------
 
 
 def discover_in(*sites):
@@ -198,7 +198,7 @@ def test_a_distribution_found_twice_is_listed_once(two_sites, version, num_warni
 # --- model sources and commands ----------------------------------------------------------
 
 
-def test_a_first_party_model_source_keeps_its_name(plugin_site):
+def test_a_third_party_model_source_cannot_take_a_first_party_name(plugin_site):
     parts = (
         "from dovetail_devkit.fakes.model_source import FakeModelSource\n"
         "class Toy(FakeModelSource): ...\n"
@@ -212,7 +212,7 @@ def test_a_first_party_model_source_keeps_its_name(plugin_site):
 
 
 @pytest.mark.parametrize("words", ["zoo.feed", "zoo", "zoo.feed.all"])
-def test_a_first_party_command_keeps_its_name(plugin_site, words):
+def test_a_third_party_command_cannot_take_a_first_party_name(plugin_site, words):
     plugin_site.add("dovetail-a", {"command": {"zoo.feed": ":feed"}}, init="def feed(): ...\n")
     plugin_site.add("acme", {"command": {words: ":feed", "ark": ":feed"}}, init=CANARY)
     found = find_commands((), distributions(path=[str(plugin_site.path)]))

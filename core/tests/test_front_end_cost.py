@@ -20,7 +20,7 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 
 
 def token_cost_ns(tokenizer=None, prompt_len=8, kind=DELTA, **params):
-    """Return the minimum CPU time of a token over some steps of one token for each request."""
+    """Return the minimum CPU time per token over several decode steps."""
     processor = OutputProcessor(tokenizer or ByteTokenizer(), clock=ManualClock(1))
     names = [f"r{n}" for n in range(NUM_REQUESTS)]
     prompt = array("i", [97]) * prompt_len
@@ -72,9 +72,9 @@ def test_the_cost_of_a_streamed_token_does_not_depend_on_the_prompt_length():
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({"kind": FINAL_ONLY}, 0.8),  # a measured ratio is 0.4
-        ({"kind": DELTA}, 7.0),  # a measured ratio is 3.6
-        ({"kind": DELTA, "stop": ["\n\nHuman:"]}, 12.0),  # a measured ratio is 6
+        ({"kind": FINAL_ONLY}, 0.8),  # the measured ratio is 0.4
+        ({"kind": DELTA}, 7.0),  # the measured ratio is 3.6
+        ({"kind": DELTA, "stop": ["\n\nHuman:"]}, 12.0),  # the measured ratio is 6
     ],
     ids=["final only", "delta", "stop string"],
 )

@@ -140,7 +140,7 @@ def test_devkit_commands_without_the_devkit_print_one_line(command, zoo, capsys,
     assert "pip install dovetail-devkit" in message and len(message.splitlines()) == 1
 
 
-def test_a_third_party_distribution_cannot_take_a_command_of_the_devkit(zoo):
+def test_a_third_party_distribution_cannot_replace_a_devkit_command(zoo):
     zoo.add("thief", {"command": {"plugins.new": ":run"}}, init=BOMB)
     aside = {one.plugin.name: why for one, why in find(zoo).set_aside}
     assert "first-party" in aside["plugins.new"]

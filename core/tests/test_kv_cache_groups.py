@@ -183,7 +183,7 @@ def test_blocks_are_freed_when_their_last_plan_has_been_executed():
     cache.executed(5)
     assert cache.num_free_blocks == 4
     three = admitted(cache, range(8), "t")
-    cache.free(three, last_step=5)  # step 5 was executed before
+    cache.free(three, last_step=5)  # step 5 is already executed
     assert cache.num_free_blocks == 4
     assert cache.reset_prefix_cache()
 

@@ -142,7 +142,7 @@ def test_a_text_prompt_gives_text(engine):
     assert [out.outputs[0].text for out in run(one)] == [PIECE[:12]]
 
 
-def test_delta_outputs_join_to_the_text_without_partial_characters(engine):
+def test_joined_delta_outputs_equal_the_text_and_have_no_partial_characters(engine):
     one = engine()
     long = SamplingParams(max_tokens=len(PIECE.encode()), temperature=0)
     one.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)
@@ -285,7 +285,7 @@ def test_an_engine_returns_statistics_and_worker_results(engine):
 # --- start and end ----------------------------------------------------------------------------
 
 
-def test_the_cache_size_is_the_memory_that_requests_can_use(engine):
+def test_the_cache_size_is_limited_to_the_memory_that_requests_can_use(engine):
     engine(max_num_seqs=2, max_model_len=10)
     assert FixedTextWorker.made[-1].num_blocks == 2 * 3 + 1
 

@@ -148,7 +148,7 @@ def test_the_list_of_local_models_skips_sources_that_fail(site, caplog):
     assert "broken-toy" in caplog.text and "absent-toy" in caplog.text
 
 
-def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
+def test_the_model_cache_directory_is_read_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "mine"))
     assert model_cache_dir() == tmp_path / "mine"
     monkeypatch.delenv(CACHE_VARIABLE)

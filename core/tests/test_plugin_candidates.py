@@ -55,7 +55,7 @@ def install(site, *names, **more):
         site.add(name, {"policy": {name: ".parts:Fair"}}, manifest=manifest, parts=PARTS)
 
 
-# --- candidates that fail ----------- ------------------------------------------------------------
+# --- candidates that fail -----------------------------------------------------------------------
 
 
 def test_an_automatic_candidate_that_fails_is_skipped_and_logged_once(plugin_site, caplog):

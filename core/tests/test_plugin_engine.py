@@ -137,7 +137,7 @@ def test_the_users_plugin_rules_apply_in_an_engine(plugin_site, start):
 # --- reports -------------------------------------------------------------------------------
 
 
-def test_the_error_of_an_explicit_plugin_has_its_cause(plugin_site, start):
+def test_the_error_of_an_explicitly_selected_plugin_contains_its_cause(plugin_site, start):
     plugin_site.add("acme", {"policy": {"bad": ".parts:Bad"}}, parts="1 / 0\n")
     for reference in ("bad", "bad@acme"):
         with pytest.raises(PluginLoadError) as failure:
@@ -191,7 +191,7 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
     assert "scheduler.max_num_seqs" not in message and "model.max_model_len" not in message
 
 
-# --- calls in a step ----- -----------------------------------------------------------------------
+# --- calls in a step ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -79,7 +79,7 @@ def test_distribution_names_in_plugin_rules_are_normalized():
 
 
 @pytest.mark.parametrize("rule", ["acme", "policy:fair", "fair@acme", ":a@b", "policy:@b", "a:b@"])
-def test_an_invalid_rule_is_rejected_with_the_option_name(tmp_path, rule):
+def test_the_error_for_an_invalid_plugin_rule_names_the_option(tmp_path, rule):
     for option in ("plugins_allow", "plugins_deny"):
         with pytest.raises(
             ConfigError, match=rf"{option}: '.*' is not a valid rule\. Write kind:name@"
@@ -214,7 +214,7 @@ def test_a_third_party_plugin_is_a_candidate_if_preferred_or_allowed(plugin_site
     assert choose(allowed, FakePlatform(), "policy", "dovetail-a").__module__ == "dovetail_a.parts"
 
 
-def test_automatic_candidates_with_one_name_are_an_error_that_lists_both(plugin_site):
+def test_two_automatic_candidates_of_the_same_name_are_an_error_that_lists_both(plugin_site):
     for name in ("acme", "rival", "other"):
         plugin_site.add(name, {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     allow = ("*:*@acme", "*:*@rival")

@@ -117,7 +117,7 @@ def test_plugin_references_are_parsed(text: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "@dist", "name@", "a:b:c", "a b:C", "pkg:", ":C", "./x.py"])
-def test_an_invalid_reference_is_rejected_with_the_valid_forms(text: str) -> None:
+def test_the_error_for_an_invalid_reference_lists_the_valid_forms(text: str) -> None:
     error = message(lambda: parse_reference(text), PluginError)
     assert ":Class" in error
 
@@ -175,7 +175,7 @@ def test_the_error_for_an_unknown_kind_suggests_the_nearest_kind(registry: Plugi
 
 
 @pytest.mark.clock
-def test_200_distributions_are_scanned_in_time(site: Path, install: Install) -> None:
+def test_200_distributions_are_scanned_within_the_time_limit(site: Path, install: Install) -> None:
     for index in range(200):
         install(f"dist-{index}", f"[dovetail.policy]\np{index} = mod_{index}:P\n")
     times = []

@@ -39,7 +39,8 @@ def shipped(plugin_site):
     return registry.resolutions
 
 
-# --- shipping -----------------------------------------------------------------------------------
+# --- resolutions in another process
+# -----------------------------------------------------------------------------------
 
 
 def test_resolutions_contain_plain_data_only(shipped):

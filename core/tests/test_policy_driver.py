@@ -124,7 +124,7 @@ def test_a_policy_is_notified_of_the_prefix_hit_of_an_admission(steer):
     assert answers == [Grant(num_tokens=1, num_cached=8)]
 
 
-def test_max_tokens_budget_and_threshold_limit_a_chunk(steer):
+def test_the_action_the_token_budget_and_the_prefill_threshold_limit_a_chunk(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16, max_num_seqs=8)
     runs, _ = driver.plan_by(action(("b", lambda one: Run(one, 5)), ("a", Run)))
     assert runs == {"b": (0, 5), "a": (0, 11)}

@@ -174,7 +174,7 @@ class NamesNobody(Policy):
         (NamesNobody, PolicyError),
     ],
 )
-def test_an_invalid_policy_counts_as_failed(drive, alone, cls, error):
+def test_an_invalid_policy_is_counted_as_a_policy_failure(drive, alone, cls, error):
     driver = drive(policy=cls, num_blocks=8, max_num_seqs=4)
     play(driver, alone, 1)
     assert driver.stats.policy_failures == 1

@@ -134,7 +134,7 @@ def test_a_request_that_ran_with_a_crashing_one_is_not_rejected(tracker):
         tracker.admit("p", crashing)
         tracker.admit("i", other)
         die(tracker, crashing, other, restarts_left=restarts_left)
-    tracker.admit("p", crashing)  # two restarts are left, so one suspect runs at a time
+    tracker.admit("p", crashing)  # two restarts are left, so one suspected request runs at a time
     with pytest.raises(UnavailableError, match="retry later"):
         tracker.admit("i", other)
     tracker.admit("new", request("new", (5,)))

@@ -1,4 +1,4 @@
-"""Equivalent paths must give the same plans: decode batches, and the inlined loop."""
+"""Optimizations do not change plans: decode batches, and the inlined default plan."""
 
 import random
 
@@ -97,7 +97,7 @@ def test_decode_batches_and_single_decodes_give_the_same_plans(drive, policy, de
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_inlined_loop_and_single_actions_give_the_same_plans(policy):
+def test_the_inlined_default_plan_and_single_actions_give_the_same_plans(policy):
     for seed in range(10):
         ways = [
             check_program(cls, random_program(seed), policy=each)

@@ -58,7 +58,7 @@ def test_the_earliest_and_then_the_longest_stop_string_match_is_used():
     assert run(["cd", "bcd"], ["abcdef"]) == ("a", "bcd")
 
 
-def test_a_chunk_before_min_tokens_can_begin_a_stop_string():
+def test_a_stop_string_can_begin_before_min_tokens():
     stream = StopStringFilter(["stop", "to"])
     assert stream.push("stop s", armed=False) == ("stop ", None)
     assert stream.push("to", armed=False) == ("", None)

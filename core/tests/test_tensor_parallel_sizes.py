@@ -40,7 +40,9 @@ SIZES = {
         ),
     ],
 )
-def test_the_error_for_an_indivisible_size_names_the_valid_sizes(changes, num_workers, words):
+def test_the_error_for_an_indivisible_model_size_names_the_valid_worker_counts(
+    changes, num_workers, words
+):
     for config in (SIZES | changes, {"text_config": SIZES | changes}):
         with pytest.raises(ConfigError) as caught:
             check_tensor_parallel(num_workers, config)

@@ -65,7 +65,7 @@ def auto_fields(cls: type[ConfigNode], path: str = "") -> set[str]:
     return found
 
 
-def test_resolved_fields_are_none_only_where_the_list_explains_it():
+def test_each_resolved_field_that_may_be_none_is_listed_with_a_reason():
     assert open_fields(EngineConfig) == set(NONE_IS_A_VALUE)
     assert all(NONE_IS_A_VALUE.values())
 

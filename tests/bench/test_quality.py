@@ -109,7 +109,7 @@ def test_damaged_weights_increase_the_divergence(model_dir, tmp_path):
     assert (bf16["bytes_per_weight"], exact["bytes_per_weight"]) == (2.0, 4.0)
 
 
-def test_a_job_in_its_own_process_reports_its_failure(tmp_path):
+def test_the_failure_of_a_job_in_a_separate_process_is_reported(tmp_path):
     with pytest.raises(JobError, match="no-such-model"):
         run_apart(sys.executable, job(tmp_path / "no-such-model"), 120)
 

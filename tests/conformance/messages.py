@@ -1,4 +1,4 @@
-"""Checks the form of the kit's messages: the violated rule as a sentence, then a few facts."""
+"""Checks the form of the conformance kit's messages: a sentence with the rule, then facts."""
 
 from __future__ import annotations
 

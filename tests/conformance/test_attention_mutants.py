@@ -198,7 +198,7 @@ def test_the_result_of_advance_is_compared_with_a_new_build():
         run(claiming("supports_advance", builder=AdvancesNothing))
 
 
-def test_a_declared_feature_without_a_test_case_is_named():
+def test_a_declared_feature_without_a_test_case_is_reported():
     cases = {case.name: case for case in attention_cases(claiming("cascade"), CPU)}
     with pytest.raises(NotHere, match="no case for the feature 'cascade'"):
         cases["the feature cascade"].run()

@@ -71,7 +71,7 @@ def test_the_null_executor_returns_a_token_for_every_sampling_run():
         assert result.step_id == plan.step_id
 
 
-def test_the_null_executor_drives_an_engine_core():
+def test_an_engine_core_runs_on_the_null_executor():
     limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=32)
     kv_cache = make_kv_cache(num_blocks=65, block_size=4)
     scheduler = Scheduler(SchedulerContext(limits=limits, kv_cache=kv_cache, clock=ManualClock()))

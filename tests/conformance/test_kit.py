@@ -1,4 +1,4 @@
-"""Runs the kit as its users do: `pytest --dovetail-plugin KIND:NAME`, in an empty folder."""
+"""Runs the conformance kit like its users: `pytest --dovetail-plugin KIND:NAME`, in an empty folder."""
 
 import os
 import re
@@ -79,7 +79,7 @@ class Impolite(Policy):
 
 @pytest.fixture
 def kit(tmp_path):
-    """Run the kit on plugins, in a folder without tests; return (exit code, output)."""
+    """Run the conformance kit on plugins, in a folder without tests; return (exit code, output)."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
 
     def run(*plugins, options=()):

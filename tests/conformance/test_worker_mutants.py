@@ -224,7 +224,7 @@ def context(tmp_path):
     return make_worker_context(write_fake_config(tmp_path))
 
 
-def test_a_lenient_worker_passes(context):
+def test_a_correct_worker_without_internal_checks_passes(context):
     check_worker(on_rows_of(Lenient), context)
 
 

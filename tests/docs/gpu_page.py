@@ -75,7 +75,7 @@ def manifests() -> Iterator[Path]:
 
 
 def with_verified(text: str, runs: dict[str, Any]) -> str:
-    """Return the text of a manifest with a current `verified` for every device plugin."""
+    """Return the text of a manifest with an updated `verified` for every device plugin."""
 
     def renew(table: re.Match[str]) -> str:
         keys = dict(_KEY.findall(table[0]))

@@ -68,7 +68,7 @@ def test_the_plugin_of_a_page_loads_and_passes_its_tests(one, install, tmp_path)
 
 
 def test_the_scheduler_page_and_the_template_use_the_same_prefix_cache_calls(tmp_path):
-    """The devkit's tests check the template itself, with `keeps_prefixes`."""
+    """The tests of the devkit check the template itself."""
     made = write_package("scheduler", "begun", tmp_path)
     written = (made.folder / "src/begun/scheduler.py").read_text("utf-8")
     excerpts = page("scheduler").blocks("python")[2:]

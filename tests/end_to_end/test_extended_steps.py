@@ -51,7 +51,7 @@ def extended(request, model_dir):
         yield made
 
 
-def test_only_requests_with_the_argument_are_changed(llm, extended):
+def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended):
     plain = tokens_of(llm.generate(PROMPTS, [seeded() if i % 2 else greedy() for i in range(9)]))
     asking = [seeded() if i % 2 else greedy("count_up" if i % 3 == 0 else None) for i in range(9)]
     found = tokens_of(extended.generate(PROMPTS, asking))

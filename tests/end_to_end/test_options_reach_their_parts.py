@@ -74,7 +74,7 @@ def test_hf_overrides_have_the_same_effect_as_config_json(model_dir, options, ov
     assert from_option == from_file != plain
 
 
-def test_the_engine_seed_decides_samples_of_requests_without_a_seed(model_dir, options):
+def test_the_engine_seed_determines_samples_of_requests_without_a_seed(model_dir, options):
     sampled = SamplingParams(max_tokens=12, ignore_eos=True)
     prompts = [PROMPT, other_prompt(1)]
     first, _ = run(model_dir, options | {"seed": 3}, prompts, sampled)
@@ -251,7 +251,7 @@ def test_n_gives_different_completions(llm):
 # --- statistics -----------------------------------------------------------------------------------
 
 
-def test_every_statistic_is_counted(model_dir, options):
+def test_every_statistic_is_updated(model_dir, options):
     """No statistic stays at zero in a run with preemptions, evictions, aborts and prefix hits."""
     few = options | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 40}
     with LLM(model_dir, stat_loggers=[Recorder], **few) as llm:

@@ -58,6 +58,8 @@ def test_a_run_that_cannot_be_recorded_is_refused_before_loading(model_dir, opti
     assert not path.exists()
 
 
-def test_a_log_that_cannot_be_written_fails_the_start(model_dir, options, tmp_path):
+def test_an_engine_does_not_start_if_its_decision_log_cannot_be_written(
+    model_dir, options, tmp_path
+):
     with pytest.raises(ConfigError, match=r"decision_log=.*cannot be written"):
         LLM(model_dir, decision_log=tmp_path / "nowhere" / "run.log", **options)

@@ -53,7 +53,7 @@ class OldContract(FCFSScheduler):
 
 @dataclass(frozen=True)
 class Case:
-    """A damage or an option, the expected error, and words that its message must contain."""
+    """One case: a damage or an option, the expected error, and words in its message."""
 
     damage: Damage
     error: type[DovetailError]
@@ -242,7 +242,7 @@ def message_of(case, folder):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_model_is_refused_with_the_file_or_field(name, model_dir, tmp_path):
+def test_the_error_for_a_damaged_model_names_the_file_or_field(name, model_dir, tmp_path):
     case = FILES[name]
     folder = shutil.copytree(model_dir, tmp_path / "model")
     case.damage(folder)

@@ -227,7 +227,7 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
     assert section("small_model").figures
 
 
-def test_sections_run_the_code_for_devices_on_a_fake_device(tmp_path):
+def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
     result = tmp_path / "result.json"
     options = ("--sections", "memory", "small_model", "--json", result)
     done = run_command("--device", "fake", "--small", *options, timeout=280)

@@ -1,4 +1,5 @@
-"""Mutate the reference implementations and check that the kit's suites detect the mutants.
+"""Mutate the reference implementations and check that the suites of the conformance kit detect
+them.
 
     PYTHONPATH=tests python -m mutation [--only PART] [--sample N] [--seed S]
 

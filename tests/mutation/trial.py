@@ -79,7 +79,7 @@ def run_suites(suites: Sequence[tuple[str, str]]) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Loads the mutant instead of the original module."""
+    """An import loader of the mutant instead of the original module."""
 
     def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
@@ -90,7 +90,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds only the mutated module."""
+    """An import finder for the mutated module only."""
 
     def __init__(self, module: str, path: str, code: CodeType) -> None:
         self._module = module

@@ -45,7 +45,7 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
 Prompts = list[list[int]]
 BLOCK_SIZE = 16
 SPARE_BLOCKS = 4
-"""Number of blocks by which a small cache exceeds the need of the longest request."""
+"""Number of blocks of a small cache in addition to those of the longest request."""
 
 
 @dataclass(frozen=True, kw_only=True)

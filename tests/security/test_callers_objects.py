@@ -187,7 +187,7 @@ def test_a_subclass_of_sampling_params_is_read_once(llm, front_end):
     beside(llm, params=Unchecked(max_tokens=2))
 
 
-def test_large_values_are_not_formatted_in_messages():
+def test_error_messages_do_not_contain_large_values():
     start = time.thread_time()
     for value in (array("i", [5]) * 3_000_000, deque([5]) * 10**6, dict.fromkeys([5] * 10).keys()):
         assert len(shorten(value)) < 80

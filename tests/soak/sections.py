@@ -1,7 +1,7 @@
 """Sections of a soak run: commands with time limits. A run can be interrupted and resumed.
 
-A section that passed is not run again on the same tree. A section that fails does not stop the
-others. The output of each section is in a log file of its own; the terminal shows one line per
+A section that passed is not run again on the same source tree. A section that fails does not stop
+the others. The output of each section is in a log file of its own; the terminal shows one line per
 section, and one line per minute while a section runs.
 """
 
@@ -39,7 +39,7 @@ class SoakRun:
     """Runs sections one after another and records the sections that passed.
 
     folder: holds `state.json` and one log per section.
-    tree: a digest of the tree that is tested. A record of another tree is discarded. With "" the
+    tree: a digest of the tested source tree. A record of another tree is discarded. With "" the
     tree is unknown and no section is skipped.
     """
 

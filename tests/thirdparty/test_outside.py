@@ -154,7 +154,7 @@ def test_the_entry_points_of_a_third_party_package_are_found_by_name(python):
     ]
 
 
-def test_the_third_party_packages_import_only_published_names():
+def test_the_third_party_packages_import_only_public_names():
     private = []
     for path in sorted([*BIGRAM.rglob("*.py"), *TURNS.rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -35,7 +35,7 @@ class Paced(FakeWorker):
 
 
 class RejectingScheduler(Scheduler):
-    """A scheduler that rejects requests for 13 tokens."""
+    """A scheduler that rejects requests with `max_tokens=13`."""
 
     def add_request(self, request):
         if request.max_tokens == 13:

@@ -49,7 +49,7 @@ def test_two_front_ends_can_use_the_same_request_ids(bench, llm, attached):
     assert attached.tokenizer is not None and attached.max_model_len == llm.max_model_len
 
 
-def test_max_waiting_is_counted_for_each_front_end(bench, llm):
+def test_max_waiting_applies_to_each_front_end_separately(bench, llm):
     other = AsyncLLM.attach(llm.address, max_waiting=0)
     room = llm.config.scheduler.max_num_seqs
 

@@ -71,7 +71,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
-def test_all_callers_are_notified_of_a_killed_engine(bench, nothing_left, number):
+def test_all_callers_are_notified_when_the_engine_is_killed(bench, nothing_left, number):
     one = bench.start(worker_config={"step_s": 0.01})
     pid = one.client.process_id
     call = one.collective_rpc("doze", 30)
@@ -79,7 +79,7 @@ def test_all_callers_are_notified_of_a_killed_engine(bench, nothing_left, number
     check_end(bench, one, got, took_s, "SIGKILL")
 
 
-def test_all_callers_are_notified_of_a_shutdown(bench, nothing_left):
+def test_all_callers_are_notified_when_the_engine_shuts_down(bench, nothing_left):
     one = bench.start(worker_config={"step_s": 0.01})
     got, took_s = bench.run(end(one, one.shutdown))
     check_end(bench, one, got, took_s, "was shut down")
@@ -133,7 +133,7 @@ def test_a_supervised_engine_is_restarted(bench, nothing_left):
     one.shutdown()
 
 
-def test_finished_outputs_are_read_before_the_engine_error(bench, nothing_left):
+def test_finished_outputs_are_returned_before_the_engine_error(bench, nothing_left):
     one = bench.start(worker_config={"fails_at": 50})
 
     async def ask():
@@ -231,7 +231,7 @@ def workers_of(pid):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
-def test_a_killed_idle_worker_is_named_within_a_second(bench, used):
+def test_the_error_for_a_killed_idle_worker_names_it_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")
     pid = llm.client.process_id
     (worker,) = workers_of(pid)

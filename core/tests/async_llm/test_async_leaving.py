@@ -196,7 +196,7 @@ def test_the_id_of_an_aborted_request_can_be_reused_immediately(bench, slow):
 
 
 def least_late(bench, ask):
-    """Return output and delay of the fastest of three runs, because a busy machine may be late."""
+    """Return output and delay of the fastest of three runs, because other work may delay a run."""
     for _ in range(3):
         output, late_s = bench.run(ask())
         if late_s < MAX_LATE_S:
@@ -242,7 +242,7 @@ def test_a_request_without_a_first_token_by_its_deadline_is_ended(bench, slow):
     assert output.outputs[0].token_ids == []
 
 
-def test_a_deadline_that_is_met_has_no_effect(bench, slow):
+def test_a_request_that_meets_its_deadline_is_not_affected(bench, slow):
     async def ask():
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         start_s = time.monotonic()

@@ -93,7 +93,7 @@ def test_async_outputs_equal_those_of_an_in_process_engine(bench, ahead):
     one.shutdown()
 
 
-def test_the_times_of_a_request_are_in_order(bench, llm):
+def test_the_time_stamps_of_a_request_are_in_order(bench, llm):
     metrics = bench.run(last(llm.generate("say", SamplingParams(max_tokens=3)))).metrics
     assert 0 < metrics.arrival_ns < metrics.first_token_ns <= metrics.finished_ns
     assert llm.last_stats.num_blocks > 0

@@ -141,7 +141,7 @@ def test_invalid_arguments_are_reported_before_the_engine_starts(
     assert elapsed < SLOWER_HERE * BOUND_S
 
 
-def test_every_engine_option_is_a_flag() -> None:
+def test_every_engine_option_has_a_command_line_flag() -> None:
     assert [f.name for f in fields(EngineOptions)] == [f.name for f in fields(EngineArgs)]
 
 

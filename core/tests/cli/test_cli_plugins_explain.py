@@ -34,7 +34,7 @@ def test_attention_backends_are_checked_against_the_requirements_of_the_model(tm
     assert "blocks of 32" in output and "sliding_window" in output
 
 
-def test_json_is_one_object_with_the_requirements(tmp_path, capsys):
+def test_the_json_output_is_one_object_with_the_requirements(tmp_path, capsys):
     model = write_tiny_llama(tmp_path)
     arguments = ["--json", "--model", str(model), "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0

@@ -57,7 +57,7 @@ class ControlledWorker(FakeWorker):
 
 
 class Tight(ControlledWorker):
-    """Limits messages of the engine process to 4 KiB."""
+    """A worker that limits messages of the engine process to 4 KiB."""
 
     def load_model(self):
         super().load_model()
@@ -65,7 +65,7 @@ class Tight(ControlledWorker):
 
 
 class SmallBufferWorker(ControlledWorker):
-    """Limits the engine's buffer for a slow front end to 16 KiB."""
+    """A worker that limits the engine's buffer for a slow front end to 16 KiB."""
 
     def load_model(self):
         super().load_model()
@@ -95,7 +95,7 @@ class Asking(ControlledWorker):
 
 
 class NeverOpens(Scheduler):
-    """Has a gate that never opens for request ids that begin with "held"."""
+    """Provides an admission gate that never opens for request ids that begin with "held"."""
 
     def __init__(self, context):
         gate = FakeGate(lambda request: request.request_id.startswith("held"))
@@ -103,7 +103,7 @@ class NeverOpens(Scheduler):
 
 
 class NeverLoads(Scheduler):
-    """Has a KV connector that claims every offered block and never finishes a load."""
+    """Provides a KV connector that claims every offered block and never finishes a load."""
 
     def __init__(self, context):
         super().__init__(replace(context, kv_connector=EndlessSide()))

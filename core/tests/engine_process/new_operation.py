@@ -1,6 +1,6 @@
-"""Call an operation added to the port through every kind of client. Argument: MODEL.
+"""Call a new engine operation through every kind of client. Argument: MODEL.
 
-Prints one line of JSON: what each client returned. Runs with a copy of the core on its path.
+Prints one line of JSON: the result of each client. Runs with a copy of the core on its path.
 """
 
 import asyncio

@@ -72,7 +72,9 @@ def await_stats(client, condition, timeout_s=5):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_requests_with_the_same_ids_get_their_own_outputs(client_of, attach, traffic, ahead):
+def test_two_front_ends_can_use_the_same_ids_and_get_their_own_outputs(
+    client_of, attach, traffic, ahead
+):
     owner = client_of("sync", async_scheduling=ahead)
     requests = traffic.random_requests()
     assert owner.add_requests(requests) == {}

@@ -226,7 +226,7 @@ def test_the_error_for_a_class_that_cannot_be_imported_in_another_process_names_
         LLM(str(tmp_path), engine_process=True, **options)
 
 
-def test_an_interrupt_ends_the_call_but_not_the_engine(make):
+def test_an_interrupt_ends_the_generate_call_but_not_the_engine(make):
     llm = make(step_s=0.005)
     expected = llm.generate("say", greedy())[0].outputs[0].token_ids
     typing = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
