@@ -60,7 +60,7 @@ def note(record_property: Callable[[str, object], None]) -> Callable[[str], None
 
 @pytest.hookimpl(tryfirst=True)  # before slow cases are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the requested part of the tests; skip accelerator tests on a machine without one."""
+    """Select the requested part of the tests; skip tests that need a missing accelerator."""
     _sample(items)
     part = config.getoption("--clock")
     if part is not None:

@@ -1,4 +1,4 @@
-"""A scheduler and a strict worker in plain Python that checks every plan.
+"""A scheduler and a strict worker in pure Python that checks every plan.
 
 Each cache slot contains a checksum of all tokens up to its position. Before a run, the worker
 compares the slots that the run reads with the checksums of the row's tokens. So it finds a stale

@@ -33,7 +33,7 @@ def test_the_sliding_window_of_config_json_is_read(fields, windowed):
     assert facts.sliding_window is windowed
 
 
-def test_head_counts_are_read_with_their_defaults():
+def test_attention_head_counts_are_read_with_their_defaults():
     facts = read_attention_facts(HEADS)
     assert (facts.head_size, facts.num_heads, facts.num_kv_heads) == (8, 4, 4)
     nested = read_attention_facts({"text_config": {**HEADS, "head_dim": 16}})

@@ -1,6 +1,6 @@
-"""Broken plugins: each raises an error that names it and a remedy, and affects nothing else.
+"""Broken plugins: the error names the plugin and a remedy, and nothing else is affected.
 
-A valid plugin is installed with each broken one. It still loads, and an engine with it works.
+A valid plugin is installed with each broken plugin. It still loads and works in an engine.
 """
 
 import sys

@@ -26,7 +26,7 @@ def shape(groups):
     return [(one.spec.sliding_window, len(one.layer_names)) for one in groups]
 
 
-def test_equal_layers_share_a_group():
+def test_equal_layers_share_a_cache_group():
     (one,) = group(spec(), spec(), spec())
     assert one.layer_names == ("layer0", "layer1", "layer2") and one.spec == spec()
 
@@ -62,7 +62,7 @@ def test_interleaved_windows_get_groups_of_equal_size():
     assert needs[0] < needs[1] / 3
 
 
-def test_layers_share_groups_if_that_wastes_little_memory():
+def test_layers_share_cache_groups_if_that_wastes_little_memory():
     layers = [spec(64)] * 10 + [spec()] * 11
     assert shape(group(*layers, max_model_len=32768)) == [(64, 10), (0, 11)]
 

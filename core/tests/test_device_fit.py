@@ -100,7 +100,7 @@ def test_a_plugin_for_another_device_is_skipped_without_a_failure_report(box):
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_an_explicit_plugin_for_another_device_is_an_error_with_alternatives(name, box):
+def test_the_error_for_an_explicit_plugin_for_another_device_lists_alternatives(name, box):
     registry, platform = box
     picked = explain(registry, "ops", Criteria(references=(name,), platform=platform))
     states = {one.name: one.state for one in picked.verdicts}

@@ -186,7 +186,7 @@ def random_world(world, rng):
         distribution = f"{'dovetail-' if ours else ''}d{number}"
         plugins, manifest = {}, []
         for _ in range(rng.randint(1, 5)):
-            # Mostly distinct names: a name of two plugins is ambiguous.
+            # Most names are distinct, because a name of two plugins is ambiguous.
             name = rng.choice("abcd") + (str(number) if rng.random() < 0.97 else "")
             plugins[kind, name] = rng.choice([*CLASSES[kind] * 6, "NotAPlugin", "Missing"])
         for kind, name in plugins:

@@ -138,7 +138,7 @@ def test_the_first_of_two_names_in_a_metadata_file_is_used(site):
     ],
     ids=range(16),
 )
-def test_an_entry_point_that_names_no_class_is_skipped(site, line):
+def test_an_entry_point_without_a_class_is_skipped(site, line):
     points = site / "odd_mine-1.0.dist-info/entry_points.txt"
     points.write_text(f"[dovetail.policy]\n{line}\nmine = odd_mine:Mine [extra]\n")
     registry = check_others_are_unharmed()

@@ -184,7 +184,7 @@ def test_components_of_ordinary_tokenizers_are_accepted(tmp_path, parts):
     assert len(HuggingFaceTokenizer.from_directory(tmp_path).encode("a")) == 1
 
 
-def test_the_limits_of_the_tokenizer_are_options(tmp_path):
+def test_the_limits_of_the_tokenizer_can_be_set_by_options(tmp_path):
     # The library's search tree for these pieces needs about 200 bytes per character.
     pieces = [[chr(0x4E00 + number) + "a" * 15_000, -1.0] for number in range(80)]
     write_tokenizer(tmp_path, model={"type": "Unigram", "unk_id": 0, "vocab": pieces})

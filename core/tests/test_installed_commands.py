@@ -103,7 +103,7 @@ def test_a_command_name_may_be_a_prefix_of_another(zoo):
     assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}
 
 
-def test_a_name_of_two_distributions_is_ambiguous(zoo):
+def test_a_command_name_of_two_distributions_is_ambiguous(zoo):
     zoo.add("other-zoo", {"command": {"zoo.feed": ":feed"}})
     found = find(zoo)
     assert [one.words for one in found.usable] == ["zoo free-all"]

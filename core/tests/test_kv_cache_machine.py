@@ -1,7 +1,7 @@
 """The KV-cache manager compared with a simple model of slot contents and prefix hits.
 
-The model writes into each slot the tokens that it represents, like a worker. So a block that is
-shared wrongly, freed too early or found by a wrong hash has wrong content.
+Like a worker, the model writes into each slot the tokens that the slot represents. So a block that
+is shared wrongly, freed too early or found by a wrong hash has wrong content.
 """
 
 from math import lcm
@@ -131,7 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
                     self.names[name] = block
 
     def compute(self, request, count):
-        """Act as a worker: read the slots that the run needs, then write its own."""
+        """Act as a worker: read the slots that the run needs, then write the slots of the run."""
         start = request.num_computed_tokens
         for group in range(len(self.specs)):
             for position in self.needed(group, start):

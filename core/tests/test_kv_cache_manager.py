@@ -99,7 +99,7 @@ def test_prefixes_are_not_shared_across_salts():
     assert cache.lookup(request(range(9), salt="a")).blocks[0] == blocks
 
 
-def test_a_request_with_prompt_logprobs_gets_no_hit_but_shares_its_blocks():
+def test_a_request_with_prompt_logprobs_gets_no_prefix_hit_but_shares_its_blocks():
     cache = manager()
     served(cache, range(8), prompt_logprobs=1)
     assert cache.lookup(request(range(9), prompt_logprobs=0)).num_tokens == 0

@@ -1,4 +1,4 @@
-"""The engine from text to text on a worker in plain Python that generates a fixed text."""
+"""The complete engine, with a worker in pure Python that generates a fixed text."""
 
 import json
 import logging
@@ -127,7 +127,7 @@ def run(engine):
     return outputs
 
 
-def test_a_text_prompt_gives_text(engine):
+def test_the_output_of_a_text_prompt_contains_text(engine):
     one = engine()
     one.add_request("a", "say", GREEDY)
     *early, last = run(one)

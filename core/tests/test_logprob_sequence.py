@@ -75,7 +75,7 @@ def test_returned_logprobs_do_not_change_when_more_arrive():
 
 @pytest.fixture
 def no_collector():
-    """Disable the garbage collector, whose time depends on all objects that pytest keeps."""
+    """Disable the garbage collector: its time depends on all objects of the pytest process."""
     gc.collect()
     gc.disable()
     yield

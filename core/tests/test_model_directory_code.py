@@ -58,7 +58,7 @@ def test_a_config_that_names_code_is_refused_and_imports_nothing(evil, tmp_path,
     assert not evil.exists() and "evil" not in sys.modules
 
 
-def test_other_fields_that_name_code_are_ignored(evil, tmp_path):
+def test_other_config_fields_that_name_code_are_ignored(evil, tmp_path):
     write_fake_config(
         tmp_path,
         auto_map={"AutoModel": "evil.M"},

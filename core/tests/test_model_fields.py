@@ -63,7 +63,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_plain_config_is_valid_and_null_counts_as_missing():
+def test_an_ordinary_config_is_valid_and_null_counts_as_a_missing_field():
     check_model_fields(PLAIN)
     check_model_fields(dict.fromkeys([*INTEGERS, *NUMBERS, *FLAGS, *TEXTS, "rope_scaling"]))
 

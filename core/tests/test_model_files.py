@@ -146,7 +146,7 @@ def test_the_error_for_bad_json_names_the_file_and_the_reason(tmp_path, name, co
     assert len(message) < 500
 
 
-def test_unusual_valid_json_is_read(tmp_path):
+def test_unusual_but_valid_json_is_accepted(tmp_path):
     deep = b"[" * 63 + b"]" * 63
     text = (
         b'\xef\xbb\xbf{"[[[": "\\"]]]\\\\", "b": %s, "c": Infinity, "d": "\\ud83d\\ude00"}' % deep

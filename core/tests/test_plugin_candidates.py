@@ -199,7 +199,7 @@ def test_plugins_loaded_before_the_platform_are_checked_against_it(plugin_site):
         registry.bind_platform(FakePlatform())
 
 
-def test_a_class_without_a_manifest_declares_its_own_needs():
+def test_a_class_without_a_manifest_can_declare_its_needs():
     class NeedsWings(Policy):
         needs = frozenset({"wings"})
 

@@ -187,7 +187,7 @@ def test_a_denied_plugin_does_not_make_a_name_ambiguous(plugin_site):
 # --- precedence ---------------------------------------------------------------------------------
 
 
-def test_candidates_are_ordered_by_preference_rank_first_party_and_name(plugin_site):
+def test_plugin_candidates_are_ordered_by_preference_rank_first_party_status_and_name(plugin_site):
     install(
         plugin_site,
         *("zeta", "acme", "aardvark", "dovetail-b", "dovetail-a", "dovetail-low"),

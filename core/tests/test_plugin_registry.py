@@ -157,7 +157,7 @@ def test_other_entry_point_groups_are_ignored_and_unreadable_metadata_is_skipped
     assert any("classless 1.2 declares 'a'" in sentence for sentence in registry.set_aside)
 
 
-def test_a_distribution_that_is_twice_on_the_path_counts_once(
+def test_a_distribution_that_is_on_the_path_twice_is_listed_once(
     tmp_path: Path, install: Install
 ) -> None:
     install("Some.Dist", "[dovetail.policy]\na = first:A\n", version="2")

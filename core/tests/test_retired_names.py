@@ -1,4 +1,4 @@
-"""Old names give an error of the usual type that states the new name."""
+"""The use of an old name raises an error of the usual type that states the new name."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_the_inlined_default_plan_and_single_actions_give_the_same_plans(policy)
 
 
 def test_decoding_requests_are_in_the_decode_batch(drive):
-    """Without this, the comparison above would be meaningless."""
+    """Otherwise the comparison above would not test the decode batch."""
     driver = drive()
     for name in "abc":
         driver.add(name, 6, max_tokens=20)

@@ -250,7 +250,7 @@ def test_an_abort_during_a_step_drops_its_result(drive, alone):
     assert driver.scheduler.abort_requests(["a"]) == ["a"]
     outputs = driver.settle()
     assert outputs.request_ids == ["b"] and driver.tokens["a"] == []
-    driver.add("a", 7, max_tokens=2)  # the id can be used again at once
+    driver.add("a", 7, max_tokens=2)  # the id can be used again immediately
     driver.run()
     assert driver.tokens["b"] == alone(kept, 3) and len(driver.tokens["a"]) == 2
 

@@ -347,7 +347,7 @@ def test_the_policy_in_the_context_overrides_the_policy_of_a_scheduler_subclass(
     assert notified == [("arrival", "a")]
 
 
-def test_a_policy_can_read_the_state_and_the_clock(drive):
+def test_a_policy_can_read_the_scheduler_state_and_the_clock(drive):
     seen = {}
 
     class Looking(Policy):

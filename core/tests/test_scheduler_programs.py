@@ -90,7 +90,7 @@ def test_the_same_scheduler_calls_always_give_the_same_plans(drive, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whole_prompts_give_the_same_tokens_at_every_depth(drive, seed):
+def test_prompts_computed_in_one_step_give_the_same_tokens_at_every_depth(drive, seed):
     def tokens(depth):
         limits = {"enable_chunked_prefill": False, "max_num_batched_tokens": 64}
         driver = drive(num_blocks=14, max_model_len=56, **limits)

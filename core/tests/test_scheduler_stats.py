@@ -40,12 +40,12 @@ def test_recomputed_tokens_are_counted(drive, caching, depth):
 
 def test_cumulative_statistics_are_summed_over_steps(drive):
     driver = drive(num_blocks=6)
-    for name in ("a", "b"):  # both have the same prompt
+    for name in ("a", "b"):  # both requests have the same prompt
         driver.add(name, [7] * 9, max_tokens=2)
         driver.run()
     assert (driver.stats.prefix_queries, driver.stats.prefix_hits) == (18, 8)
     assert driver.stats.prefix_hit_rate == 8 / 18
-    for name in "cd":  # both grow until one is preempted
+    for name in "cd":  # both requests grow until one is preempted
         driver.add(name, 8, max_tokens=9)
     driver.run()
     assert driver.stats.num_preemptions == 1
@@ -80,7 +80,7 @@ def test_scheduler_time_is_measured_with_the_injected_clock(drive):
     for name in "ab":
         driver.add(name, 4, max_tokens=3)
     driver.plan()
-    clock.advance(1000)  # the model takes this time
+    clock.advance(1000)  # the model needs this time for a step
     driver.plan()
     driver.settle()
     assert (driver.stats.schedule_ns, driver.stats.update_ns) == (14, 22)

@@ -28,7 +28,7 @@ def test_startup_phases_are_recorded_and_reported_in_order():
 
 
 @pytest.mark.parametrize("error", [CapacityError("7 GB"), RuntimeError("melted")], ids=str)
-def test_a_failed_start_names_its_phase_and_is_undone(error):
+def test_the_error_of_a_failed_start_names_the_phase_and_the_start_is_undone(error):
     undone = []
     with (
         pytest.raises((CapacityError, StartError)) as raised,
@@ -112,7 +112,7 @@ def test_a_plugin_whose_constructor_hangs_is_not_reported_as_broken():
     assert "Endless" not in message and "test_startup_phases" in message, "where it was"
 
 
-def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
+def test_the_error_for_a_plugin_whose_import_hangs_names_it(tmp_path, monkeypatch):
     (tmp_path / "hangs_at_import.py").write_text("import time\ntime.sleep(30)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:

@@ -53,7 +53,7 @@ def test_the_stop_string_is_shown_when_requested():
     assert run(["b", "bc"], ["a", "bcd"], include=True) == ("ab", "b")
 
 
-def test_the_earliest_and_then_the_longest_stop_string_match_is_used():
+def test_the_longest_of_the_earliest_stop_string_matches_is_used():
     assert run(["abcdef", "bcd"], ["abcdef"]) == ("a", "bcd")
     assert run(["cd", "bcd"], ["abcdef"]) == ("a", "bcd")
 

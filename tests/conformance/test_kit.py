@@ -1,4 +1,4 @@
-"""Runs the conformance kit like its users: `pytest --dovetail-plugin KIND:NAME`, in an empty folder."""
+"""Runs the conformance kit like its users, with `pytest --dovetail-plugin`, in an empty folder."""
 
 import os
 import re
@@ -115,7 +115,7 @@ def test_first_party_plugins_pass_the_public_conformance_kit(kit):
         assert count(output, plugin, "skipped") == 0, output
 
 
-def test_torch_plugins_pass_the_kit_and_the_pytest_option_k_selects_cases(kit, wrong_parts):
+def test_torch_plugins_pass_the_conformance_kit_and_the_option_k_selects_cases(kit, wrong_parts):
     chosen = "(float32 and decodes and not bfloat16) or chunks or prefix or seeds"
     plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
     code, output = kit(*plugins, options=("-k", chosen, "-v"))
@@ -156,7 +156,9 @@ def test_a_plugin_for_another_device_is_skipped_and_counted(kit, wrong_parts):
         ("policy:wrong_parts:Fickel", "no attribute 'Fickel'. Did you mean 'Fickle'?"),
     ],
 )
-def test_an_unknown_plugin_gives_a_usage_error_of_one_line(kit, wrong_parts, plugin, printed):
+def test_an_unknown_plugin_is_reported_as_a_usage_error_in_one_line(
+    kit, wrong_parts, plugin, printed
+):
     code, output = kit(plugin)
     assert code == USAGE_ERROR, output
     (line,) = [line for line in output.splitlines() if line.strip()]

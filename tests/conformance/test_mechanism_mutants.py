@@ -132,7 +132,7 @@ class NeverPreempts(Mechanism):
 
 
 class PreemptsTooMany(Mechanism):
-    """Preempts more requests while a step in flight still names the freed row."""
+    """Preempts more requests while a step in flight still uses the freed row."""
 
     def preempt_and_admit(self, request, max_tokens=0):
         grant = super().preempt_and_admit(request, max_tokens)

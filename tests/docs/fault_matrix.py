@@ -32,7 +32,7 @@ def actions() -> tuple[str, ...]:
 
 
 Matrix = dict[str, dict[str, str]]
-"""Maps point and action to the result: the seconds of the test, "failed", or `NOT_RUN`."""
+"""Maps fault point and action to the result: the seconds of the test, "failed", or `NOT_RUN`."""
 
 
 def empty_matrix() -> Matrix:

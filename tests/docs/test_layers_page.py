@@ -36,7 +36,7 @@ def test_the_tests_of_the_page_pass(package, monkeypatch):
     assert "3 passed" in done.stdout
 
 
-def test_the_table_names_every_layer():
+def test_the_table_of_the_page_lists_every_layer():
     named = {line.split("`")[1] for line in PAGE.text.splitlines() if line.startswith("| `")}
     public = {name for name in layers.__all__ if name[0].isupper()}
     others = {"HeadShape", "ParallelLinear", "TorchLinearMethod", "TorchOps", "CompletedOps"}

@@ -12,7 +12,7 @@ from dovetail.plugins.metadata.commands import DEVKIT_COMMANDS, find_commands
 RENEW = "run `python tests/docs/record_commands.py`"
 
 
-def test_the_recorded_list_names_every_plugin():
+def test_the_recorded_plugin_list_contains_every_plugin():
     lines = recorded()["dovetail plugins list"].splitlines()[1:]
     rows = [line.split()[:5] for line in lines]  # the remaining columns show where it was verified
     listed = {(kind, name, target) for kind, name, _, _, target in rows}

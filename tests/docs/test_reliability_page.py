@@ -40,7 +40,7 @@ def test_the_tests_that_the_page_names_exist():
         assert f"def {test}(" in (ROOT / path).read_text("utf-8"), f"{path}::{test}"
 
 
-def test_reports_are_read_and_merged(tmp_path: Path):
+def test_pytest_reports_are_read_and_merged(tmp_path: Path):
     name = "test_every_fault_is_reported_without_hangs_or_leaks"
     case = f'<testcase classname="x" name="{name}[{{}}]" time="1.26"'
     cases = (

@@ -57,7 +57,7 @@ def check(eager, compiled, tolerance):
                 assert entry.logprob == pytest.approx(right[token].logprob, abs=tolerance)
 
 
-def test_a_model_compiled_as_one_graph_gives_the_tokens_of_eager_mode(model_dir, options, llm):
+def test_a_model_compiled_as_one_graph_gives_the_same_tokens_as_eager_mode(model_dir, options, llm):
     CompiledWorker.num_forwards = 0
     with LLM(model_dir, worker_cls=CompiledWorker, **options) as compiled:
         check(generate(llm), generate(compiled), 1e-5)
@@ -107,7 +107,7 @@ def interleave(one, two, eager):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_inductor_gives_the_tokens_of_eager_mode(model_dir, options, llm):
+def test_inductor_gives_the_same_tokens_as_eager_mode(model_dir, options, llm):
     InductorWorker.num_forwards = 0
     with LLM(model_dir, worker_cls=InductorWorker, **options) as compiled:
         check(generate(llm), generate(compiled), 1e-4)

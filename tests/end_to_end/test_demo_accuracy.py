@@ -102,7 +102,7 @@ def installed(kind: str) -> list[str]:
 
 
 def usable_attention() -> list[str]:
-    """Return the names of the attention backends that can serve the demo model here."""
+    """Return the names of the attention backends that support the demo model on this machine."""
     verdicts = explain_choice("attention", EngineArgs(model="demo")).verdicts
     return sorted(one.name for one in verdicts if one.state in (ABLE, TAKEN))
 

@@ -74,7 +74,7 @@ def test_a_large_max_model_len_does_not_slow_down_startup(start):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_growing_position_table_gives_the_tokens_of_a_full_table(start, dtype, monkeypatch):
+def test_a_growing_position_table_gives_the_same_tokens_as_a_full_table(start, dtype, monkeypatch):
     """The position table grows while decode steps are replayed or their metadata is advanced."""
     if dtype == "bfloat16" and not probe_fast().usable:
         pytest.skip("native kernels are not available on this machine")

@@ -213,7 +213,7 @@ def test_a_plugin_of_a_new_kind_is_listed_and_explained(tree):
     assert [one["state"] for one in explained["verdicts"]] == ["taken", "out"]
 
 
-def test_the_kit_finds_the_suite_of_a_new_kind_by_name(tree):
+def test_the_conformance_kit_finds_the_suite_of_a_new_kind_by_name(tree):
     named = [f"--dovetail-plugin=translator:{name}" for name in ("shouting", "stuttering")]
     done = tree.run("-m", "pytest", "-p", "no:cacheprovider", *named)
     assert done.returncode == 1

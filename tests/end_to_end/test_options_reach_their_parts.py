@@ -1,6 +1,6 @@
 """Options of a user take effect in the whole engine.
 
-Each part is tested alone elsewhere. No part is replaced here: the tests observe what a user sees
+Other tests cover each part separately. No part is replaced here: the tests observe what a user sees
 (tokens, text, errors) and the statistics that a stat logger records of each step.
 """
 
@@ -239,7 +239,7 @@ def test_skip_special_tokens_removes_special_tokens_from_the_text(llm):
         assert output.outputs[0].text == text
 
 
-def test_n_gives_different_completions(llm):
+def test_the_completions_of_a_request_with_n_above_one_differ(llm):
     params = SamplingParams(n=4, max_tokens=12, seed=3, ignore_eos=True)
     (output,) = llm.generate(PROMPT, params)
     texts = [tuple(one.token_ids) for one in output.outputs]

@@ -131,7 +131,7 @@ def test_the_default_plugins_are_used_by_default(model_dir, options, parts, defa
 
 @pytest.mark.parametrize("form", ["loose_parts:{}", "loose_parts.{}", "class"])
 @pytest.mark.parametrize("field", SWAPS)
-def test_a_replacement_plugin_is_used_everywhere(
+def test_a_replacement_plugin_is_used_in_all_code_paths(
     model_dir, options, parts, defaults, expected, field, form
 ):
     name, counter, times, _ = SWAPS[field]

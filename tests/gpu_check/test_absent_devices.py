@@ -106,7 +106,9 @@ def test_unsupported_attention_requirements_are_refused_with_the_reason(change, 
     ("kind", "name", "least_passed"),
     [("platform", "cuda", 2), ("worker", "cuda", 0), ("attention", "triton", 0)],
 )
-def test_the_kit_skips_tests_that_need_the_device_with_the_reason(kind, name, least_passed):
+def test_the_conformance_kit_skips_tests_for_a_missing_device_with_the_reason(
+    kind, name, least_passed
+):
     if "cuda" not in DEVICES:
         pytest.skip("there is a GPU")
     registry = PluginRegistry()

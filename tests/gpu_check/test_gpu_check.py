@@ -59,7 +59,7 @@ def test_a_failing_section_affects_no_other_section(tmp_path):
     assert "exit code 7" in found["dies"]["why"] and "farewell" in found["dies"]["why"]
     assert "a_module_that_does_not_exist is not installed" in found["lacking"]["why"]
     assert found["wrong"]["why"] == "it is off by one" and found["wrong"]["notes"] == ["by the way"]
-    # Figures from before the failure are kept.
+    # Figures measured before the failure are kept.
     values = [[figure["value"] for figure in one["figures"]] for one in found.values()]
     assert values == [[], *[[42.0]] * 6]
 

@@ -173,6 +173,6 @@ def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
     assert "A chip; 2026-11-30" in shown["runs"] and "### A chip" in shown["figures"]
 
 
-def test_the_page_names_every_section():
+def test_the_gpu_page_lists_every_section():
     text = PAGE.read_text("utf-8")
     assert not [one.name for one in SECTIONS if f"**{one.name}**" not in text]

@@ -92,5 +92,5 @@ def open_front_end(kind, options):
 
 
 def open_llm(kind, options):
-    """Return an `LLM` with the engine core in this process or in its own."""
+    """Return an `LLM` with the engine core in this process or in a separate process."""
     return LLM(**options, engine_process=kind == "engine process")

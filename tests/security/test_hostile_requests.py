@@ -175,7 +175,7 @@ def tokens_of(output):
     return [completion.token_ids for completion in output.outputs]
 
 
-def test_errors_for_hostile_values_name_them_and_valid_requests_continue(front_end, refusals):
+def test_the_error_for_a_hostile_value_names_it_and_valid_requests_continue(front_end, refusals):
     (alone,) = front_end.ask_all([{"request_id": "alone"} | VALID])
     expected = tokens_of(alone)
     for name, parameter, given in hostile_requests():

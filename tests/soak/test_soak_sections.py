@@ -1,4 +1,4 @@
-"""A soak run shows progress, continues after a failure, and resumes only on the same source tree."""
+"""A soak run shows progress, continues after a failure, and resumes on the same source tree."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Third-party packages run with only the core, without torch, and import only published names."""
+"""Third-party packages run with only the core, without torch, and import only public names."""
 
 import ast
 import json

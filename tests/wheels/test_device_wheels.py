@@ -55,7 +55,7 @@ def test_the_plugin_list_marks_plugins_that_never_ran_on_their_device(python):
     assert re.search(r"triton .*(never run on its device|\d{4}-\d{2}-\d{2})$", output, re.MULTILINE)
 
 
-def test_conformance_skips_tests_that_need_a_gpu(python, tmp_path):
+def test_the_conformance_kit_skips_tests_that_need_a_gpu(python, tmp_path):
     options = [word for plugin in PLUGINS for word in ("--dovetail-plugin", plugin)]
     output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, cwd=tmp_path)
     for plugin in PLUGINS:

@@ -40,7 +40,7 @@ def test_the_wheel_runs_native_kernels_on_a_machine_without_a_compiler(
     assert re.search(r"^1 +taken +native ", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_a_damaged_wheel_is_rejected_with_its_name(tmp_path, kernels):
+def test_the_error_for_a_damaged_wheel_names_the_wheel(tmp_path, kernels):
     damaged = tmp_path / "dovetail_cpu_kernels-0.1.0-py3-none-linux_x86_64.whl"
     damaged.write_bytes(kernels.read_bytes()[:1000])
     command = (sys.executable, SCRIPT, tmp_path)

@@ -78,7 +78,7 @@ def test_a_reader_that_stops_reading_delays_no_other_request(bench):
 
 @pytest.fixture
 def no_collector():
-    """Disable the garbage collector, whose time depends on all objects that pytest keeps."""
+    """Disable the garbage collector: its time depends on all objects of the pytest process."""
     gc.collect()
     gc.disable()
     yield

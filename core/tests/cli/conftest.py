@@ -18,7 +18,7 @@ Spell = Callable[..., list[str]]
 
 @pytest.fixture
 def spell(tmp_path: Path) -> Spell:
-    """Return a function that gives the options of an engine that generates a given text.
+    """Return a function that returns the options of an engine that generates a given text.
 
     The model maps the byte " " to the first byte of `text`, each byte of `text` to the next byte,
     and every other byte to EOS; so the bytes of `text` must differ. After the last byte the model

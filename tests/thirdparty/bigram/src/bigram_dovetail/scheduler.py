@@ -168,7 +168,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._last_step[request.row] = self._step_id + 1
 
     def _finish(self, request: Request) -> tuple[Finished, ...]:
-        """Finish `request` if its last token ends it."""
+        """Finish `request` if its last token is a stop token or reaches the length limit."""
         token, params = request.token_ids[-1], request.sampling_params
         stopped = token in request.stop_token_ids
         if stopped and request.num_output_tokens >= params.min_tokens:
