@@ -208,7 +208,7 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
     [
         ("trust_remote_code", True, "install a plugin"),
         ("trust_remote_code", 1, "install a plugin"),
-        ("revision", "main", "download this revision"),
+        ("revision", "main", "Only models on the hub have revisions"),
         ("tensor_parallel_size", 0, "an integer from 1 to 64"),
         ("pipeline_parallel_size", 2, "Set it to 1"),
         ("data_parallel_size", 0, "Set it to 1"),

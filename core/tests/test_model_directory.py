@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from dovetail.config import ModelDirectory, default_sampling_params, eos_token_ids
-from dovetail.errors import ModelError
+from dovetail.errors import ConfigError, ModelError
+from dovetail.plugins import PluginPolicy, PluginRegistry
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "rope": {"list": [1, 2]}}
 
@@ -68,14 +69,19 @@ def test_a_path_in_a_missing_directory_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "no" / "where")
 
 
-def test_the_error_for_a_hub_name_states_that_hubs_are_not_supported(
+def test_the_error_for_a_hub_name_without_the_source_states_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    message = refusal("meta-llama/Llama-3.2-1B")
+    without = PluginRegistry(policy=PluginPolicy(deny=("model_source:hub@dovetail-model-sources",)))
+    message = refusal("meta-llama/Llama-3.2-1B", plugins=without)
     assert "'meta-llama/Llama-3.2-1B'" in message
-    assert "no access to a model hub" in message
-    assert "path of its directory" in message
+    assert "pip install 'dovetail-model-sources[hub]'" in message
+
+
+def test_a_local_path_has_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="revision='main' is not valid for the local path"):
+        ModelDirectory.open(make(tmp_path / "tiny"), revision="main")
 
 
 def test_a_name_similar_to_a_directory_is_treated_as_a_path(
@@ -85,7 +91,7 @@ def test_a_name_similar_to_a_directory_is_treated_as_a_path(
     make(tmp_path / "models" / "tiny")
     monkeypatch.chdir(tmp_path)
     message = refusal("models/tinny")
-    assert "hub" not in message
+    assert "does not exist" in message
     assert "Did you mean 'tiny'?" in message
 
 

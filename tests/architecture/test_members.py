@@ -140,9 +140,8 @@ def undeclared(path, declared):
     """Yield (line, package) for each import of a package that none of `declared` provides."""
     for dotted, line in imported_names(tree_of(path)):
         top = dotted.partition(".")[0]
-        names = (
-            {IMPORTED[top]} if top in IMPORTED else {n.lower() for n in PROVIDERS.get(top, [top])}
-        )
+        providers = [IMPORTED[top]] if top in IMPORTED else PROVIDERS.get(top, [top])
+        names = {requirement_name(provider) for provider in providers}
         if top not in sys.stdlib_module_names and not names & declared:
             yield line, top
 
@@ -150,6 +149,8 @@ def undeclared(path, declared):
 @pytest.mark.parametrize("member", MEMBERS)
 def test_every_imported_package_is_a_declared_dependency(member):
     project, declared = project_of(member), declared_by(member) | {project_of(member)["name"]}
+    extras = project.get("optional-dependencies", {})
+    declared |= {requirement_name(one) for name in {*extras} - {"test"} for one in extras[name]}
     allowed = set()
     if project["name"] == "dovetail-core":
         allowed = {"torch"}  # in annotations

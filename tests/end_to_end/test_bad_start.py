@@ -126,9 +126,11 @@ def test_a_file_instead_of_a_model_directory_is_an_error(model_dir, options):
     assert "is a file" in refuse(ModelError, model_dir / "config.json", options)
 
 
-def test_a_hub_name_is_not_downloaded(options):
+def test_a_hub_name_is_not_downloaded_in_offline_mode(options, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_OFFLINE", "1")
     message = refuse(ModelError, "someone/some-model", options)
-    assert "no access to a model hub" in message
+    assert "someone/some-model is not in the cache" in message
+    assert "DOVETAIL_OFFLINE forbids downloads" in message
 
 
 def test_a_config_that_is_not_valid_json_is_an_error(broken, options):

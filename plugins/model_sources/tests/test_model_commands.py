@@ -69,6 +69,38 @@ def test_the_remove_command_deletes_the_model(tiny, cache, capsys):
     assert "is not a downloaded model" in capsys.readouterr().err
 
 
+def test_a_hub_model_is_pulled_listed_verified_and_removed(
+    hub, in_process, cache, hub_cache_folder, capsys
+):
+    hub.files = {
+        "config.json": b"{}",
+        "README.md": b"---\nlicense: mit\n---\n",
+        "model.safetensors": GGUF,
+    }
+    assert main(["pull", "acme/tiny", "--revision", "v1"]) == 0
+    path = capsys.readouterr().out.rstrip("\n")
+    assert path.startswith(f"{hub_cache_folder}/models--acme--tiny/snapshots/")
+    code, models = listed(capsys, "--verify")
+    assert code == 0
+    assert models["acme/tiny@v1"] == {
+        "name": "acme/tiny@v1",
+        "num_bytes": sum(map(len, hub.files.values())),
+        "format": "safetensors",
+        "license": "mit",
+        "path": path,
+        "checked": "ok",
+    }
+    with open(f"{path}/model.safetensors", "wb") as stream:
+        stream.write(GGUF[:-1] + b"?")
+    code, models = listed(capsys, "--verify")
+    assert (code, models["acme/tiny@v1"]["checked"]) == (1, "changed: model.safetensors")
+    assert main(["models", "--remove", "acme/tiny"]) == 2
+    assert "Did you mean 'acme/tiny@v1'?" in capsys.readouterr().err
+    assert main(["models", "--remove", "acme/tiny@v1"]) == 0
+    assert "Removed acme/tiny@v1" in capsys.readouterr().out
+    assert list(hub_cache_folder.glob("models--*")) == []
+
+
 def test_the_error_for_an_unknown_source_names_it_and_the_installed_sources(cache, capsys):
     assert main(["pull", "smolm2"]) == 2
     message = capsys.readouterr().err

@@ -67,11 +67,6 @@ _EXECUTORS = {"uni": "uniproc", "mp": "multiproc"}
 
 _REFUSED = (
     ("trust_remote_code", False, "code in a model directory is never run; install a plugin"),
-    (
-        "revision",
-        None,
-        "models are local directories; download this revision, and leave the option out",
-    ),
 )
 
 
@@ -130,7 +125,9 @@ def _replace_aliases(values: dict[str, Any]) -> None:
 def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> RequestedModel:
     asked = _path_text("model", values["model"])
     overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
-    directory = ModelDirectory.open(asked, hf_overrides=overrides, plugins=plugins)
+    directory = ModelDirectory.open(
+        asked, revision=_revision(values["revision"]), hf_overrides=overrides, plugins=plugins
+    )
     for note in directory.notes:
         logger.info(note)
     generation = _generation_config(values, directory)
@@ -151,6 +148,12 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
         served_model_name=asked if name is None else name,
         **{key: values[key] for key in plain.split()},
     )
+
+
+def _revision(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ConfigError(f"revision={shorten(value)} must be a branch, tag or commit, or None.")
 
 
 def _defaults(values: Mapping[str, Any], directory: ModelDirectory) -> dict[str, str]:

@@ -77,7 +77,7 @@ class EngineArgs:
     Raises ConfigError for an unknown name, with the nearest known one.
     """
 
-    model: str | Path = field(kw_only=False, metadata=_help("Path of a model directory."))
+    model: str | Path = field(kw_only=False, metadata=_help("Path or name of a model."))
     tokenizer: str | Path | None = _option(
         None, "Directory of the tokenizer; None: the model directory."
     )
@@ -88,7 +88,7 @@ class EngineArgs:
     trust_remote_code: bool = _option(
         False, "Not supported: code in a model directory is never run."
     )
-    revision: str | None = _option(None, "Not supported: models are local directories.")
+    revision: str | None = _option(None, "Branch, tag or commit of a model on the hub; None: main.")
     dtype: str = _option("auto", '"auto", "float32", "bfloat16" or "float16".')
     seed: int = _option(0, "Default seed of requests and random weights.")
     max_model_len: int | None = _option(

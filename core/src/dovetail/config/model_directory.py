@@ -15,8 +15,8 @@ from typing import Any
 
 from dovetail.config.checkpoint_quantization import read_quantization
 from dovetail.config.model_fields import check_model_fields, check_token_ids
-from dovetail.config.model_sources import find_model, source_names
-from dovetail.errors import ModelError, RequestError, nearest
+from dovetail.config.model_sources import HUB, find_model, is_hub_name, source_names
+from dovetail.errors import ConfigError, ModelError, RequestError, nearest
 from dovetail.interfaces.frozen_mapping import freeze
 from dovetail.interfaces.model_format import ModelDescription, ModelFormat
 from dovetail.model_files import file_exists, list_model_files, read_json_object
@@ -36,7 +36,6 @@ SAMPLING_NAMES = {
 }
 """Sampling defaults of a generation config, and their names in `SamplingParams`."""
 
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 CONFIG_FILE = "config.json"
 FORMAT_KIND = "model_format"
 MAX_MODEL_FILES = 1000
@@ -71,6 +70,7 @@ class ModelDirectory:
         cls,
         path: str | os.PathLike[str],
         *,
+        revision: str | None = None,
         hf_overrides: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         plugins: PluginRegistry | None = None,
@@ -78,6 +78,7 @@ class ModelDirectory:
         """Read the model at `path`; keys of `hf_overrides` replace those of config.json.
 
         path: a model directory, a model file, or a name for a model source ("demo").
+        revision: branch, tag or commit of a model on the hub; None for the default.
         config.json can only name installed models; `hf_overrides` may also name a class
         ("package.module:Class").
         plugins: finds model sources and model formats; None for all that are installed.
@@ -88,7 +89,7 @@ class ModelDirectory:
         `trust_remote_code`. Raises PluginError if a model source or format cannot be loaded.
         """
         plugins = plugins or PluginRegistry()
-        located = _locate(os.fspath(path), plugins)
+        located = _locate(os.fspath(path), plugins, revision)
         described = _describe(located, plugins)
         stated = described.config
         config = {**stated, **(hf_overrides or {})}
@@ -237,17 +238,19 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
     return stated
 
 
-def _locate(asked: str, plugins: PluginRegistry) -> Path:
+def _locate(asked: str, plugins: PluginRegistry, revision: str | None) -> Path:
     """Return the absolute path of a local model directory or file, or of a model source's model."""
     if not os.path.isabs(asked):
         check_working_directory()
     path = Path(asked).expanduser().absolute()
-    if asked and os.path.isdir(path):
-        return path
-    if not os.path.lexists(path):
-        found = find_model(asked, plugins)
-        path = path if found is None else found
+    found = None if os.path.lexists(path) else find_model(asked, plugins, revision=revision)
+    path = found or path
     _check_path(asked, path, plugins)
+    if revision is not None and found is None:
+        raise ConfigError(
+            f"revision={shorten(revision)} is not valid for the local path {path}.\n"
+            "Only models on the hub have revisions; remove the option."
+        )
     return path
 
 
@@ -266,10 +269,10 @@ def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
         )
     sources = source_names(plugins)
     hint = nearest(path.name, [*_sibling_directories(path), *sources])
-    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(path.parent):
+    if is_hub_name(asked) and HUB not in sources:
         raise ModelError(
-            f"model={asked!r} is not a local directory, and there is no access to a model hub.\n"
-            "Download the model with another tool, and give the path of its directory."
+            f"model={asked!r} is not a local directory, and no model source for the hub is "
+            "installed.\nRun: pip install 'dovetail-model-sources[hub]'"
         )
     names = f", or the name of a model source: {', '.join(sources)}" if sources else ""
     raise ModelError(

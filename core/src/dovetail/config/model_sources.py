@@ -1,5 +1,6 @@
 """Models by name: `--model NAME` and `--model NAME:ARGUMENT` select a model source plugin.
 
+`--model ORGANIZATION/NAME` selects the source `hub`, which gets the whole text as its argument.
 Names are read from package metadata; only the package of the selected source is imported.
 """
 
@@ -24,6 +25,10 @@ KIND = "model_source"
 CACHE_VARIABLE = "DOVETAIL_MODEL_CACHE"
 """Environment variable with the directory for downloaded models."""
 
+HUB = "hub"
+"""The source of models with names such as "Qwen/Qwen3-0.6B"."""
+
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(?:[:@].+)?", re.ASCII)
 _REFERENCE = re.compile(r"(?P<name>\w[\w.-]*)(?::(?P<argument>.+))?", re.ASCII)
 
 
@@ -37,6 +42,16 @@ def model_cache_dir() -> Path:
     return folder / "dovetail" / "models"
 
 
+def is_hub_name(reference: str) -> bool:
+    """Return whether `reference` is the name of a model on the hub, and not a local path.
+
+    A name below an existing directory is a path: "models/absent" if there is a directory "models".
+    """
+    return _HUB_NAME.fullmatch(reference) is not None and not os.path.isdir(
+        reference.partition("/")[0]
+    )
+
+
 def source_names(plugins: PluginRegistry) -> list[str]:
     """Return the names of all installed model sources, sorted; import nothing."""
     return sorted({one.name for one in plugins.candidates(KIND) if not plugins.denial(one)})
@@ -46,21 +61,25 @@ def find_model(
     reference: str,
     plugins: PluginRegistry,
     *,
+    revision: str | None = None,
     fetch: bool = True,
     report: Callable[[str], None] = downloads.info,
 ) -> Path | None:
     """Return the absolute path of the model; None if `reference` does not name a source.
 
-    reference: "NAME" or "NAME:ARGUMENT". fetch: download the model if it is missing; if False,
-    return None for a missing model. report: receives the progress of a download, line by line.
-    Raises ModelError if the model cannot be found or downloaded, PluginError if the source cannot
-    be loaded.
+    reference: "NAME", "NAME:ARGUMENT" or "ORGANIZATION/NAME". revision: added to the argument as
+    "@REVISION"; a source without revisions refuses it. fetch: download the model if it is missing;
+    if False, return None for a missing model. report: receives the progress of a download, line by
+    line. Raises ModelError if the model cannot be found or downloaded, PluginError if the source
+    cannot be loaded.
     """
-    match = _REFERENCE.fullmatch(reference)
+    match = _REFERENCE.fullmatch(f"{HUB}:{reference}" if is_hub_name(reference) else reference)
     if match is None or match["name"] not in source_names(plugins):
         return None
     source = _make_source(plugins, match["name"], report)
     argument = match["argument"] or ""
+    if revision is not None:
+        argument = f"{argument}@{revision}"
     call = source.fetch if fetch else source.find
     path = call_plugin(f"model source {match['name']!r}", "model", lambda: call(argument))
     if path is None:

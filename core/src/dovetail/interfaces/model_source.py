@@ -1,7 +1,8 @@
 """The contract of a model source: it finds and downloads models by name.
 
 `--model NAME` or `--model NAME:ARGUMENT` selects the source plugin `NAME`, unless a local file or
-directory has that name. A source without arguments provides one model (`demo`, `smollm2`).
+directory has that name. `--model ORGANIZATION/NAME` is short for `hub:ORGANIZATION/NAME`. A source
+without arguments provides one model (`demo`, `smollm2`).
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class LocalModel:
 class ModelSource(ABC):
     """Finds models by name and downloads them.
 
-    Contract. Only `fetch` uses a network. No method imports or runs code of a downloaded package. A
-    download that fails or does not match its checksum leaves nothing behind. Several processes may
-    fetch the same model at the same time.
+    Contract. Only `fetch` uses a network. No method imports or runs code of a downloaded package.
+    After a download that fails or does not match its checksum, `find` still returns None. Several
+    processes may fetch the same model at the same time.
     """
 
     CONTRACT: ClassVar[str] = "model_source"
@@ -60,7 +61,8 @@ class ModelSource(ABC):
     def find(self, argument: str) -> Path | None:
         """Return the model directory or model file; None if it must be fetched first.
 
-        argument: the text after "NAME:", or "". Raises ModelError if it is invalid.
+        argument: the text after "NAME:", or "", with "@REVISION" if the option `revision` is set.
+        Raises ModelError if it is invalid.
         """
 
     def fetch(self, argument: str) -> Path:

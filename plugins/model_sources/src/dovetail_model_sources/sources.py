@@ -1,4 +1,4 @@
-"""The model sources `pypi` and `smollm2`."""
+"""The model sources `hub`, `pypi` and `smollm2`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,44 @@ from typing import ClassVar
 
 from dovetail.errors import ModelError
 from dovetail.interfaces import LocalModel, ModelSource, ModelSourceContext
+from dovetail_model_sources.hub_cache import (
+    card_license,
+    find_complete_model,
+    hub_cache_dir,
+    snapshots,
+)
+from dovetail_model_sources.hub_download import download_model
+from dovetail_model_sources.hub_reference import parse_hub_reference
 from dovetail_model_sources.reference import Reference, parse_reference
 from dovetail_model_sources.store import Store
+
+
+class HubSource(ModelSource):
+    """Models of the Hugging Face hub: `ORGANIZATION/NAME[:FILE.gguf][@REVISION]`.
+
+    They are in the cache of huggingface_hub, so that models of other tools are found, too.
+    """
+
+    def __init__(self, context: ModelSourceContext) -> None:
+        """Keep `context`."""
+        self._report = context.report
+
+    def find(self, argument: str) -> Path | None:
+        """Return the model directory or GGUF file; None if it must be fetched."""
+        return find_complete_model(hub_cache_dir(), parse_hub_reference(argument))
+
+    def fetch(self, argument: str) -> Path:
+        """Return the model, after downloading it if it is missing."""
+        wanted, cache = parse_hub_reference(argument), hub_cache_dir()
+        found = find_complete_model(cache, wanted)
+        return found or download_model(wanted, cache, self._report)
+
+    def local_models(self) -> Sequence[LocalModel]:
+        """Return all complete models in the cache of huggingface_hub."""
+        return [
+            LocalModel(name=name, path=path, license=card_license(path))
+            for name, path in snapshots(hub_cache_dir())
+        ]
 
 
 class PyPISource(ModelSource):

@@ -1,0 +1,233 @@
+"""Models in the cache of huggingface_hub, which other tools share.
+
+    models--ORGANIZATION--NAME/refs/REVISION            the commit
+    models--ORGANIZATION--NAME/blobs/CHECKSUM           contents of a file
+    models--ORGANIZATION--NAME/snapshots/COMMIT/NAME    a link to the contents
+
+Reads and removes models; needs neither huggingface_hub nor a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dovetail.errors import ModelError
+from dovetail.model_files import file_exists, open_model_file, read_json_object
+from dovetail.value_checks import shorten
+from dovetail_model_sources.hub_reference import (
+    CARD_FILE,
+    CONFIG_FILE,
+    DEFAULT_REVISION,
+    INDEX_FILE,
+    MAX_SHARDS,
+    SINGLE_FILE,
+    HubReference,
+    parse_hub_reference,
+)
+
+_LICENSE = re.compile(r"\A---\n(?:.*\n)*?license: *['\"]?(?P<license>[\w.-]{1,60})", re.ASCII)
+_MAX_CARD_CHARS = 65_536
+_SHARD = re.compile(r"\w[\w.+-]{0,199}\.safetensors", re.ASCII)
+_COMMIT = re.compile(r"[\w-]{1,64}", re.ASCII)
+_CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHA256_DIGITS = 64
+_CHUNK_BYTES = 1 << 20
+
+
+def hub_cache_dir() -> Path:
+    """Return the cache directory of huggingface_hub; it may not exist yet."""
+    for variable, below in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if stated := os.environ.get(variable, ""):
+            return (Path(os.path.expandvars(stated)).expanduser() / below).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
+    return (Path(base).expanduser() / "huggingface" / "hub").absolute()
+
+
+def find_snapshot(cache: Path, wanted: HubReference) -> Path | None:
+    """Return the folder of the revision in the cache; None if there is none."""
+    folder = cache / wanted.folder_name
+    commit = wanted.revision
+    try:
+        with (folder / "refs" / wanted.revision).open(encoding="ascii") as stream:
+            commit = stream.read(100).strip()
+    except (OSError, ValueError):
+        pass  # the revision may be a commit
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and os.path.isdir(snapshot) else None
+
+
+def find_complete_model(cache: Path, wanted: HubReference) -> Path | None:
+    """Return the model directory or GGUF file in the cache; None if it is missing or incomplete."""
+    snapshot = find_snapshot(cache, wanted)
+    if snapshot is None:
+        return None
+    if wanted.file:
+        names = wanted.gguf_files()
+        whole = all(os.path.isfile(snapshot / name) for name in names)
+        return snapshot / names[0] if whole else None
+    return snapshot if is_complete(snapshot) else None
+
+
+def is_complete(snapshot: Path) -> bool:
+    """Return whether a folder has config.json and all its safetensors files."""
+    if not os.path.isfile(snapshot / CONFIG_FILE):
+        return False
+    if os.path.isfile(snapshot / SINGLE_FILE):
+        return True
+    try:
+        shards = read_shards(snapshot / INDEX_FILE)
+    except ModelError:
+        return False
+    return all(os.path.isfile(snapshot / name) for name in shards)
+
+
+def read_shards(index: Path) -> tuple[str, ...]:
+    """Return the names of the weight files in an index, sorted; raise ModelError if it is bad."""
+    if not file_exists(index):
+        raise ModelError(f"{index} does not exist.")
+    table = read_json_object(index).get("weight_map")
+    names = set(table.values()) if isinstance(table, dict) and _strings(table) else set()
+    bad = sorted(name for name in names if not _SHARD.fullmatch(name))
+    if not names or bad or len(names) > MAX_SHARDS:
+        what = f"names the file {shorten(bad[0])}" if bad else f"names {len(names)} files"
+        raise ModelError(
+            f"{INDEX_FILE} is refused: its weight_map {what}; it must name 1 to {MAX_SHARDS} "
+            "files NAME.safetensors."
+        )
+    return tuple(sorted(names))
+
+
+def _strings(table: dict[str, object]) -> bool:
+    return all(isinstance(value, str) for value in table.values())
+
+
+def snapshots(cache: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (name, model path) for every complete model in the cache, sorted by name."""
+    for folder in _folders(cache, "models--*"):
+        repo = folder.name.removeprefix("models--").replace("--", "/")
+        names = dict(_refs(folder))
+        for snapshot in _folders(folder / "snapshots", "*"):
+            revision = names.get(snapshot.name, snapshot.name)
+            try:
+                wanted = parse_hub_reference(f"{repo}@{revision}")
+            except ModelError:
+                continue
+            if is_complete(snapshot):
+                yield wanted.title, snapshot
+            yield from _gguf_models(wanted, snapshot)
+
+
+def card_license(path: Path) -> str:
+    """Return the license in the model card of a directory or model file; "" if unknown."""
+    card = (path if path.is_dir() else path.parent) / CARD_FILE
+    try:
+        with card.open(encoding="utf-8", errors="replace") as stream:
+            found = _LICENSE.search(stream.read(_MAX_CARD_CHARS))
+    except OSError:
+        return ""
+    return found["license"] if found else ""
+
+
+def _gguf_models(wanted: HubReference, snapshot: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(snapshot.glob("*.gguf")):
+        try:
+            one = parse_hub_reference(f"{wanted.repo}:{path.name}@{wanted.revision}")
+        except ModelError:
+            continue
+        names = one.gguf_files()
+        if path.name == names[0] and all(os.path.isfile(snapshot / name) for name in names):
+            yield one.title, path
+
+
+def _refs(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (commit, name) of each branch and tag; the default branch comes last."""
+    refs = folder / "refs"
+    paths = sorted((path for path in refs.rglob("*") if path.is_file()), key=str)
+    for path in sorted(paths, key=lambda path: path.name == DEFAULT_REVISION):
+        try:
+            yield path.read_text(encoding="ascii")[:100].strip(), str(path.relative_to(refs))
+        except (OSError, ValueError):
+            continue
+
+
+def _folders(parent: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(path for path in parent.glob(pattern) if path.is_dir())
+    except OSError:
+        return []
+
+
+def is_hub_model(path: Path) -> bool:
+    """Return whether `path` is a snapshot, or a file in a snapshot, of the cache."""
+    return path.is_relative_to(hub_cache_dir())
+
+
+def is_checksum(etag: str) -> bool:
+    """Return whether a name in `blobs` is a checksum: SHA-256, or SHA-1 as in git."""
+    return _CHECKSUM.fullmatch(etag) is not None
+
+
+def has_checksum(path: Path, stated: str) -> bool:
+    """Return whether the contents of a file have the checksum `stated`.
+
+    64 digits: SHA-256. 40 digits: SHA-1 as git computes it, or of the contents alone.
+    """
+    if len(stated) == _SHA256_DIGITS:
+        digests = [hashlib.sha256()]
+    else:
+        digests = [hashlib.sha1(usedforsecurity=False) for _ in range(2)]
+        digests[0].update(b"blob %d\0" % path.stat().st_size)
+    with open_model_file(path) as descriptor:
+        while chunk := os.read(descriptor, _CHUNK_BYTES):
+            for digest in digests:
+                digest.update(chunk)
+    return stated in (digest.hexdigest() for digest in digests)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a model: of a snapshot, or all parts of a GGUF file."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.is_file())
+    names = HubReference(repo="", file=path.name).gguf_files()
+    return [path.with_name(name) for name in names]
+
+
+def find_changes(path: Path) -> list[str]:
+    """Return the names of a model's files whose contents do not have their checksum."""
+    changed = []
+    for file in files_of(path):
+        stated = file.resolve().name
+        try:
+            same = not is_checksum(stated) or has_checksum(file, stated)
+        except (ModelError, OSError):
+            same = False
+        if not same:
+            changed.append(file.name)
+    return changed
+
+
+def remove_model(path: Path) -> None:
+    """Delete the files of a model which no other revision uses; raise OSError."""
+    snapshot = path if path.is_dir() else path.parent
+    folder = snapshot.parents[1]
+    links = files_of(path)
+    blobs = {link.resolve() for link in links}
+    for link in links:
+        link.unlink()
+    if not any(snapshot.iterdir()):
+        snapshot.rmdir()
+        for commit, name in _refs(folder):
+            if commit == snapshot.name:
+                (folder / "refs" / name).unlink()
+    used = {link.resolve() for link in (folder / "snapshots").rglob("*")}
+    for blob in blobs - used:
+        blob.unlink()
+    with suppress(OSError):  # another revision exists
+        (folder / "snapshots").rmdir()
+        shutil.rmtree(folder)

@@ -1,0 +1,237 @@
+"""Files of one repository on the hub: their facts, and verified downloads into the cache.
+
+`hub_cache` describes the layout of the cache. A file gets its name in `blobs` after its size and
+checksum were compared with those of the hub. The received part of an interrupted download stays in
+`blobs/CHECKSUM.part`; the next download continues it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
+
+from huggingface_hub import get_hf_file_metadata
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers
+
+from dovetail.errors import ModelError
+from dovetail.value_checks import shorten
+from dovetail_model_sources.hub_cache import has_checksum, is_checksum
+from dovetail_model_sources.hub_reference import HubReference
+
+MAX_FILE_BYTES = 1 << 40
+_COMMIT = re.compile(r"[\w-]{1,64}", re.ASCII)
+_ETAG = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_PARTIAL = ".part"
+_WRONG_RANGE = 416
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """A file according to the hub. num_bytes: None if the hub does not state the size.
+
+    etag: the name of its contents in the cache; for the files of huggingface.co, their checksum.
+    """
+
+    name: str
+    url: str
+    commit: str
+    etag: str
+    num_bytes: int | None
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the hub states a checksum: SHA-256, or SHA-1 as in git."""
+        return is_checksum(self.etag)
+
+
+class Repository:
+    """The files of one repository at one commit, which the first file determines."""
+
+    def __init__(self, wanted: HubReference, endpoint: str, cache: Path) -> None:
+        """Use the network for no purpose yet. The token is taken from huggingface_hub."""
+        self._wanted = wanted
+        self._endpoint = endpoint
+        self._folder = cache / wanted.folder_name
+        self._headers: dict[str, str] = build_hf_headers(library_name="dovetail")
+        self.commit = ""
+
+    @property
+    def snapshot(self) -> Path:
+        """The folder of this commit."""
+        return self._folder / "snapshots" / self.commit
+
+    def look_up(self, name: str, *, max_bytes: int = MAX_FILE_BYTES) -> HubFile:
+        """Return the facts of a file.
+
+        Raises ModelError for facts that are refused, and the errors of huggingface_hub.
+        """
+        revision = self.commit or self._wanted.revision
+        path = f"{self._wanted.repo}/resolve/{quote(revision, safe='')}/{quote(name)}"
+        url = f"{self._endpoint}/{path}"
+        # The first request fails immediately if the hub is absent; later ones are repeated.
+        facts = get_hf_file_metadata(
+            url, headers=self._headers, token=False, retry_on_errors=bool(self.commit)
+        )
+        commit, etag = facts.commit_hash or "", facts.etag or ""
+        if not _COMMIT.fullmatch(commit) or (self.commit and commit != self.commit):
+            self._refuse(name, f"the commit {shorten(commit)}")
+        if not _ETAG.fullmatch(etag) or etag.startswith("."):
+            self._refuse(name, f"the ETag {shorten(etag)}")
+        if facts.size is not None and not 0 <= facts.size <= max_bytes:
+            self._refuse(name, f"{facts.size} bytes; the limit is {max_bytes}")
+        if self._endpoint.startswith("https:") and not facts.location.startswith("https:"):
+            self._refuse(name, "an address without TLS")
+        self.commit = commit
+        return HubFile(
+            name=name, url=facts.location, commit=commit, etag=etag, num_bytes=facts.size
+        )
+
+    def _refuse(self, name: str, what: str) -> None:
+        raise ModelError(
+            f"{self._wanted.title} is refused: the hub {self._endpoint} states {what} for "
+            f"{shorten(name)}."
+        )
+
+    def has(self, file: HubFile) -> bool:
+        """Return whether the contents of a file are in the cache."""
+        return os.path.isfile(self._blob(file))
+
+    def check_space(self, num_bytes: int) -> None:
+        """Raise OSError if the disk of the cache has less than `num_bytes` left."""
+        folder = self._folder
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if num_bytes > shutil.disk_usage(folder).free:
+            raise OSError(errno.ENOSPC, "no space is left")
+
+    def download(self, file: HubFile, received: Callable[[int], None], *, limit: int) -> Path:
+        """Download a file unless it is in the cache, and return its path in the snapshot.
+
+        received: called with the number of new bytes. limit: maximum size, if the hub states none.
+        """
+        blob = self._blob(file)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        if not blob.is_file():
+            self._download_blob(file, blob, received, limit if file.num_bytes is None else None)
+        link = self.snapshot / file.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # another process was faster
+                link.symlink_to(os.path.relpath(blob, link.parent))
+        return link
+
+    def write_ref(self) -> None:
+        """Record the commit of the revision."""
+        ref = self._folder / "refs" / self._wanted.revision
+        if self._wanted.revision != self.commit:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            temporary = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+            temporary.write_text(self.commit, encoding="ascii")
+            temporary.replace(ref)
+
+    def _blob(self, file: HubFile) -> Path:
+        return self._folder / "blobs" / file.etag
+
+    def _download_blob(
+        self, file: HubFile, blob: Path, received: Callable[[int], None], limit: int | None
+    ) -> None:
+        partial = blob.with_name(blob.name + _PARTIAL)
+        with _open_locked(partial) as stream:
+            if blob.is_file():  # another process has just downloaded it
+                partial.unlink()
+                return
+            start = stream.tell() if file.has_checksum else 0
+            if start > (file.num_bytes or 0):
+                start = 0
+            stream.truncate(start)
+            stream.seek(start)
+            received(start)
+            bounded = _BoundedFile(stream, file, received, limit)
+            try:
+                http_get(
+                    file.url,
+                    bounded,  # type: ignore[arg-type]  # it has the methods that are used
+                    resume_size=start,
+                    headers=self._headers_for(file.url),
+                    expected_size=file.num_bytes,
+                    displayed_filename=file.name,
+                )
+                stream.flush()
+                os.fsync(stream.fileno())
+                _check_contents(partial, file)
+            except Exception as error:
+                if not (file.has_checksum and _can_continue(error)):
+                    partial.unlink()
+                raise
+            partial.replace(blob)
+
+    def _headers_for(self, url: str) -> dict[str, str]:
+        """Return the headers of a request; the token is only sent to the hub itself."""
+        same = urlsplit(url)[:2] == urlsplit(self._endpoint)[:2]
+        return {
+            name: value
+            for name, value in self._headers.items()
+            if same or name.lower() != "authorization"
+        }
+
+
+@contextmanager
+def _open_locked(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for appending, which no other process changes at the same time."""
+    while True:
+        with path.open("ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            # The previous owner may have renamed or removed the file.
+            if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                yield stream
+                return
+
+
+def _can_continue(error: Exception) -> bool:
+    """Return whether the received part is useful after `error`."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code != _WRONG_RANGE
+    without_cause = isinstance(error, OSError) and error.errno is None  # of huggingface_hub
+    return isinstance(error, HTTPError) or without_cause
+
+
+class _BoundedFile:
+    """A file that refuses more bytes than the hub has stated, and counts the received ones."""
+
+    def __init__(
+        self, stream: IO[bytes], file: HubFile, received: Callable[[int], None], limit: int | None
+    ) -> None:
+        self._stream, self._file, self._received = stream, file, received
+        self._limit = limit if file.num_bytes is None else file.num_bytes
+
+    def write(self, chunk: bytes) -> int:
+        if self._limit is not None and self._stream.tell() + len(chunk) > self._limit:
+            self._stream.truncate(0)
+            raise ModelError(
+                f"{self._file.name} is larger than the {self._limit} bytes that are allowed."
+            )
+        self._received(len(chunk))
+        return self._stream.write(chunk)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _check_contents(path: Path, file: HubFile) -> None:
+    if file.has_checksum and not has_checksum(path, file.etag):
+        raise ModelError(
+            f"{file.name} has a wrong checksum; the hub states {file.etag}.\n"
+            "The download was deleted. Try again; if it happens again, do not trust the hub."
+        )

@@ -1,0 +1,223 @@
+"""A hub that refuses, fails, or is hostile."""
+
+import json
+
+import pytest
+
+from dovetail.errors import ModelError
+from dovetail_model_sources import hub_download
+from dovetail_model_sources.download import OFFLINE_VARIABLE
+from dovetail_model_sources.sources import HubSource
+
+
+def blobs(hub_cache_folder):
+    return sorted(path.name for path in hub_cache_folder.rglob("blobs/*"))
+
+
+@pytest.mark.parametrize("variable", [OFFLINE_VARIABLE, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_mode_starts_no_download(refused, single, monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")
+    message = refused()
+    assert f"{variable} forbids downloads" in message
+    assert not single.requests
+
+
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(
+    refused, single, monkeypatch
+):
+    monkeypatch.setattr(hub_download.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'dovetail-model-sources[hub]'" in refused()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("http://127.0.0.1:9", "cannot be reached"),
+        ("http://no-such-host.invalid", "cannot be reached"),
+        ("ftp://example.org", "HF_ENDPOINT='ftp://example.org'"),
+    ],
+)
+def test_an_absent_hub_is_reported(refused, hub, monkeypatch, hub_cache_folder, endpoint, expected):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    assert expected in refused()
+    assert not hub_cache_folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (401, {"X-Error-Code": "RepoNotFound"}, "no such model, or it is private"),
+        (401, {"X-Error-Message": "Invalid credentials"}, "refuses the token"),
+        (403, {"X-Error-Code": "GatedRepo"}, "Accept its conditions at"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "no such model"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "no revision 'main'"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "no file config.json"),
+        (404, {}, "no such model"),
+        (429, {}, "Try again later"),
+        (500, {}, "status 500"),
+        (503, {}, "status 503"),
+    ],
+)
+def test_a_status_of_the_hub_is_explained(
+    refused, single, hub_cache_folder, status, headers, expected
+):
+    single.status["config.json"] = (status, headers)
+    assert expected in refused()
+    assert blobs(hub_cache_folder) == []
+
+
+def test_a_status_of_the_storage_host_is_reported(
+    refused,
+    single,
+):
+    single.storage_status = 403
+    assert "cannot be downloaded" in refused()
+
+
+def test_a_repository_with_pickle_files_only_is_refused(refused, hub, hub_cache_folder):
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
+    assert "only pickle files" in refused()
+    assert blobs(hub_cache_folder) == []
+
+
+def test_a_repository_without_weights_names_gguf_files(
+    refused,
+    hub,
+):
+    hub.files = {"config.json": b"{}"}
+    assert "acme/tiny:NAME.gguf" in refused()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_contents_with_a_wrong_checksum_are_deleted(refused, single, make, hub_cache_folder, name):
+    content = single.files[name]
+    single.bodies[name] = content[:-1] + b"?"
+    assert f"{name} has a wrong checksum" in refused()
+    assert not [blob for blob in blobs(hub_cache_folder) if blob.endswith(".part")]
+    single.bodies.clear()
+    assert (make(HubSource).fetch("acme/tiny") / name).read_bytes() == content
+
+
+def test_contents_that_are_too_short_or_too_long_are_refused(
+    refused,
+    single,
+):
+    single.bodies["tokenizer.json"] = b"{"
+    assert "damaged" in refused()
+    single.bodies["tokenizer.json"] = b"{}" * 1000
+    assert "is larger than the 2 bytes" in refused()
+
+
+def test_compressed_contents_that_expand_too_far_are_refused(
+    refused,
+    single,
+):
+    single.zipped.add("tokenizer.json")
+    single.bodies["tokenizer.json"] = b" " * 50_000_000
+    assert "is larger than" in refused()
+
+
+def test_a_part_of_other_contents_is_deleted(refused, single, make, hub_cache_folder):
+    single.status["model.safetensors"] = (500, {})
+    single.files["model.safetensors.index.json"] = b'{"weight_map": {"a": "model.safetensors"}}'
+    del single.status["model.safetensors"]
+    path = make(HubSource).fetch("acme/tiny")
+    blob = (path / "model.safetensors").resolve()
+    blob.with_name(f"{blob.name}.part").write_bytes(b"other contents")
+    blob.unlink()
+    assert "wrong checksum" in refused()
+    assert (make(HubSource).fetch("acme/tiny") / "model.safetensors").is_file()
+
+
+def test_a_hub_that_stops_sending_is_reported(refused, real_child, single, monkeypatch):
+    monkeypatch.setattr(hub_download, "STALL_S", 2.0)
+    single.stall = {"model.safetensors"}
+    assert "sent almost nothing for 2 s" in refused()
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "expected"),
+    [
+        ("ETag", '"../../../escape"', "states the ETag"),
+        ("ETag", '".."', "states the ETag"),
+        ("ETag", "", "states the ETag"),
+        ("X-Repo-Commit", "../../escape", "states the commit"),
+        ("X-Repo-Commit", "", "states the commit"),
+        ("X-Linked-Size", "99999999999999", "the limit is"),
+    ],
+)
+def test_hostile_headers_are_refused(
+    refused, single, hub_cache_folder, tmp_path, header, value, expected
+):
+    single.headers["config.json"] = {header: value}
+    assert expected in refused()
+    assert not list(tmp_path.rglob("escape*"))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b'{"weight_map": {"a": "../../../escape.safetensors"}}',
+        b'{"weight_map": {"a": "/etc/x.safetensors"}}',
+        b'{"weight_map": {"a": "pytorch_model.bin"}}',
+        b'{"weight_map": {"a": 7}}',
+        b'{"weight_map": {}}',
+        b"[]",
+        b"{",
+        json.dumps({"weight_map": {f"{n}": f"{n}.safetensors" for n in range(1001)}}).encode(),
+    ],
+)
+def test_a_hostile_index_is_refused(refused, sharded, hub_cache_folder, tmp_path, index):
+    sharded.files["model.safetensors.index.json"] = index
+    assert "index.json" in refused()
+    assert not list(tmp_path.rglob("escape*"))
+    assert not [name for name in sharded.downloads() if name.endswith(".bin")]
+
+
+def test_a_shard_that_is_missing_is_reported(
+    refused,
+    sharded,
+):
+    del sharded.files["model-00002-of-00002.safetensors"]
+    assert "no file" in refused()
+
+
+def test_a_config_that_is_too_large_is_refused(
+    refused,
+    single,
+):
+    single.files["config.json"] = b" " * (17 << 20)
+    assert "the limit is" in refused()
+    assert single.downloads() == []
+
+
+def test_a_full_disk_is_reported_before_the_download(
+    refused,
+    single,
+):
+    single.headers["model.safetensors"] = {"X-Linked-Size": str(1 << 40)}
+    message = refused()
+    assert "no space is left" in message
+    assert "HF_HUB_CACHE" in message
+    assert single.downloads() == []
+
+
+def test_a_cache_that_cannot_be_written_is_reported(refused, single, hub_cache_folder):
+    hub_cache_folder.parent.mkdir(parents=True, exist_ok=True)
+    hub_cache_folder.write_text("a file")
+    assert "cannot be changed" in refused()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "acme/tiny/more", "acme/../tiny", "acme/ti--ny", "-acme/tiny", "acme/tiny@../x",
+        "acme/tiny@", "acme/tiny:x.bin", "acme/tiny:../x.gguf", "acme/tiny:t-00009-of-00003.gguf",
+        "acme/" + "x" * 600, "acme/ti\nny",
+    ],
+)  # fmt: skip
+def test_an_invalid_reference_is_refused(refused, single, make, argument):
+    for method in (make(HubSource).find, make(HubSource).fetch):
+        with pytest.raises(ModelError, match="is not the name of"):
+            method(argument)
+    assert not single.requests
