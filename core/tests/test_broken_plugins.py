@@ -144,7 +144,7 @@ BROKEN = [
         id="wrong_signature",
         source="class Bad(Policy):\n    def rank(self, request):\n        return 0\n",
         error=ContractError,
-        words=("contract of a policy", "rank: does not take 'view'"),
+        words=("contract of a policy", "rank: the method does not take 'view'"),
     ),
     Broken(
         id="missing_methods",

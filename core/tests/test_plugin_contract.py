@@ -122,13 +122,13 @@ def test_all_contract_problems_are_reported_together() -> None:
     assert len(found) == 10
     listed = "\n".join(found)
     assert "contract version 7.0" in listed
-    assert "__init__: does not take 'context'" in listed
-    assert "add_request: requires 'urgency', which no caller passes" in listed
-    assert "schedule: is async" in listed
-    assert "abort_requests: does not take 'request_ids'" in listed
+    assert "__init__: the method does not take 'context'" in listed
+    assert "add_request: the method requires 'urgency', which no caller passes" in listed
+    assert "schedule: the method is async" in listed
+    assert "abort_requests: the method does not take 'request_ids'" in listed
     assert "method update_from_output(self, plan, output) is missing" in listed
     assert "method reset_prefix_cache(self) is missing" in listed
-    assert "shutdown: is an int" in listed
+    assert "shutdown: the class has an int" in listed
 
 
 def test_a_duck_typed_class_must_define_the_attributes_that_a_subclass_inherits() -> None:
@@ -145,7 +145,7 @@ def test_a_class_without_init_does_not_accept_the_context() -> None:
     class Bare:
         def load(self, model: Any) -> int: ...
 
-    assert problems("weight_loader", Bare) == ["__init__: does not take 'context'"]
+    assert problems("weight_loader", Bare) == ["__init__: the method does not take 'context'"]
 
 
 def test_a_method_inherited_from_a_protocol_does_not_implement_the_contract() -> None:
@@ -226,12 +226,12 @@ def test_a_signature_is_valid_if_it_accepts_every_call_of_the_contract(
         ({"execute_model": lambda: None}, "has no parameter 'self'"),
         ({"execute_model": lambda self, plan, x: None}, "requires 'x', which no caller passes"),
         ({"execute_model": lambda self, plan, *, x: None}, "requires 'x', which no caller passes"),
-        ({"execute_model": property(lambda self: None)}, "is a property"),
+        ({"execute_model": property(lambda self: None)}, "has a property"),
         ({"execute_model": logged(lambda self: None)}, "does not take 'plan'"),
         ({"sample_tokens": lambda self, grammar: None}, "'grammar', which callers may leave out"),
         (
             {"sample_tokens": lambda self, g=None: None},
-            "names a parameter 'g' that the contract names 'gra",
+            "the parameter 'g' must be called 'gra",
         ),
         ({"collective_rpc": lambda self, operation: None}, "does not take the keyword 'args'"),
         (
@@ -280,10 +280,10 @@ def test_properties_can_be_attributes_but_not_methods() -> None:
 
     assert check_contract("tokenizer", Words) == ()
     assert problems("tokenizer", Wrong) == [
-        "from_directory: must be a classmethod, because it is called on the class",
-        "vocab_size: is a method, but the contract has a property",
-        "apply_chat_template: does not take the keyword 'add_generation_prompt'",
-        "apply_chat_template: does not accept **kwargs, which the contract does",
+        "from_directory: the method must be a classmethod: it is called on the class",
+        "vocab_size: the class has a method, but the contract has a property",
+        "apply_chat_template: the method does not take the keyword 'add_generation_prompt'",
+        "apply_chat_template: the method does not accept **kwargs, but the contract does",
     ]
 
 

@@ -221,7 +221,7 @@ def test_the_error_for_an_unknown_name_lists_installed_names_and_the_syntax(
     text = message(lambda: registry.resolve("policy", "edf"), PluginNotFoundError)
     assert "with a plugin of that name: scheduler" in text
     text = message(lambda: registry.resolve("tokenizer", "x"), PluginNotFoundError)
-    assert "None is installed." in text
+    assert "No such plugin is installed." in text
 
 
 def test_a_name_of_two_distributions_must_be_qualified(

@@ -99,8 +99,8 @@ def check_number(
     if not low <= value <= high or (open_low and value == low):
         if not isinstance(value, int) and not math.isfinite(value):
             raise refuse(parameter, value, "a finite number")
-        above = f"above {low:g} and at most" if open_low else f"from {low:g} to"
-        raise refuse(parameter, value, f"{above} {high:g}")
+        closed, opened = f"from {low:g} to {high:g}", f"above {low:g} and at most {high:g}"
+        raise refuse(parameter, value, opened if open_low else closed)
     return float(value)
 
 

@@ -115,8 +115,10 @@ def _answer(session: ChatSession, text: str) -> None:
 
 
 def _print_dropped(count: int) -> None:
-    dropped = "The oldest message is" if count == 1 else f"The {count} oldest messages are"
-    tell(f"({dropped} left out, because the conversation exceeds the model's maximum length.)")
+    tell(
+        "(The conversation exceeds the model's maximum length. Number of oldest messages that are "
+        f"left out: {count}.)"
+    )
 
 
 def _execute(session: ChatSession, command: str, rest: str) -> bool:

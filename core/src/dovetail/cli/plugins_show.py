@@ -86,8 +86,9 @@ def _api_text(details: PluginDetails) -> str:
     api = details.description.entry.api
     if not api:
         return "any"
-    verdict = "contains" if details.fits else "does NOT contain"
-    return f"{api}, which {verdict} the core's version {details.core_version}"
+    if details.fits:
+        return f"{api}, which contains the core's version {details.core_version}"
+    return f"{api}, which does NOT contain the core's version {details.core_version}"
 
 
 def _options_text(details: PluginDetails) -> str:

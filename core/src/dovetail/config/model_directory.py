@@ -274,11 +274,10 @@ def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
             f"model={asked!r} is not a local directory, and no model source for the hub is "
             "installed.\nRun: pip install 'dovetail-model-sources[hub]'"
         )
-    names = f", or the name of a model source: {', '.join(sources)}" if sources else ""
-    raise ModelError(
-        f"model={asked!r} does not exist.{hint}\nGive the path of a local model directory or "
-        f"file{names}."
-    )
+    advice = "Give the path of a local model directory or file"
+    if sources:
+        advice = f"{advice}, or the name of a model source: {', '.join(sources)}"
+    raise ModelError(f"model={asked!r} does not exist.{hint}\n{advice}.")
 
 
 def _sibling_directories(directory: Path) -> list[str]:

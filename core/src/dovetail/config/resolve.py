@@ -195,18 +195,18 @@ def _resolve_max_model_len(draft: Draft) -> None:
             )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
     elif given > stated.most:
-        advice = "lower max_model_len"
+        advice = "Lower max_model_len."
         if stated.can_be_raised:
             raised = ", ".join(
                 f'"{name}": {given}' for name, tokens in stated.fields.items() if tokens < given
             )
             advice += (
-                ". If the model supports longer sequences, raise its maximum length with "
-                f"hf_overrides={{{raised}}}"
+                " If the model supports longer sequences, raise its maximum length with "
+                f"hf_overrides={{{raised}}}."
             )
         raise ConfigError(
             f"max_model_len={given} is more than the model's maximum length of {stated.most} "
-            f"tokens ({stated.source}); {advice}."
+            f"tokens ({stated.source}). {advice}"
         )
 
 

@@ -184,9 +184,11 @@ class StructuredOutput(AdmissionGate):
             try:
                 matcher.fill_bitmask(memoryview(words))
             except Exception as error:
-                self._fail(name, f"failed in fill_bitmask: {describe_failure(error)}")
+                self._fail(
+                    name, f"the request's grammar failed in fill_bitmask: {describe_failure(error)}"
+                )
             if not any(words):
-                self._fail(name, "allows no token")
+                self._fail(name, "the request's grammar allows no token")
                 words = bytearray(b"\xff") * self._row_bytes  # the sampled token is not used
             names[run] = name
             bitmask += words
@@ -209,7 +211,9 @@ class StructuredOutput(AdmissionGate):
             bits = mask.bitmask[place * self._row_bytes : (place + 1) * self._row_bytes]
             for token in result.token_ids[firsts[run] : firsts[run + 1]][:1]:
                 if not bits[token // 8] >> token % 8 & 1:
-                    self._fail(name, f"does not allow the sampled token {token}")
+                    self._fail(
+                        name, f"the request's grammar does not allow the sampled token {token}"
+                    )
         return {run: self._errors[name] for run, name in names.items() if name in self._errors}
 
     def accept(self, outputs: EngineCoreOutputs) -> None:
@@ -227,14 +231,19 @@ class StructuredOutput(AdmissionGate):
             try:
                 num_allowed = matcher.accept(tokens)
             except Exception as error:
-                self._fail(name, f"failed in accept: {describe_failure(error)}")
+                self._fail(
+                    name, f"the request's grammar failed in accept: {describe_failure(error)}"
+                )
                 continue
             if num_allowed != count:
-                self._fail(name, f"accepts only {num_allowed} of the tokens {list(tokens)}")
+                self._fail(
+                    name,
+                    f"the request's grammar accepts only {num_allowed} tokens of {list(tokens)}",
+                )
 
     def shutdown(self) -> None:
         """End the threads and drop unfinished grammars. May be called twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _fail(self, name: str, what: str) -> None:
-        self._errors.setdefault(name, f"structured_output: the request's grammar {what}.")
+        self._errors.setdefault(name, f"structured_output: {what}.")

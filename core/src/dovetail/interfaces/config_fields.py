@@ -114,7 +114,8 @@ def exactly(only: int, reason: str) -> BeforeValidator:
 def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValidator:
     """Accept one of `names` or a synonym, and "auto" unless `resolved`."""
     accepted = names if resolved else (AUTO, *names)
-    wanted = ("must be " if resolved else 'must be "auto" or ') + f"one of {', '.join(names)}"
+    listed = ", ".join(names)
+    wanted = f"must be one of {listed}" if resolved else f'must be "auto" or one of {listed}'
 
     def check(value: object) -> str:
         name = normal_dtype_name(value)

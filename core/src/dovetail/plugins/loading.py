@@ -161,15 +161,12 @@ def _missing_attribute(
     # Names imported from other packages are not listed.
     names = [name for name in members if not name.startswith("_") and _is_of(module, members[name])]
     classes = [name for name in names if isinstance(members[name], type)]
-    where = f"module {module.__name__!r} was imported, but"
-    if isinstance(owner, type):
-        where = f"{where} its class {owner.__qualname__!r}"
-    else:
-        where = f"{where} it"
+    owned = f"its class {owner.__qualname__!r}" if isinstance(owner, type) else "it"
     listed = ", ".join(classes[:_MAX_NAMES]) or "none"
     more = ", …" if len(classes) > _MAX_NAMES else ""
     message = (
-        f"Cannot load {origin}: {where} has no attribute {part!r}.{nearest(part, names)}\n"
+        f"Cannot load {origin}: module {module.__name__!r} was imported, but {owned} has no "
+        f"attribute {part!r}.{nearest(part, names)}\n"
         f"Classes in the module: {listed}{more}."
     )
     if origin.distribution:

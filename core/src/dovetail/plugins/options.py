@@ -98,11 +98,10 @@ def unused_options(kind: str, key: str, used: Sequence[str]) -> ConfigError:
     instead = (
         f"the {kind} in use is {' and '.join(map(repr, used))}" if used else f"no {kind} is used"
     )
-    remedy = f", or select the plugin with {option}" if option else ""
-    return ConfigError(
-        f"plugin_options: {key!r} has options, but {instead}. Remove {key!r} from "
-        f"plugin_options{remedy}."
-    )
+    remedy = f"Remove {key!r} from plugin_options"
+    if option:
+        remedy = f"{remedy}, or select the plugin with {option}"
+    return ConfigError(f"plugin_options: {key!r} has options, but {instead}. {remedy}.")
 
 
 def _validated(given: Any, model: Any, description: Description) -> Mapping[str, Any]:

@@ -54,37 +54,42 @@ class _Reader:
     def read(self, value: object, depth: int) -> Any:
         self._values_left -= 1
         if self._values_left < 0:
-            self._refuse(f"contains more than {MAX_VALUES} values")
+            self._refuse(f"{self._parameter} contains more than {MAX_VALUES} values")
         if isinstance(value, str):
             return self._text(value)
         if value is None or isinstance(value, (bool, float)):
             return value
         if isinstance(value, int):
             if value.bit_length() > MAX_INTEGER_BITS:
-                self._refuse(f"contains an integer of more than {MAX_INTEGER_BITS} bits")
+                self._refuse(
+                    f"{self._parameter} contains an integer of more than {MAX_INTEGER_BITS} bits"
+                )
             return value
         if depth >= MAX_DEPTH:
-            self._refuse(f"is nested more than {MAX_DEPTH} levels deep")
+            self._refuse(f"{self._parameter} is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, Mapping):
             return dict(self._items(value, depth))
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
             return [self.read(one, depth + 1) for one in value]
         return self._refuse(
-            f"contains a {type(value).__name__}; use only strings, numbers, booleans, None, lists "
-            "and mappings"
+            f"{self._parameter} contains a {type(value).__name__}; use only strings, numbers, "
+            "booleans, None, lists and mappings"
         )
 
     def _items(self, mapping: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
         for key, value in mapping.items():
             if not isinstance(key, str):
-                self._refuse(f"contains a mapping with the key {key!r:.40}; keys must be strings")
+                self._refuse(
+                    f"{self._parameter} contains a mapping with the key {key!r:.40}; keys must be "
+                    "strings"
+                )
             yield self._text(key), self.read(value, depth + 1)
 
     def _text(self, text: str) -> str:
         self._chars_left -= len(text)
         if self._chars_left < 0:
-            self._refuse(f"contains more than {MAX_CHARS} characters")
+            self._refuse(f"{self._parameter} contains more than {MAX_CHARS} characters")
         return text
 
-    def _refuse(self, reason: str) -> Any:
-        raise RequestError(f"{self._parameter} {reason}.", parameter=self._parameter)
+    def _refuse(self, problem: str) -> Any:
+        raise RequestError(f"{problem}.", parameter=self._parameter)

@@ -163,25 +163,25 @@ def _misfits(name: str, expected: Any, actual: Any, cls: type) -> Iterator[str]:
         return
     if isinstance(expected, property):
         if _is_method(actual):
-            yield "is a method, but the contract has a property"
+            yield "the class has a method, but the contract has a property"
         return
     if name == "__init__" and actual is object.__init__:
         # A class without __init__ takes no arguments, but object.__init__ has (*args, **kwargs).
         parameters = list(inspect.signature(expected).parameters)[1:]
         if parameters and inspect.getattr_static(cls, "__new__") is object.__new__:
-            yield f"does not take {parameters[0]!r}"
+            yield f"the method does not take {parameters[0]!r}"
         return
     is_descriptor = hasattr(type(actual), "__get__") and not isinstance(actual, property)
     if not callable(actual) and not is_descriptor:
-        yield f"is {_article(type(actual).__name__)}, but the contract has a method"
+        yield f"the class has {_article(type(actual).__name__)}, but the contract has a method"
         return
     on_class = isinstance(expected, (classmethod, staticmethod))
     if on_class and inspect.isfunction(actual):
-        yield f"must be a {type(expected).__name__}, because it is called on the class"
+        yield f"the method must be a {type(expected).__name__}: it is called on the class"
         return
     declared, body = _function(expected), _function(actual)
     if inspect.iscoroutinefunction(body) and not inspect.iscoroutinefunction(declared):
-        yield "is async, but the contract's method is not"
+        yield "the method is async, but the contract's method is not"
     is_bound = isinstance(actual, classmethod) or inspect.isfunction(actual)
     yield from find_mismatches(
         declared, body, skip_expected=not isinstance(expected, staticmethod), skip_actual=is_bound

@@ -22,7 +22,7 @@ def find_mismatches(
     skip_expected: bool,
     skip_actual: bool,
 ) -> list[str]:
-    """Return the reasons, as phrases, why `actual` does not accept valid calls of `expected`.
+    """Return the reasons why `actual` does not accept valid calls of `expected`.
 
     skip_expected, skip_actual: whether the first parameter is a bound `self` or `cls`. A callable
     without a readable signature, such as a builtin, is accepted.
@@ -35,7 +35,7 @@ def find_mismatches(
     if skip_actual and given and given[0].kind in _POSITIONAL:
         given = given[1:]
     elif skip_actual and not any(p.kind is Parameter.VAR_POSITIONAL for p in given):
-        return ["has no parameter 'self'"]
+        return ["the method has no parameter 'self'"]
     return [
         *_positional_mismatches(asked, given),
         *_keyword_mismatches(asked, given),
@@ -50,17 +50,19 @@ def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> It
     for index, parameter in enumerate(p for p in asked if p.kind in _POSITIONAL):
         if index >= len(slots):
             if not takes_more:
-                yield f"does not take {parameter.name!r}"
+                yield f"the method does not take {parameter.name!r}"
             continue
         slot = slots[index]
         if parameter.default is Parameter.empty:
             continue
         if slot.default is Parameter.empty:
-            yield f"requires {slot.name!r}, which callers may leave out"
+            yield f"the method requires {slot.name!r}, which callers may leave out"
         elif slot.name != parameter.name and not _takes_any_name(given):
-            yield f"names a parameter {slot.name!r} that the contract names {parameter.name!r}"
+            yield (
+                f"the parameter {slot.name!r} must be called {parameter.name!r}, as in the contract"
+            )
     if any(p.kind is Parameter.VAR_POSITIONAL for p in asked) and not takes_more:
-        yield "does not accept *args, which the contract does"
+        yield "the method does not accept *args, but the contract does"
 
 
 def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
@@ -71,11 +73,11 @@ def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Itera
             continue
         slot = named.get(parameter.name)
         if slot is None and not _takes_any_name(given):
-            yield f"does not take the keyword {parameter.name!r}"
+            yield f"the method does not take the keyword {parameter.name!r}"
         elif slot and slot.default is Parameter.empty and parameter.default is not Parameter.empty:
-            yield f"requires {slot.name!r}, which callers may leave out"
+            yield f"the method requires {slot.name!r}, which callers may leave out"
     if _takes_any_name(asked) and not _takes_any_name(given):
-        yield "does not accept **kwargs, which the contract does"
+        yield "the method does not accept **kwargs, but the contract does"
 
 
 def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
@@ -87,7 +89,7 @@ def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator
     surplus += [p for p in given if p.kind is Parameter.KEYWORD_ONLY and p.name not in keywords]
     for parameter in surplus:
         if parameter.default is Parameter.empty:
-            yield f"requires {parameter.name!r}, which no caller passes"
+            yield f"the method requires {parameter.name!r}, which no caller passes"
 
 
 def _takes_any_name(parameters: list[Parameter]) -> bool:

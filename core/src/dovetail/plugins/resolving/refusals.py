@@ -26,7 +26,9 @@ def not_found(
     elsewhere = [k for k in by_kind if any(c.name == name for c in by_kind[k])]
     if elsewhere and not hint:
         hint = f" (The kinds with a plugin of that name: {', '.join(elsewhere)}.)"
-    installed = f"Installed: {listed(candidates)}." if candidates else "None is installed."
+    installed = (
+        f"Installed: {listed(candidates)}." if candidates else "No such plugin is installed."
+    )
     return PluginNotFoundError(
         f"There is no {kind} plugin {name!r}.{hint}\n{installed}\nWrite {FORMS}."
     )

@@ -42,7 +42,7 @@ def no_winner(kind: str, criteria: Criteria, verdicts: Sequence[Verdict]) -> str
     lines = [f"\n  - {one.name}: {'; '.join(one.reasons).rstrip('.')}" for one in verdicts]
     if not lines:
         hint = get_kind(kind).distribution
-        lines = [f" None is installed{f'; try: pip install {hint}' if hint else ''}."]
+        lines = [f" No such plugin is installed{f'; try: pip install {hint}' if hint else ''}."]
     return f"No {kind} plugin qualifies for automatic selection{_where(criteria)}.{''.join(lines)}"
 
 
