@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     kind = config.getoption("--with-fake")
     if kind is None:
         return
-    from dovetail.plugins import PluginRegistry  # imported only when it is patched
+    from dovetail.plugins import PluginRegistry  # imported here, because only this option needs it
     from dovetail_devkit import load_fake
 
     load = PluginRegistry.load

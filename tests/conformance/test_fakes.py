@@ -1,4 +1,4 @@
-"""An engine runs on fakes, the null executor drives an engine core, and the kit imports lazily."""
+"""Engines on fakes and on the null executor, and the imports of the conformance kit."""
 
 import subprocess
 import sys

@@ -13,7 +13,7 @@ from dovetail_torch.weights import SafetensorsLoader
 
 
 class EpsOutside(FakeOps):
-    """Adds eps outside of the square root."""
+    """A norm that adds eps outside of the square root."""
 
     def rms_norm(self, x_TD, weight_D, eps):
         x = x_TD.double()
@@ -22,7 +22,7 @@ class EpsOutside(FakeOps):
 
 
 class OmitsTheResidual(FakeOps):
-    """Omits the residual from the norm."""
+    """A norm that omits the residual."""
 
     def add_rms_norm(self, x_TD, residual_TD, weight_D, eps):
         _, sum_TD = super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
@@ -30,21 +30,21 @@ class OmitsTheResidual(FakeOps):
 
 
 class NormsInPlace(FakeOps):
-    """Overwrites its input with the norm."""
+    """A norm that overwrites its input."""
 
     def rms_norm(self, x_TD, weight_D, eps):
         return x_TD.copy_(super().rms_norm(x_TD, weight_D, eps))
 
 
 class SquaresInHalf(FakeOps):
-    """Sums squares in the dtype of its input."""
+    """A norm that sums squares in the dtype of its input."""
 
     def rms_norm(self, x_TD, weight_D, eps):
         return x_TD * (x_TD.square().mean(-1, keepdim=True) + eps).rsqrt() * weight_D
 
 
 class RotatesBackwards(FakeOps):
-    """Swaps the signs of the sines."""
+    """RoPE with swapped signs of the sines."""
 
     def _rotate(self, x_TNS, cos_sin_TS):
         cos, sin = cos_sin_TS.chunk(2, dim=-1)
@@ -52,7 +52,7 @@ class RotatesBackwards(FakeOps):
 
 
 class RotatesNeighbours(FakeOps):
-    """Rotates adjacent values instead of the two halves."""
+    """RoPE that rotates adjacent values instead of the two halves."""
 
     def _rotate(self, x_TNS, cos_sin_TS):
         size = cos_sin_TS.shape[-1]
@@ -63,14 +63,14 @@ class RotatesNeighbours(FakeOps):
 
 
 class IgnoresPositionsInRope(FakeOps):
-    """Uses the index in the step as the position."""
+    """RoPE that uses the index in the step as the position."""
 
     def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS):
         return super().rotary_embedding(q_THS, k_TKS, torch.arange(len(positions_T)), cos_sin_PS)
 
 
 class SwapsGateAndUp(FakeOps):
-    """Uses the second half as the gate."""
+    """An activation that uses the second half of its input as the gate."""
 
     def silu_and_mul(self, x_T2D):
         return super().silu_and_mul(torch.cat(x_T2D.chunk(2, dim=-1)[::-1], dim=-1))
@@ -84,7 +84,7 @@ class ReturnsFloat32(FakeOps):
 
 
 class NoBias(FakeLinearMethod):
-    """Omits the bias."""
+    """A linear method that omits the bias."""
 
     def apply(self, layer, x_TI):
         y_TO = super().apply(layer, x_TI)
@@ -92,7 +92,7 @@ class NoBias(FakeLinearMethod):
 
 
 class LastLayerOnly(FakeLinearMethod):
-    """Keeps one weight for all layers."""
+    """A linear method that keeps one weight for all layers."""
 
     def pack(self, layer):
         self.layer = layer
@@ -103,7 +103,7 @@ class LastLayerOnly(FakeLinearMethod):
 
 
 class Transposed(FakeLinearMethod):
-    """Registers transposed weights."""
+    """A linear method that registers transposed weights."""
 
     def create(self, layer, shape):
         super().create(layer, shape)
@@ -111,21 +111,21 @@ class Transposed(FakeLinearMethod):
 
 
 class PartsReversed(FakeLinearMethod):
-    """Returns fused parts in reverse order."""
+    """A linear method that returns the fused parts in reverse order."""
 
     def apply(self, layer, x_TI):
         return super().apply(layer, x_TI).flip(-1).contiguous()
 
 
 class SumsInBfloat(FakeLinearMethod):
-    """Rounds its inputs to bfloat16."""
+    """A linear method that rounds its inputs to bfloat16."""
 
     def apply(self, layer, x_TI):
         return super().apply(layer, x_TI.bfloat16().to(x_TI.dtype))
 
 
 class ScalesItsInput(FakeLinearMethod):
-    """Modifies its input in place."""
+    """A linear method that modifies its input in place."""
 
     def apply(self, layer, x_TI):
         y_TO = super().apply(layer, x_TI)
@@ -134,7 +134,7 @@ class ScalesItsInput(FakeLinearMethod):
 
 
 class ReturnsAView(FakeLinearMethod):
-    """Returns a view of a larger tensor."""
+    """A linear method that returns a view of a larger tensor."""
 
     def apply(self, layer, x_TI):
         y_TO = super().apply(layer, x_TI)
@@ -142,21 +142,21 @@ class ReturnsAView(FakeLinearMethod):
 
 
 class LooksAhead(FakeModel):
-    """Lets a token attend to the next one."""
+    """A model in which a token attends to the next token."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T.roll(-1), positions_T, attention)
 
 
 class IgnoresPositions(FakeModel):
-    """Uses indices in the step as positions."""
+    """A model that uses indices in the step as positions."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T, torch.arange(len(input_ids_T)), attention)
 
 
 class CallsAttentionTwice(FakeModel):
-    """Calls its attention twice."""
+    """A model that calls each attention layer twice."""
 
     def forward(self, input_ids_T, positions_T, attention):
         super().forward(input_ids_T, positions_T, attention)
@@ -164,14 +164,14 @@ class CallsAttentionTwice(FakeModel):
 
 
 class LastLogitsOnly(FakeModel):
-    """Computes logits of the last position only."""
+    """A model that computes logits of the last position only."""
 
     def compute_logits(self, hidden_SD):
         return super().compute_logits(hidden_SD[-1:])
 
 
 class NormalizesOverTheBatch(FakeModel):
-    """Normalizes over the batch."""
+    """A model that normalizes over the batch."""
 
     def forward(self, input_ids_T, positions_T, attention):
         hidden_TD = super().forward(input_ids_T, positions_T, attention)
@@ -179,7 +179,7 @@ class NormalizesOverTheBatch(FakeModel):
 
 
 class AcceptsAnyConfig(FakeModel):
-    """Raises an untyped error for a wrong config.json."""
+    """A model that raises an untyped error for a wrong config.json."""
 
     def __init__(self, context):
         context.hf_config["vocab_size"] + 1
@@ -187,7 +187,7 @@ class AcceptsAnyConfig(FakeModel):
 
 
 class SkipsVectors(FakeWeightLoader):
-    """Does not fill vectors."""
+    """A loader that fills matrices but no vectors."""
 
     def fill(self, name, tensor):
         if tensor.ndim > 1:
@@ -195,7 +195,7 @@ class SkipsVectors(FakeWeightLoader):
 
 
 class FillsTwice(FakeWeightLoader):
-    """Writes zeros before the weights."""
+    """A loader that writes zeros before the weights."""
 
     def fill(self, name, tensor):
         tensor.zero_()
@@ -203,21 +203,21 @@ class FillsTwice(FakeWeightLoader):
 
 
 class FillsHalf(FakeWeightLoader):
-    """Fills the first half of each weight."""
+    """A loader that fills only the first half of each weight."""
 
     def fill(self, name, tensor):
         super().fill(name, tensor[: (len(tensor) + 1) // 2])
 
 
 class DrawsAnew(FakeWeightLoader):
-    """Draws different weights each time."""
+    """A loader that creates different random weights each time."""
 
     def fill(self, name, tensor):
         tensor.copy_(torch.randn(tensor.shape))
 
 
 class ReadsEarly(SafetensorsLoader):
-    """Reads the file in the constructor."""
+    """A loader that reads the file in the constructor."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -226,7 +226,7 @@ class ReadsEarly(SafetensorsLoader):
 
 
 class Tolerant(SafetensorsLoader):
-    """Ignores missing weights."""
+    """A loader that ignores missing weights."""
 
     def load(self, model):
         try:
@@ -236,7 +236,7 @@ class Tolerant(SafetensorsLoader):
 
 
 class Silent(SafetensorsLoader):
-    """Raises an error without the weight's name."""
+    """A loader with errors that do not name the weight."""
 
     def load(self, model):
         try:

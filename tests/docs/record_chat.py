@@ -1,8 +1,8 @@
 """Writes a conversation with SmolLM2 into the README: `python tests/docs/record_chat.py`.
 
 `dovetail chat` runs in a pseudo-terminal of 100 columns, with greedy sampling. With `--time`, the
-script instead prints the time from the command to the first token, and that of the import of torch
-alone; use it on an idle machine.
+script instead prints the time from the command to the first token, and the time of `import torch`;
+use it on an idle machine.
 """
 
 from __future__ import annotations

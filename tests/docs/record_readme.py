@@ -1,6 +1,6 @@
 """Writes the output of `dovetail demo` into the README: `python tests/docs/record_readme.py`.
 
-The command runs as in a terminal of 100 columns; only the colors are removed.
+The command runs as in a terminal of 100 columns, but without colors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Links of documents have targets, and the facts of docs/cpu.md match the code."""
+"""Every link in a document has a target, and the facts of docs/cpu.md match the code."""
 
 from __future__ import annotations
 

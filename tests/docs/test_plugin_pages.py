@@ -1,7 +1,7 @@
 """The plugin of every guide page can be installed, found and loaded, and passes its tests.
 
-The blocks of a page are written as a package with a dist-info, as pip would install it. The tests
-of the page then run unchanged.
+The code blocks of a page become a package with a dist-info folder, as pip would install it. The
+tests of the page then run unchanged.
 """
 
 from __future__ import annotations

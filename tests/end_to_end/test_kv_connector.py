@@ -161,7 +161,7 @@ def test_blocks_that_the_connector_dropped_are_computed_again(checkpoint):
 
 
 class SpoilingSide(FakeWorkerSide):
-    """Writes NaN to the second half of the blocks to load, and reports a failure."""
+    """A worker side that writes NaN to half of the blocks to load, and reports a failure."""
 
     num_failed = 0
 
@@ -176,7 +176,7 @@ class SpoilingSide(FakeWorkerSide):
 
 
 class SpoilingConnector(FakeKVConnector):
-    """Keeps every block and fails every load."""
+    """A connector that stores every block and fails every load."""
 
     @staticmethod
     def create_worker_side(context):
@@ -200,7 +200,7 @@ def test_blocks_of_failed_loads_are_computed_again(checkpoint, ahead):
 
 
 class EndlessSide(FakeSchedulerSide):
-    """Accepts every load and never finishes one."""
+    """A scheduler side that accepts every load and never finishes one."""
 
     num_loads = 0
 

@@ -1,7 +1,7 @@
 """A new plugin kind needs four files: a row in the table of kinds, contract, fake and suite.
 
-The tests copy the core and the kit, add a kind with exactly these files, and use it as users and
-plugin authors would, in processes that import the copies.
+The tests copy the core and the conformance kit, add a kind with exactly these files, and use it as
+users and plugin authors would, in processes that import the copies.
 """
 
 from __future__ import annotations

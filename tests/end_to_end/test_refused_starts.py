@@ -1,4 +1,4 @@
-"""Damaged files and contradicting settings raise an error that names them, in limited time.
+"""Damaged files and contradictory settings quickly raise an error that names them.
 
 `test_bad_start.py` tests the general rules.
 """

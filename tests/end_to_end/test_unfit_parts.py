@@ -14,7 +14,7 @@ from end_to_end.checkpoints import OPTIONS, SIZES
 
 
 class RefusesAll(FakeAttentionBackend):
-    """Refuses every model."""
+    """An attention backend that refuses every model."""
 
     name = "sundays"
 

@@ -1,4 +1,4 @@
-"""The record of a whole run contains all outcomes and becomes invalid when a file changes."""
+"""The record of a complete run contains all outcomes and becomes invalid when a file changes."""
 
 from __future__ import annotations
 

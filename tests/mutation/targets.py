@@ -1,4 +1,4 @@
-"""The mutated files, and the suites of the kit that must detect the mutants.
+"""The mutated files, and the suites of the conformance kit that must detect the mutants.
 
 Only the kit tests a target, as it would test a third party's implementation.
 """
@@ -33,7 +33,7 @@ class Target:
 
     @property
     def module(self) -> str:
-        """The dotted name of the module."""
+        """The dotted module name of the file."""
         return self.path.partition("src/")[2].removesuffix(".py").replace("/", ".")
 
 

@@ -63,7 +63,7 @@ def _live(code: CodeType, path: str, target: Target) -> int:
 
 
 def run_suites(suites: Sequence[tuple[str, str]]) -> None:
-    """Run whole suites of the kit; raise an error for the first violated rule."""
+    """Run whole suites of the conformance kit; raise an error for the first violated rule."""
     from dovetail_devkit.expectation import NotHere
     from dovetail_devkit.kit import suite_cases
     from dovetail_devkit.kit_subjects import Subjects

@@ -28,14 +28,14 @@ PRE = {
     "llama2": None,
     "gemma3": None,
 }
-"""Vocabularies, and their pre-tokenizers; None: SentencePiece."""
+"""Maps a vocabulary to its pre-tokenizer; None: SentencePiece."""
 LARGE = ("gemma3", "gptoss")
 SPACE = "\u2581"
 TEMPLATE = """\
 {% if tools %}{{ bos_token }}tools: {{ tools | tojson }}
 {% endif %}{% for one in messages %}[{{ one.role }}] {{ one.content | trim }}{{ eos_token }}
 {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
-"""For tokenizers without a chat template."""
+"""The chat template of tokenizers that have none of their own."""
 TOOLS = [
     {
         "type": "function",

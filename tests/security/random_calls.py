@@ -47,7 +47,7 @@ class RaisingDict(dict):
 
 
 class Panic(BaseException):
-    """Like the panic of an extension module: not a subclass of Exception."""
+    """An error like the panic of an extension module, which is not a subclass of Exception."""
 
 
 def _panic(self, *given):

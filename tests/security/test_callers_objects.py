@@ -32,7 +32,7 @@ METHODS = (
 
 
 class Panic(BaseException):
-    """Like the panic of an extension module: not a subclass of Exception."""
+    """An error like the panic of an extension module, which is not a subclass of Exception."""
 
 
 class Capable(FakeWorker):

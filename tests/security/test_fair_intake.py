@@ -27,7 +27,7 @@ MOST_CPU_S = 0.05
 
 
 class Capable(FakeWorker):
-    """Accepts every parameter and ignores them."""
+    """A worker that accepts every parameter and ignores all of them."""
 
     provides = FakeWorker.provides | {"bad_words", "logit_bias", "allowed_token_ids"}
 

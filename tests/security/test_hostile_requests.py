@@ -24,14 +24,14 @@ VALID = {"prompt": "a valid request", "params": SamplingParams(max_tokens=6, see
 
 
 class LyingList(list):
-    """Reports the length 1, but has many items."""
+    """A list that reports the length 1, but has many items."""
 
     def __len__(self):
         return 1
 
 
 class HugeLengthList(list):
-    """Reports a huge length, but has few items."""
+    """A list that reports a huge length, but has few items."""
 
     def __len__(self):
         return 10**12

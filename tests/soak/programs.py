@@ -222,7 +222,7 @@ def _play(long: LongProgram, referee: SoakReferee) -> Tally:
 
 
 def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
-    """Sometimes abort, reset, pause, resume or open gates."""
+    """Randomly abort requests, reset the cache, pause, resume or open gates."""
     if rng.random() < 0.1:
         known = [f"r{rng.randrange(max(0, number - 80), number + 1)}" for _ in range(3)]
         referee.abort([*known, "nobody"])

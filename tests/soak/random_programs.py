@@ -58,7 +58,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Reporter:
-    """Prints the progress of a run from time to time."""
+    """Prints the progress of a run regularly."""
 
     def __init__(self, begun_s: float) -> None:
         self._begun_s = self._told_s = begun_s

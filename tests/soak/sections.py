@@ -1,7 +1,7 @@
 """Sections of a soak run: commands with time limits. A run can be interrupted and resumed.
 
 A section that passed is not run again on the same source tree. A section that fails does not stop
-the others. The output of each section is in a log file of its own; the terminal shows one line per
+the others. The output of each section is in a separate log file; the terminal shows one line per
 section, and one line per minute while a section runs.
 """
 

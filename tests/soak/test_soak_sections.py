@@ -14,7 +14,7 @@ def section(name, code, *, limit_s=20.0, **options):
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that runs sections on a tree; it returns the exit code and the lines."""
+    """Return a function that runs sections on a source tree and returns exit code and lines."""
 
     def run(sections, tree="one", **options):
         lines = []
