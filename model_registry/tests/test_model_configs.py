@@ -80,7 +80,9 @@ def windows_of(model: nn.Module) -> list[int]:
         ),
     ],
 )
-def test_config_errors_name_the_field_and_its_value(changes: dict, words: tuple[str, ...]) -> None:
+def test_config_errors_contain_the_field_and_its_value(
+    changes: dict, words: tuple[str, ...]
+) -> None:
     with pytest.raises(ModelError) as caught:
         make_model(LlamaForCausalLM, **changes)
     for word in words:

@@ -209,7 +209,7 @@ def test_a_sliding_window_changes_the_logits(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_the_old_config_format_gives_the_same_model(tmp_path: Path) -> None:
+def test_the_old_and_the_new_config_format_define_the_same_model(tmp_path: Path) -> None:
     save_reference(LLAMA, {"rope_parameters": LLAMA3_ROPE}, tmp_path)
     new_form = json.loads((tmp_path / "config.json").read_text())
     old_form = {key: value for key, value in new_form.items() if key != "rope_parameters"}

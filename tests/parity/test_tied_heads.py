@@ -74,7 +74,7 @@ def test_the_head_is_tied_as_in_transformers(folders, head, tied, caplog):
     folder = folders[head]
     if not tied and head in ("absent", "no table"):
         # transformers fills missing weights at random, so that its output cannot be compared.
-        with pytest.raises(WeightError, match=r"1 weight .*missing"):
+        with pytest.raises(WeightError, match=r"missing 1 weight "):
             logprobs(folder, dtype="float32", **ties(tied))
         return
     oracle = transformers.AutoModelForCausalLM.from_pretrained(

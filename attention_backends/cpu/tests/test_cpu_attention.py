@@ -287,14 +287,14 @@ def test_a_row_without_tokens_is_skipped():
 def test_a_layer_refuses_the_metadata_of_another_group():
     rows = Rows((4,), num_heads=4, num_kv_heads=2).with_cache("bfloat16")
     rows.layer = CPUAttentionBackend.create_layer(layer_context(rows.case, sliding_window=4))
-    with pytest.raises(ContractError, match=r"layers\.3\.attn has window"):
+    with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):
         rows.step((4,))
 
 
 @needs_library
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"num_kv_heads": 3}, "8 query heads over 3"), ({"scale": -1.0}, "attention_backend='torch'")],
+    [({"num_kv_heads": 3}, "8 query heads and 3"), ({"scale": -1.0}, "attention_backend='torch'")],
 )
 def test_unsupported_layers_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):

@@ -320,7 +320,7 @@ def test_the_tolerances_of_half_precision_still_reject_mutants(part, dtype):
         check_case(backend_of(part), case, CPU)
 
 
-def test_cases_stay_within_the_capabilities():
+def test_the_conformance_cases_require_only_declared_capabilities():
     capabilities = AttentionCapabilities(
         dtypes=frozenset({"bfloat16"}), head_sizes=frozenset({128, 256}), block_size_multiple=16
     )
@@ -331,7 +331,7 @@ def test_cases_stay_within_the_capabilities():
     assert not any(case.sliding_window or case.soft_cap or case.sinks for case in cases)
 
 
-def test_the_reference_equals_an_explicit_sum():
+def test_the_reference_attention_equals_an_explicit_sum():
     q = torch.tensor([[[1.0]], [[2.0]]])
     k = torch.tensor([[[0.0]], [[1.0]], [[2.0]]])
     v = torch.tensor([[[1.0]], [[10.0]], [[100.0]]])

@@ -61,7 +61,7 @@ def test_many_long_decodes_are_split_into_batches():
 
 
 @pytest.mark.parametrize("changes", [{"soft_cap": 1.0}, {"sinks": True}], ids=["capped", "sinks"])
-def test_explicit_scores_are_computed_in_tiles(monkeypatch, changes):
+def test_large_explicit_scores_are_computed_in_tiles(monkeypatch, changes):
     monkeypatch.setattr("dovetail_attn_torch.formula.MAX_SCORES", 500)
     for window in (0, 4):
         runs = ((0, 40), (9, 30), (5, 1))
@@ -125,7 +125,7 @@ def test_a_layer_refuses_a_group_with_another_window():
 
 
 def test_heads_that_do_not_divide_evenly_are_refused():
-    with pytest.raises(ConfigError, match="8 query heads over 3 key-value heads"):
+    with pytest.raises(ConfigError, match="8 query heads and 3 key-value heads"):
         TorchAttentionBackend.create_layer(layer_context(num_kv_heads=3))
 
 

@@ -172,7 +172,7 @@ def test_heads_that_do_not_divide_evenly_are_refused():
         dtype=torch.bfloat16,
         device=CPU,
     )
-    with pytest.raises(ConfigError, match="8 query heads over 3 key-value heads"):
+    with pytest.raises(ConfigError, match="8 query heads and 3 key-value heads"):
         TritonAttentionBackend.create_layer(context)
 
 

@@ -111,7 +111,7 @@ def test_parts_of_different_block_types_are_packed_without_rounding(sizes):
 
 
 @torch.inference_mode()
-def test_restored_packed_blocks_give_the_same_products():
+def test_restored_packed_blocks_give_the_same_matrix_products():
     def make():
         method = make_method()
         layer = make_layer(method, {"a": 40, "b": 24})

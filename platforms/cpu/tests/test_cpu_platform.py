@@ -26,7 +26,7 @@ def test_the_worker_meets_its_contract(fields, tmp_path):
     check_worker(CPUWorker, context)
 
 
-def test_the_number_of_threads_is_the_requested_one_or_the_default():
+def test_the_number_of_threads_is_the_requested_number_or_the_default():
     runtime = CPURuntime()
     assert runtime.activate(0, num_threads=1) == torch.device("cpu")
     assert torch.get_num_threads() == 1

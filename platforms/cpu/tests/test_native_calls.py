@@ -127,7 +127,7 @@ def test_a_quantized_model_uses_quantized_matrix_products(write_bf16, calls):
     assert not calls["linear_bf16"]
 
 
-def test_the_counter_detects_missing_calls(write_bf16, calls):
+def test_the_call_counter_detects_operations_without_native_calls(write_bf16, calls):
     llm = start(write_bf16("LlamaForCausalLM"), ops="torch", linear_method="onednn")
     calls.clear()
     generate(llm)

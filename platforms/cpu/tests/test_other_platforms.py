@@ -23,7 +23,9 @@ def platform(device_type, runtime=None):
         (platform("cpu", 5), r"platform 'npu': its runtime\(\) returned 5"),
     ],
 )
-def test_the_error_for_a_worker_of_another_platform_names_both(platform_cls, told, tmp_path):
+def test_the_error_for_a_worker_of_another_platform_names_the_worker_and_the_platform(
+    platform_cls, told, tmp_path
+):
     options = {**SMALL_ENGINE, "worker_cls": "cpu", "skip_tokenizer_init": True}
     options["scheduler_cls"] = "dovetail.scheduling:Scheduler"
     with pytest.raises(PluginError, match=told):

@@ -37,7 +37,7 @@ def read(path, key=KEY):
         return read_packed(file.fileno(), key, num_threads=2)
 
 
-def test_written_entries_are_mapped_on_page_boundaries(path):
+def test_packed_weights_are_mapped_on_page_boundaries(path):
     forms = read(path)
     assert {name: bytes(form) for name, form in forms.items()} == FORMS
     assert all(form.readonly for form in forms.values())

@@ -124,7 +124,7 @@ def parts_of(blocks):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_a_row_of_a_product_with_blocks_does_not_depend_on_its_batch(level, name):
+def test_a_row_of_a_matrix_product_with_blocks_does_not_depend_on_its_batch(level, name):
     blocks = Blocks(name, 70, 1536)
     assert blocks.pack() == 0
     x = torch.randn(120, 1536, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -136,7 +136,7 @@ def test_a_row_of_a_product_with_blocks_does_not_depend_on_its_batch(level, name
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_levels_pack_the_same_bytes_from_blocks(name):
+def test_all_instruction_sets_pack_the_same_bytes_from_blocks(name):
     packed = []
     for level in LEVELS:
         native.library().dk_set_level(level)

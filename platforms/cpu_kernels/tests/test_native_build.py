@@ -86,7 +86,7 @@ def test_a_wheel_without_a_library_contains_the_reason(tmp_path):
         (lambda content: b"", "cannot be loaded"),
     ],
 )
-def test_a_damaged_library_is_not_available(tmp_path, damage, says):
+def test_a_damaged_native_library_is_reported_as_not_available(tmp_path, damage, says):
     package = Path(
         shutil.copytree(
             MEMBER / "src/dovetail_cpu_kernels", tmp_path / "src" / "dovetail_cpu_kernels"

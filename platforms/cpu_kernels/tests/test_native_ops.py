@@ -144,7 +144,7 @@ def test_gated_activations_equal_the_reference(num_threads, name, size):
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_gates_of_extreme_values_are_correct(name):
+def test_gated_activations_of_extreme_values_are_correct(name):
     gate = torch.tensor([-1e30, -100.0, -20.0, 20.0, 100.0, 1e30, 0.0, torch.nan]).bfloat16()
     x, y = torch.cat((gate, torch.ones(8).bfloat16())), torch.zeros(8).bfloat16()
     call(name, x=x, y=y, num_rows=1, x_stride=16, y_stride=8, size=8)

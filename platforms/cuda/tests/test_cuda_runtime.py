@@ -13,7 +13,7 @@ def test_gpus_with_matching_compiled_code_are_supported(capability):
 
 
 @pytest.mark.parametrize("capability", [(6, 0), (7, 0), (11, 0)])
-def test_gpus_without_matching_compiled_code_are_not_supported(capability):
+def test_gpus_without_matching_compiled_code_are_reported_as_unsupported(capability):
     assert not has_code(WHEEL, capability)
 
 

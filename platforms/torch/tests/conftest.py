@@ -1,4 +1,4 @@
-"""A model runner on a tiny model. Attention metadata is rebuilt in each step or advanced."""
+"""Fixtures with model runners on a tiny model, which rebuild or advance attention metadata."""
 
 from functools import partial
 

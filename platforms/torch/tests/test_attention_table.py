@@ -14,7 +14,7 @@ T, H, K, D = 5, 4, 2, 8
 
 
 class Turning:
-    """A layer that rotates: stores the rotary arguments, returns its queries."""
+    """A layer that applies RoPE itself: stores the rotary arguments, returns its queries."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         self.rotary_args = rotary_args
@@ -22,7 +22,7 @@ class Turning:
 
 
 class Marking:
-    """A layer that writes a number to its cache and its output, and stores its arguments."""
+    """A layer that writes a number to its cache and to its output, and stores its arguments."""
 
     def __init__(self, mark):
         self.mark, self.calls = mark, []
@@ -47,7 +47,7 @@ def qkv():
     return tuple(torch.randn(T, heads, D, generator=generator) for heads in (H, K, K))
 
 
-def test_each_index_selects_layer_cache_and_metadata(qkv):
+def test_each_index_selects_the_layer_the_cache_and_the_metadata(qkv):
     table, layers, caches = make_table()
     for index in (2, 0, 1):
         assert torch.equal(table.attend(index, *qkv), qkv[0] + (index + 1))
@@ -75,7 +75,7 @@ def test_a_layer_that_applies_rope_gets_the_rotary_args(qkv, rotary_args):
     assert layer.rotary_args is None
 
 
-def test_the_ops_apply_rope_for_layers_that_do_not(qkv, rotary_args):
+def test_the_ops_apply_rope_for_layers_that_do_not_apply_it(qkv, rotary_args):
     table, layers, _ = make_table()
     turned = rotary_args.apply(*qkv[:2])
     assert (turned[0] - qkv[0]).abs().max() > 0.5

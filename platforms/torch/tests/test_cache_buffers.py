@@ -28,7 +28,7 @@ class BlocksFirst(FakeAttentionBackend):
 
 
 class Strided(BlocksFirst):
-    """A backend with the same shape that supports strided blocks."""
+    """A backend with the same cache shape that supports strided blocks."""
 
     capabilities = AttentionCapabilities(
         dtypes=frozenset({"float32"}), features=frozenset({PADDED_PAGES})
@@ -46,7 +46,10 @@ def zeros(num_bytes):
 
 
 def take(backend, *groups):
-    """Return buffers for groups. A group is a list of specs, each of a layer "group.layer"."""
+    """Return the buffers of groups.
+
+    A group is a list of specs; layer j of group i is named "i.j".
+    """
     specs = {f"{g}.{i}": one for g, layers in enumerate(groups) for i, one in enumerate(layers)}
     config = KVCacheConfig(
         num_blocks=NUM_BLOCKS,

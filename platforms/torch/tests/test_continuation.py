@@ -1,4 +1,4 @@
-"""Steps that continue the last step: their conditions; tokens do not change."""
+"""Steps that continue the last step: the conditions, and that tokens do not change."""
 
 import numpy as np
 import pytest
@@ -32,14 +32,16 @@ def test_sampled_tokens_are_written_before_the_next_step_is_gathered(steps, mode
     steps.join(1, [8], [9])
     got = steps.run((0, 7, 1, True), (1, 0, 1, True))
     assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 1)[0]}
-    # The row has all tokens: after a preemption it gives the same tokens.
+    # The row has all tokens, so it generates the same tokens after a preemption.
     got = steps.run((0, 0, 8, True), (1, 1, 1, True))
     assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 2)[1]}
 
 
 @counting
 @pytest.mark.parametrize("change", ["order", "start", "count", "samples", "fewer", "block"])
-def test_a_step_is_gathered_again_after_any_other_change(steps, model, change):
+def test_step_inputs_are_gathered_again_after_a_change_other_than_one_token_per_row(
+    steps, model, change
+):
     for row, blocks in ((0, [7]), (1, [2])):
         steps.join(row, [3], blocks)
     steps.run((0, 0, 1, True), (1, 0, 1, True))

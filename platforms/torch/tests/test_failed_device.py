@@ -1,4 +1,4 @@
-"""The handle of a step on a device whose events report a failure."""
+"""The result handle of a step on a device that has failed."""
 
 import pytest
 
@@ -15,7 +15,7 @@ class FailedEvent:
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_every_call_of_result_raises_the_failure(timeout):
+def test_every_call_of_result_raises_the_error_of_the_device(timeout):
     output = LateOutput(FailedEvent(), (object(),), (object(),), lambda tensors: tensors)
     assert output.done()
     for _ in range(2):

@@ -44,7 +44,7 @@ def test_the_fake_device_has_a_separate_device_type(device):
         lambda **kw: torch.empty(2, 0, **kw),
     ],
 )
-def test_new_tensors_equal_new_tensors_of_the_host(make, device):
+def test_new_tensors_on_the_device_equal_new_tensors_on_the_host(make, device):
     made, due = make(device=device), make()
     assert isinstance(made, FakeDeviceTensor)
     assert (made.shape, made.dtype, made.stride()) == (due.shape, due.dtype, due.stride())
@@ -82,7 +82,7 @@ def test_torch_operations_give_the_same_bits_on_the_device_as_on_the_host(device
         assert isinstance(made, FakeDeviceTensor)
         if torch.is_inference_mode_enabled():
             assert torch.equal(made.cpu(), due)
-        # Otherwise torch decomposes attention before it calls the device.
+        # In other modes, torch decomposes attention before it calls the device.
         torch.testing.assert_close(made.cpu(), due)
 
 
@@ -97,7 +97,7 @@ def test_views_share_memory_and_copies_do_not(device):
 
 
 @pytest.mark.parametrize("mode", [False, True])
-def test_views_have_the_inference_mode_of_their_base(mode, device):
+def test_views_are_inference_tensors_if_their_base_is_one(mode, device):
     with torch.inference_mode(mode):
         base, due = torch.zeros(4, device=device), torch.zeros(4)
     with torch.inference_mode(not mode):
@@ -121,7 +121,7 @@ def test_a_module_on_the_device_is_filled_in_place(device):
     assert made.tolist() == [[3.0, 12.0]]
 
 
-def test_random_numbers_follow_the_seed(device):
+def test_equal_seeds_give_equal_random_numbers_on_the_fake_device(device):
     torch.manual_seed(5)
     first = torch.empty(4, device=device).uniform_().tolist()
     torch.manual_seed(5)
@@ -130,7 +130,7 @@ def test_random_numbers_follow_the_seed(device):
         torch.empty(4, device=device).uniform_(generator=torch.Generator())
 
 
-def test_the_host_cannot_access_device_memory_and_devices_do_not_mix(device):
+def test_the_host_cannot_access_device_memory_and_operations_cannot_mix_devices(device):
     x = torch.zeros(3, device=device)
     with pytest.raises(TypeError):
         x.numpy()
@@ -146,7 +146,7 @@ def test_an_output_tensor_of_another_shape_is_refused(device):
         torch.add(torch.ones(3, device=device), 1, out=torch.empty(0, device=device))
 
 
-def test_memory_is_counted_and_freed(device):
+def test_device_memory_is_counted_and_freed(device):
     module = install()
     gc.collect()
     before = module.memory_allocated()
@@ -167,7 +167,7 @@ def test_memory_is_counted_and_freed(device):
     assert module.memory_allocated() == before
 
 
-def test_more_than_the_total_memory_cannot_be_allocated(device):
+def test_allocating_more_than_the_total_device_memory_fails(device):
     DEVICE.memory.total_bytes = DEVICE.memory.allocated_bytes + 4 * MIB
     x = torch.zeros(MIB, device=device)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):

@@ -56,7 +56,7 @@ class Waiting(FakeDeviceWorker):
 
 
 class Forgetful(AcceleratorQueues):
-    """A faulty device that does not keep the sources of copies."""
+    """A faulty device that frees the sources of copies too early."""
 
     def fetch(self, sources, targets):
         return super().fetch([source.clone() for source in sources], targets)
@@ -72,7 +72,7 @@ class Overwriting(AcceleratorQueues):
 
 
 class Unordered(AcceleratorQueues):
-    """A faulty device that copies tensors that may not be computed yet."""
+    """A faulty device that copies tensors before they are computed."""
 
     def fetch(self, sources, targets):
         with self._module.stream(self._module.Stream()):
@@ -186,7 +186,7 @@ def start(context):
     return worker
 
 
-def test_the_worker_does_not_exceed_its_share_of_memory(checkpoint):
+def test_the_worker_does_not_exceed_its_fraction_of_the_memory(checkpoint):
     found = {}
     for share in (0.5, 0.75):
         worker = start(context_of(checkpoint, gpu_memory_utilization=share))
@@ -196,7 +196,7 @@ def test_the_worker_does_not_exceed_its_share_of_memory(checkpoint):
     assert found[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
-def test_the_memory_measurement_includes_libraries_and_excludes_earlier_use(checkpoint):
+def test_memory_in_use_includes_libraries_but_not_memory_used_before_startup(checkpoint):
     def left(outside_bytes):
         worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
         DEVICE.memory.outside_bytes += outside_bytes
@@ -240,12 +240,14 @@ def short_of_memory(operation):
         ("compile_or_warm_up_model", "a first step"),
     ],
 )
-def test_out_of_memory_is_reported_at_each_stage(operation, purpose, checkpoint):
+def test_out_of_memory_is_reported_at_each_stage_of_the_worker_startup(
+    operation, purpose, checkpoint
+):
     with pytest.raises(CapacityError, match=f"not enough memory for {purpose}"):
         bring_up(short_of_memory(operation)(context_of(checkpoint)))
 
 
-def test_a_memory_share_that_is_too_small_is_refused_with_the_required_share(checkpoint):
+def test_too_small_a_memory_fraction_is_refused_with_the_required_fraction(checkpoint):
     worker = start(context_of(checkpoint, gpu_memory_utilization=0.001))
     with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.001 allows .* GiB more"):
         worker.determine_available_memory()

@@ -1,4 +1,4 @@
-"""The fake device detects faults in incorrect programs, and none in correct programs."""
+"""The fake device detects faults of incorrect programs and reports none for correct programs."""
 
 import threading
 
@@ -130,7 +130,7 @@ def test_a_write_to_the_source_of_a_copy_to_the_device_is_detected(x, queues, pi
         DEVICE.check()
 
 
-def test_an_event_before_the_copy_is_not_sufficient(x, queues, pinned):
+def test_an_event_recorded_before_a_copy_does_not_wait_for_the_copy(x, queues, pinned):
     event = queues.record()
     x.copy_(pinned, non_blocking=True)
     event.synchronize()
@@ -174,13 +174,13 @@ def test_a_write_to_the_source_of_a_copy_to_the_host_is_detected(x, queues, pinn
     x.add_(1)
 
 
-def test_a_write_through_a_view_is_detected(x, queues, pinned):
+def test_a_write_through_a_view_to_memory_in_flight_is_detected(x, queues, pinned):
     queues.fetch([x], [pinned])
     with pytest.raises(FlightError, match="still reads"):
         x[2:].zero_()
 
 
-def test_a_stream_that_waits_for_the_event_may_write(x, queues, pinned, module):
+def test_a_stream_that_waits_for_a_copy_may_write_to_its_source(x, queues, pinned, module):
     event = queues.fetch([x], [pinned])
     module.current_stream().wait_event(event)
     x.add_(1)
@@ -198,7 +198,7 @@ def test_freeing_the_source_of_a_copy_to_the_host_is_detected(queues, pinned):
         DEVICE.check()
 
 
-def test_freeing_after_the_event_is_allowed(queues, pinned):
+def test_freeing_the_source_of_a_copy_after_its_event_is_allowed(queues, pinned):
     source = torch.arange(8.0, device=NAME)
     queues.fetch([source], [pinned]).synchronize()
     del source
@@ -206,7 +206,7 @@ def test_freeing_after_the_event_is_allowed(queues, pinned):
     DEVICE.check()
 
 
-def test_a_stream_that_reads_without_waiting_is_detected(x, pinned, module):
+def test_a_stream_that_reads_memory_without_waiting_for_its_writer_is_detected(x, pinned, module):
     stream = module.Stream()
     with module.stream(stream), pytest.raises(FlightError, match="may not have written yet"):
         pinned.copy_(x, non_blocking=True)

@@ -61,7 +61,7 @@ IDS, POSITIONS = torch.zeros(16, dtype=torch.int64), torch.arange(16)
 
 
 def step(dispatcher, model, num_tokens, *, uniform=True):
-    """Run a step with new numbers and compare it with the model; return the number of runs."""
+    """Run a step with new inputs, compare it with the model, and return how often the model ran."""
     IDS[:num_tokens] = torch.randint(100, (num_tokens,))
     ids_T, positions_T = IDS[:num_tokens], POSITIONS[:num_tokens]
     before = model.runs
@@ -85,7 +85,7 @@ def test_a_shape_is_run_then_captured_then_verified_then_replayed():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     costs = [step(dispatcher, model, 4) for _ in range(5)]
-    assert costs == [1, 1, 2, 1, 1]  # this provider's replays run the model, once each
+    assert costs == [1, 1, 2, 1, 1]  # each replay of this provider runs the model once
     assert provider.captured == [4]
     counts = dispatcher.counts
     assert (counts.eager, counts.captured, counts.replayed) == (2, 1, 2)
@@ -166,7 +166,7 @@ def test_a_graph_whose_replay_differs_is_never_used(caplog):
     step(dispatcher, model, 2)
     step(dispatcher, model, 2)
     graph, _ = next(iter(dispatcher._entries.values()))
-    graph.replay = lambda: None  # as in a replay that reads freed memory
+    graph.replay = lambda: None  # as if the replay had read freed memory
     for _ in range(3):
         step(dispatcher, model, 2)  # the result is correct
     assert dispatcher.counts.replayed == 0

@@ -113,7 +113,9 @@ def test_an_override_of_rope_scaling_keeps_rope_theta() -> None:
         ({"factor": 1e-40}, "factor"),
     ],
 )
-def test_the_error_for_an_invalid_yarn_parameter_names_it(fields: dict, field: str) -> None:
+def test_the_error_for_an_invalid_yarn_parameter_contains_its_name(
+    fields: dict, field: str
+) -> None:
     config = {"rope_parameters": YARN | fields}
     with pytest.raises(ModelError, match=rf"config.json: .*{field}"):
         RotaryEmbedding(make_context(hf_config=config), 16)
@@ -154,7 +156,7 @@ def test_rms_norm_equals_that_of_transformers(dtype: torch.dtype) -> None:
     torch.testing.assert_close(norm(x_TD), reference(x_TD).detach())
 
 
-def test_rms_norm_with_residual_is_sum_and_norm() -> None:
+def test_rms_norm_with_residual_returns_the_normalized_sum_and_the_sum() -> None:
     norm = RMSNorm(make_context(), 8, 1e-6)
     fill(norm)
     x_TD, residual_TD = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(5))
@@ -166,7 +168,7 @@ def test_rms_norm_with_residual_is_sum_and_norm() -> None:
     assert torch.equal(x_TD, x_before)
 
 
-def test_silu_and_mul_gates_with_the_first_half() -> None:
+def test_silu_and_mul_applies_silu_to_the_first_half() -> None:
     x_T2D = torch.randn(4, 10, generator=torch.Generator().manual_seed(6))
     before = x_T2D.clone()
     gate_TD, up_TD = x_T2D[:, :5], x_T2D[:, 5:]
@@ -201,7 +203,7 @@ def test_linear_layers_pass_their_shape_to_the_linear_method() -> None:
 
 
 class RecordingMethod(TorchLinearMethod):
-    """Packs a weight by removing it from the layer."""
+    """A linear method that packs a weight by removing it from the layer."""
 
     def __init__(self) -> None:
         self.packed: list[str] = []
@@ -232,7 +234,7 @@ def test_a_tied_head_shares_the_weight_and_is_packed() -> None:
 
 
 class ScaledMethod(LinearMethod):
-    """Has two parameters per layer, so that no weight can be shared with an embedding."""
+    """A linear method with two parameters per layer, so that a head cannot be tied."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         layer.qweight = nn.Parameter(torch.empty(shape.out_features, 1), requires_grad=False)
@@ -245,7 +247,7 @@ class ScaledMethod(LinearMethod):
         return x_TI
 
 
-def test_a_head_cannot_be_tied_if_the_method_has_other_parameters() -> None:
+def test_a_head_cannot_be_tied_if_the_linear_method_has_additional_parameters() -> None:
     context = make_context(linear_method=ScaledMethod())
     embed = VocabParallelEmbedding(context, 11, 4)
     with pytest.raises(ModelError, match="ScaledMethod keeps head as qweight, scales"):

@@ -72,7 +72,7 @@ def new_request(row=0, tokens=(1, 2, 3), *, num_prompt=None, stop=(), **params):
 
 
 class ExtendedSampler(Sampler):
-    """A sampler with its extensions, which a model runner would call."""
+    """A sampler with extensions, called as by a model runner."""
 
     def __init__(self, processors):
         made = {str(i): ProcessorExtension(one) for i, one in enumerate(processors)}
@@ -101,7 +101,7 @@ def new_sampler(*requests, processors):
 
 
 def falling(num_rows=1):
-    """Logits whose best token is 0, then 1, and so on."""
+    """Logits that order the tokens by id: the best token is 0, the next is 1, and so on."""
     return torch.arange(VOCAB, 0, -1, dtype=torch.float32).repeat(num_rows, 1)
 
 
@@ -127,7 +127,7 @@ def test_a_processor_gets_the_tokens_of_its_row(dtype):
     assert all(seen.dtype == torch.float32 for seen in processor.seen)
 
 
-def test_a_step_without_its_rows_does_not_call_a_processor(monkeypatch):
+def test_a_processor_is_not_called_in_a_step_without_its_rows(monkeypatch):
     processor = Watched()
     requests = [new_request(0), new_request(1, extra_args={}), new_request(2, extra_args={})]
     requests[2] = new_request(2, extra_args={}, temperature=1.0, seed=None)
@@ -174,8 +174,8 @@ def test_processors_run_in_the_configured_order():
     assert first.seen[0][0, 4] == second.seen[0][0, 4] + 1000
 
 
-def test_a_row_stays_off_the_fast_path_after_min_tokens():
-    """The row has no mask any longer, but its processor keeps it off the fast path."""
+def test_a_row_with_a_processor_is_not_on_the_fast_path_after_min_tokens():
+    """The row has no mask anymore, but its processor prevents the fast path."""
     request = new_request(min_tokens=1, stop=[11])
     sampler = new_sampler(request, processors=[Watched()])
     assert [sample(sampler, 0) for _ in range(4)] == [[4], [5], [6], [7]]
@@ -189,7 +189,7 @@ def test_the_logits_that_a_processor_returns_are_used():
     assert sample(new_sampler(new_request(), processors=[Fresh()]), 0) == [4]
 
 
-def test_the_distribution_includes_processors_and_changes_no_state():
+def test_reading_the_distribution_applies_processors_and_changes_no_state():
     sampler = new_sampler(new_request(temperature=1.0), processors=[Watched()])
     probs = sampler.distribution(falling(), [0])
     assert probs[0, 4] == 1.0

@@ -1,4 +1,4 @@
-"""Mapped weights instead of copies, weights that are already packed, NaN, and fingerprints."""
+"""Weights that are mapped instead of copied or already packed, NaN values, and fingerprints."""
 
 import os
 
@@ -65,7 +65,7 @@ class Model(nn.Module):
 
 
 class HeadFirst(nn.Module):
-    """A model with the head before its tied embedding: the order of modules must not matter."""
+    """A model with its head before the tied embedding, because any order of modules is valid."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def test_layers_that_use_file_mappings_get_each_part_as_a_mapping(tmp_path):
     assert model.embed.is_mapped and torch.equal(model.embed.weight, weights["embed.weight"])
 
 
-def test_other_layers_and_cast_weights_get_copies(tmp_path):
+def test_layers_without_mappings_and_weights_that_are_cast_get_copies(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(), weights)
     assert not model.mlp.borrowed and torch.equal(model.lm_head.weight, weights["lm_head.weight"])
@@ -136,7 +136,7 @@ def test_a_mapped_weight_outlives_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("model_cls", [Model, HeadFirst])
-def test_weights_that_a_layer_has_restored_itself_are_not_read(tmp_path, model_cls):
+def test_weights_that_are_already_packed_are_not_read_from_the_checkpoint(tmp_path, model_cls):
     model = model_cls()
     model.mlp.settled = model.lm_head.settled = frozenset({"weight"})
     table = build_weight_table(model)
@@ -154,7 +154,7 @@ def test_weights_that_a_layer_has_restored_itself_are_not_read(tmp_path, model_c
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_the_error_for_weights_with_nan_or_infinity_names_them(tmp_path, name, value):
+def test_the_error_for_weights_with_nan_or_infinity_contains_their_names(tmp_path, name, value):
     weights = make_weights()
     weights[name].view(-1)[2] = value
     model = load(tmp_path, Model(), weights)
@@ -162,7 +162,7 @@ def test_the_error_for_weights_with_nan_or_infinity_names_them(tmp_path, name, v
         check_finite(model)
 
 
-def test_weights_that_the_method_checks_are_not_checked_twice(tmp_path):
+def test_weights_that_the_linear_method_checks_are_not_checked_twice(tmp_path):
     weights = make_weights()
     weights["up_proj.weight"][0, 0] = float("nan")
     check_finite(load(tmp_path, Model(Borrowing()), weights))

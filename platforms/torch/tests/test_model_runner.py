@@ -1,4 +1,4 @@
-"""The runner computes tokens from plans, on a tiny model whose attention sums the cache."""
+"""The runner computes tokens from plans, on a tiny model with attention that sums the cache."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from dovetail_devkit.rigs.runner_rig import MAX_LEN, SIZE, Builder, V
 PROMPT = [3, 1, 4, 1, 5, 9]
 
 
-def test_a_row_decodes_its_sampled_tokens(steps, model):
+def test_a_row_uses_its_sampled_tokens_as_the_next_inputs(steps, model):
     expected = model.answer(PROMPT, 4)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
     got += [steps.run((1, place, 1, True))[1] for place in (6, 7, 8)]
@@ -42,7 +42,7 @@ def test_only_needed_tokens_are_computed_after_the_last_attention(steps, model, 
     got |= steps.run((2, 4, 1, True), (0, 6, 1, True)) | steps.run((1, 0, 6, True))
     first, second = model.answer(PROMPT, 2)
     assert got == {0: second, 1: first, 2: model.answer(other, 1)[0]}
-    # one row samples; none; all; one requests prompt log-probabilities
+    # cases: one row samples, none, all, and one requests prompt log-probabilities
     assert model.num_left == ([1, 1, 2, 6] if narrows else [8, 2, 2, 6])
 
 
@@ -138,13 +138,13 @@ def test_the_attention_batch_has_correct_indices(steps):
     assert batch.slot_mapping_T.dtype == torch.int64
 
 
-def test_a_row_may_have_as_many_tokens_as_the_models_length(steps, model):
+def test_a_row_may_have_max_model_len_tokens(steps, model):
     prompt = [n % V for n in range(MAX_LEN - 1)]
     got = steps.join(2, prompt, range(1, 7)).run((2, 0, MAX_LEN - 1, True))
     assert got == {2: model.answer(prompt, 1)[0]}
 
 
-def test_grammars_are_applied_to_their_runs(steps, model):
+def test_grammars_are_applied_to_the_runs_of_their_requests(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(1, PROMPT, [3, 4]).join(2, PROMPT, [5, 6])
     words = np.zeros((1, 1), np.uint32)
     words[0, 0] = 1 << 11

@@ -35,7 +35,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("who", SHORTAGES)
 def test_an_out_of_memory_error_is_reported_with_the_remedy(who):
-    with pytest.raises(CapacityError, match=r"memory for the test.*free memory, or run another\.$"):
+    with pytest.raises(CapacityError, match=r"memory for the test.*Free memory, or run another\.$"):
         run(SHORTAGES[who])
 
 

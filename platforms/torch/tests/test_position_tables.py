@@ -33,7 +33,7 @@ def computed_at_once(head_size, config):
 
 @pytest.mark.parametrize("head_size", [4, 10, 36, 64, 128])
 @pytest.mark.parametrize("config", [{}, {"rope_parameters": YARN}], ids=["default", "yarn"])
-def test_a_table_that_grows_has_the_same_bits_as_a_full_one(head_size, config):
+def test_a_rotary_table_that_grows_has_the_same_bits_as_a_complete_table(head_size, config):
     rotary = make(head_size, config)
     address = rotary.cos_sin_PR.data_ptr()
     tables = PositionTables(nn.ModuleList([rotary]))
@@ -46,14 +46,14 @@ def test_a_table_that_grows_has_the_same_bits_as_a_full_one(head_size, config):
     assert rotary.cos_sin_PR.data_ptr() == address
 
 
-def test_without_a_runner_the_table_is_complete_at_the_first_use():
+def test_without_a_runner_the_rotary_table_is_filled_completely_at_the_first_use():
     rotary = make(8)
     q_THS = torch.ones(1, 1, 8)
     rotary(q_THS, q_THS, torch.tensor([NUM_POSITIONS - 1]))
     assert torch.equal(rotary.cos_sin_PR, computed_at_once(8, {}))
 
 
-def test_short_tables_and_tables_on_other_devices_are_complete_from_the_start():
+def test_short_rotary_tables_and_tables_on_other_devices_are_filled_at_creation():
     for rotary in (make(8, num_positions=4096), make(8, device="meta")):
         assert PositionTables(rotary).num_ready > NUM_POSITIONS
     assert PositionTables(nn.Linear(1, 1)).num_ready > NUM_POSITIONS

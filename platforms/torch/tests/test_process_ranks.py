@@ -27,7 +27,7 @@ DEVICE = torch.device("cpu")
 
 
 class Runtime:
-    """A runtime that creates torch process groups over loopback; other methods are missing."""
+    """A runtime that only creates torch process groups over the loopback interface."""
 
     def activate(self, local_rank, *, num_threads):
         return DEVICE
@@ -169,7 +169,7 @@ def test_a_rank_that_does_not_join_is_reported(make_context, short_patience):
         join(make_context(0, 2))
 
 
-def test_ranks_of_different_configuration_are_refused(make_context):
+def test_ranks_with_different_configurations_are_refused(make_context):
     contexts = [make_context(0, 2), make_context(1, 2, max_num_batched_tokens=48)]
 
     def outcome(context):
@@ -204,7 +204,7 @@ def test_sums_that_depend_on_the_batch_are_refused_with_batch_invariant(make_con
             )
 
 
-def test_a_number_of_workers_that_differs_from_tensor_parallel_size_is_refused(make_context):
+def test_a_number_of_workers_other_than_tensor_parallel_size_is_refused(make_context):
     for rank, size, asked in ((0, 1, 2), (0, 2, 1), (2, 2, 2), (-1, 2, 2)):
         context = make_context(rank, size, tensor_parallel_size=asked)
         with pytest.raises(
@@ -222,7 +222,9 @@ def test_a_number_of_workers_that_differs_from_tensor_parallel_size_is_refused(m
         ({"platform": Alone()}, "platform 'somewhere' does not declare 'collectives'"),
     ],
 )
-def test_invalid_contexts_are_refused_before_waiting(make_context, changes, message):
+def test_invalid_rank_contexts_are_refused_without_waiting_for_other_ranks(
+    make_context, changes, message
+):
     with pytest.raises(ConfigError, match=message):
         join(make_context(0, 3, **changes))
 
@@ -242,7 +244,7 @@ class Registry(PluginRegistry):
         return Whole if kind == "model" else super().load(kind, reference)
 
 
-def test_a_model_without_support_for_ranks_is_refused(make_context):
+def test_a_model_that_does_not_support_several_ranks_is_refused(make_context):
     def outcome(rank):
         worker = TorchWorker(replace(make_context(rank, 2), plugins=Registry()))
         worker.init_device()

@@ -114,7 +114,7 @@ class Model(nn.Module):
                 parameter.fill_(float("nan"))
 
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """Call every layer; attention is the sum of each query with its key and value."""
+        """Call every layer; attention is replaced by the sum of query, key and value."""
         x_TD = self.embed(ids_T)
         q_THS, k_TKS, v_TKS = self.qkv_proj.split(self.qkv_proj(x_TD))
         num_alike = q_THS.shape[1] // k_TKS.shape[1]
@@ -131,7 +131,7 @@ def make_weights() -> dict[str, torch.Tensor]:
 
 
 def on_ranks(size: int, work) -> list:
-    """Call `work` with each rank's group, in a thread each, and return the results."""
+    """Call `work` with the group of each rank in a separate thread, and return the results."""
     table, barrier = [None] * size, Barrier(size)
     groups = [ThreadRanks(rank, size, table, barrier) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool, torch.inference_mode():
@@ -150,7 +150,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_several_ranks_compute_the_same_as_one(folder: Path, size: int, tied: bool) -> None:
+def test_several_ranks_compute_the_same_outputs_as_one_rank(
+    folder: Path, size: int, tied: bool
+) -> None:
     ids_T = torch.tensor([0, 14, 7, 8, 3])
 
     def work(ranks) -> torch.Tensor:
@@ -212,7 +214,7 @@ def test_a_missing_bias_is_reported(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["o_proj.bias"]
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(WeightError, match=r"o_proj\.bias\) missing"):
+    with pytest.raises(WeightError, match=r"missing 1 weight .*o_proj\.bias"):
         load(tmp_path, Model(ThreadRanks(0, 2, [], Barrier(2))))
 
 
@@ -224,7 +226,7 @@ class Borrowing(TorchLinearMethod):
         layer.borrows = frozenset({"weight"})
 
 
-def test_mapped_weights_are_the_ranks_part_of_a_weight(
+def test_a_mapped_weight_contains_only_the_part_of_its_rank(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
@@ -245,7 +247,7 @@ def test_the_error_for_a_wrong_shape_shows_the_shape_in_the_checkpoint(
     weights[name] = weights[name][:-1].clone()
     save_file(weights, tmp_path / "model.safetensors")
     shape = ", ".join(map(str, SHAPES[name]))
-    with pytest.raises(WeightError, match=rf"{name} .* config.json has \[{shape}\]"):
+    with pytest.raises(WeightError, match=rf"{name} .* config.json requires \[{shape}\]"):
         load(tmp_path, Model(ThreadRanks(1, 2, [], Barrier(2))))
 
 

@@ -47,7 +47,7 @@ def new_sampler(*requests, vocab=VOCAB, num_rows=16):
 
 
 def falling(num_rows=1, vocab=VOCAB):
-    """Logits whose best token is 0, then 1, and so on."""
+    """Logits that order the tokens by id: the best token is 0, the next is 1, and so on."""
     return torch.arange(vocab, 0, -1, dtype=torch.float32).repeat(num_rows, 1) / 4
 
 
@@ -133,19 +133,19 @@ def test_logit_bias_is_applied_before_temperature():
     torch.testing.assert_close(got, (expected / 0.5).softmax(-1))
 
 
-def test_bad_words_depend_on_the_output_only():
+def test_bad_words_depend_only_on_output_tokens():
     bad = [(0,), (3, 4, 1), (8, 2)]
     # (3, 4) is the end of the prompt, not output, so token 1 is allowed.
     sampler = new_sampler(new_request(prompt=[3, 4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 1
     sampler = new_sampler(new_request(prompt=[9], output=[3, 4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 2
-    # A prefix that begins in the prompt does not count.
+    # The start of a bad word in the prompt has no effect.
     sampler = new_sampler(new_request(prompt=[3], output=[4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 1
 
 
-def test_bad_words_take_sampled_tokens_into_account():
+def test_bad_words_depend_on_tokens_sampled_in_earlier_steps():
     sampler = new_sampler(new_request(temperature=0, bad=[(0, 0)]))
     assert [one(sampler, falling()) for _ in range(4)] == [0, 1, 0, 1]
 
@@ -172,7 +172,7 @@ def test_a_grammar_for_runs_without_sampling_changes_nothing():
 
 def test_a_bit_mask_of_the_wrong_length_is_refused():
     output = GrammarOutput(runs=(0,), bitmask=b"\xff" * 4)
-    with pytest.raises(ContractError, match="8 bytes and has 4"):
+    with pytest.raises(ContractError, match="8 bytes, but has 4"):
         GrammarMask.of(output, [0], VOCAB, torch.from_numpy)
 
 
@@ -230,7 +230,7 @@ def test_ids_outside_the_vocabulary_are_ignored():
     assert one(sampler, falling()) == 2
 
 
-def test_a_prompt_without_known_tokens_is_not_penalized():
+def test_a_prompt_without_tokens_of_the_vocabulary_is_not_penalized():
     sampler = new_sampler(new_request(prompt=[VOCAB], temperature=0, repetition_penalty=9.0))
     assert [one(sampler, falling()) for _ in range(2)] == [0, 1]
 
@@ -277,7 +277,7 @@ def test_a_reused_row_has_no_state_of_the_last_request():
 
 
 def test_token_histories_stay_with_their_rows_while_rows_join_and_leave():
-    """Histories stay with their rows while places are freed, reused and created."""
+    """Histories stay with their rows while history slots are freed, reused and added."""
     random = torch.Generator().manual_seed(5)
     sampler = new_sampler(num_rows=64)
     prompts = {}
@@ -320,7 +320,7 @@ def test_an_empty_batch_has_no_tokens():
 
 @pytest.mark.clock
 def test_a_step_on_the_fast_path_needs_no_python_code_per_row():
-    """A step takes about 20 µs; the limit is higher, for a busy machine."""
+    """A step takes about 20 µs; the limit is higher, because the machine may be busy."""
     sampler = new_sampler(*(new_request(r, temperature=0) for r in range(16)))
     logits, rows = falling(16), list(range(16))
     took = []

@@ -1,4 +1,4 @@
-"""Random numbers and draws: distributions, edges, and independence of the batch."""
+"""Random numbers and draws: their distributions, extreme values, and independence of the batch."""
 
 from array import array
 
@@ -71,7 +71,7 @@ def test_random_numbers_are_uniform_and_uncorrelated():
         {"repetition_penalty": 1.5, "logit_bias": {4: 2.0}},
     ],
 )
-def test_draws_follow_the_distribution(settings):
+def test_sampled_tokens_follow_the_distribution(settings):
     """There are 6144 draws: 256 requests with 24 positions each, all with the same logits."""
     num_rows, vocab = 256, 40
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(2)) * 1.5
@@ -80,7 +80,7 @@ def test_draws_follow_the_distribution(settings):
     rows = list(range(num_rows))
     for position in range(24):
         for row in rows if "repetition_penalty" in settings or not position else ():
-            prompt = [1] * (3 + position)  # joins again, to keep penalties
+            prompt = [1] * (3 + position)  # the row joins again, so that its penalties apply
             sampler.join(new_request(row, seed=1000 + row, prompt=prompt, **settings))
         probs = sampler.distribution(logits.clone(), [0])[0].double()
         tokens = sampler.sample(logits.repeat(num_rows, 1), rows).token_ids
@@ -88,8 +88,8 @@ def test_draws_follow_the_distribution(settings):
     assert abs(chi_square(observed, probs)) < 4
 
 
-def test_draws_from_a_large_vocabulary_follow_the_distribution():
-    """The probability is high at both ends and in the last block, and equal elsewhere."""
+def test_tokens_sampled_from_a_large_vocabulary_follow_the_distribution():
+    """Some tokens at both ends and in the last block have a high probability."""
     vocab, count = 151_936 + 5, 20_000
     weights = torch.full((1, vocab), 1e-6)
     weights[0, [0, 511, 512, 70_000, vocab - 1]] = torch.tensor([0.1, 0.2, 0.05, 0.3, 0.2])
@@ -107,7 +107,7 @@ def test_draws_from_a_large_vocabulary_follow_the_distribution():
 
 @pytest.mark.parametrize("vocab", [10, 512, 1500])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_tokens_of_probability_zero_are_never_drawn(vocab, dtype):
+def test_tokens_of_probability_zero_are_never_sampled(vocab, dtype):
     ends = torch.tensor([[0.0], [1 - 2**-24], [1 - 2**-53], [1.0]], dtype=torch.float64).to(dtype)
     for first, last in [(0, 0), (3, 5), (vocab - 1, vocab - 1), (0, vocab - 1), (7, vocab - 2)]:
         weights = torch.zeros(4, vocab)
@@ -136,7 +136,7 @@ SETTINGS = [
 
 
 def test_tokens_do_not_depend_on_batch_preemption_or_order():
-    """bfloat16 logits have ties; a flat distribution makes top-p keep many tokens."""
+    """bfloat16 logits have equal values; with a flat distribution, top-p keeps many tokens."""
     vocab, steps = 5000, 12
     random = torch.Generator().manual_seed(8)
     logits = torch.randn(len(SETTINGS), steps, vocab, generator=random).bfloat16()

@@ -85,7 +85,10 @@ SETTINGS = [
 @pytest.mark.parametrize("vocab", [300, 5003, 20480])
 @pytest.mark.parametrize("spread", [0.3, 4.0])
 def test_the_distribution_equals_that_of_transformers(vocab, spread):
-    """One batch has all parameters and a greedy row; distributions are flat and sharp."""
+    """One batch has rows with every parameter and a greedy row.
+
+    Distributions are flat and sharp.
+    """
     random = torch.Generator().manual_seed(vocab)
     num_rows = len(SETTINGS)
     logits = torch.randn(num_rows + 1, vocab, generator=random) * spread
@@ -121,7 +124,7 @@ def test_bad_words_equal_those_of_transformers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_penalties_equal_the_formulas_while_tokens_are_sampled(dtype):
+def test_penalties_equal_their_formulas_in_every_step(dtype):
     """The expected values are computed in float32 from unprocessed logits and sampled tokens."""
     random = torch.Generator().manual_seed(11)
     vocab, prompt = 60, [1, 2, 2, 3]
@@ -169,8 +172,8 @@ def test_tiny_temperature_and_penalty_give_no_nan():
 
 @pytest.mark.parametrize("vocab", [1000, 4097, 30000])
 @pytest.mark.parametrize("num_best", [1, 5, 64, 777])
-def test_ranked_tokens_are_those_of_a_stable_sort(vocab, num_best):
-    """Ties, signed zeros and -inf included."""
+def test_the_order_of_the_best_tokens_equals_that_of_a_stable_sort(vocab, num_best):
+    """The logits include equal values, signed zeros and -inf."""
     random = torch.Generator().manual_seed(vocab + num_best)
     logits = torch.randint(-40, 40, (3, vocab), generator=random) / 4
     logits[1] = torch.randn(vocab, generator=random)

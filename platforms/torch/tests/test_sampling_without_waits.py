@@ -31,7 +31,7 @@ SETTINGS = [
 
 
 class NobodyAsks(TorchDispatchMode):
-    """Rejects operations whose result the host must know."""
+    """Raises an error for operations that return a value or a shape to the host."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         by_mask = func is torch.ops.aten.index.Tensor and any(
@@ -83,7 +83,7 @@ def test_a_blocking_call_is_detected():
         new_sampler().sample(logits_SV, [1])
 
 
-def test_random_numbers_of_the_host_may_be_sent_in_advance():
+def test_random_numbers_may_be_sent_to_the_device_before_sampling():
     plain, other = new_sampler(), new_sampler()
     rows = list(range(len(SETTINGS)))
     logits_SV = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,4 @@
-"""Columns sent to a device and back are packed, in order, and never overwritten."""
+"""Columns are packed and copied to a device and back, in order and without being overwritten."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_a_larger_result_gets_a_larger_slot():
     assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()
 
 
-def test_settling_the_fetch_ring_waits_for_all_results():
+def test_settle_waits_for_all_results_that_are_copied_to_the_host():
     ring = FetchRing(LateDevice(), 64)
     late = [ring.fetch((torch.tensor([n]), torch.zeros(1)), result_of) for n in range(3)]
     ring.settle()

@@ -1,4 +1,4 @@
-"""Step extensions in the model runner: the rows that hooks get, and the effect of errors."""
+"""Step extensions in the model runner: the rows that hooks receive, and the effect of errors."""
 
 import re
 
@@ -43,7 +43,7 @@ class Watched(FakeStepExtension):
 
 @pytest.fixture(params=[Backend, CountingBackend])
 def play(request, runner_of):
-    """A function from extensions to (steps, model) of a runner."""
+    """Return a function that creates a runner with extensions; it returns steps and model."""
 
     def make(*extensions):
         model = Model()
@@ -116,7 +116,7 @@ def test_changed_hidden_states_change_the_logits_of_their_rows_only(play):
     assert got == {0: 0, 1: model.answer([8, 8, 2], 1)[0]}
 
 
-def test_extensions_run_in_order(play):
+def test_step_extensions_run_in_the_configured_order(play):
     class Doubles(FakeStepExtension):
         def logits(self, rows, logits_RV):
             return logits_RV * 2
@@ -156,7 +156,7 @@ def test_an_error_in_a_hook_ends_only_the_request_that_caused_it(play, hook):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda logits_RV: None, "it must return a tensor"),
+        (lambda logits_RV: None, "return a tensor instead"),
         (lambda logits_RV: logits_RV[:, 1:], r"returned shape \(1, 22\)"),
         (lambda logits_RV: logits_RV.double(), "returned dtype torch.float64"),
     ],

@@ -35,8 +35,7 @@ def both(block_sizes):
 
 
 class Plans:
-    """Return plans in which rows are reused, grow by several blocks in one step and run in
-    chunks."""
+    """Return plans in which rows are reused, get several blocks in one step, and run in chunks."""
 
     def __init__(self, seed, block_sizes):
         self.rng, self.block_sizes = Random(seed), block_sizes
@@ -117,7 +116,7 @@ def same(one, other):
     assert one.dtype == other.dtype and one.tolist() == other.tolist()
 
 
-def test_a_row_must_not_be_reused_out_of_order():
+def test_a_row_cannot_be_reused_without_a_higher_generation():
     _, device = both((4,))
     for generation in (1, 1):
         builder = StepBuilder()

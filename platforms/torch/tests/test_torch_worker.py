@@ -117,7 +117,7 @@ class Capped(Tiny):
 
 
 class Sinking(Tiny):
-    """A model with a sink."""
+    """A model with an attention sink."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -135,7 +135,7 @@ class Packing(TorchLinearMethod):
 
 
 class Registry(PluginRegistry):
-    """Finds the models of this file by their architecture."""
+    """A plugin registry that finds the models of this file by their architecture."""
 
     def resolve(self, kind, reference):
         if kind == "model":
@@ -230,10 +230,10 @@ def test_each_layer_has_a_kv_cache_spec(loaded):
     assert spec.dtype == "float32" and spec.page_size_bytes == 2 * 8 * D * 4
 
 
-def test_the_memory_for_the_cache_is_measured_with_a_step(loaded):
+def test_the_memory_for_the_cache_is_what_the_largest_step_leaves(loaded):
     worker, runtime = loaded()
     runtime.calls.clear()
-    # Half of the memory, minus memory in use, minus a peak measured at half of the tokens.
+    # Expected: half of the memory, minus the memory in use, minus twice the peak of half a step.
     assert worker.determine_available_memory() == 500_000 - 100_000 - 2 * 3_200
     assert worker._model.sizes == [1, 32]  # the first run is at the last position
     assert runtime.calls == ["reset_peak", "synchronize", "peak"]
@@ -246,14 +246,14 @@ def test_the_error_for_too_little_cache_memory_states_the_memory_in_use(loaded):
         worker.determine_available_memory()
 
 
-def test_warming_up_runs_the_sizes_of_a_prompt_and_a_decode(loaded):
+def test_warm_up_steps_have_the_sizes_of_a_prompt_and_a_decode(loaded):
     worker, runtime = loaded()
     start(worker)
     assert worker._model.sizes == [1, 8, 1]
     assert runtime.calls[-1] == "synchronize"
 
 
-def test_a_model_of_few_positions_is_warmed_up_within_them(loaded):
+def test_warm_up_steps_of_a_model_use_only_its_valid_positions(loaded):
     worker, _ = loaded(max_model_len=5)
     start(worker)
     assert worker._model.sizes == [1, 5, 1]
@@ -286,7 +286,7 @@ def answer(worker, prompt, num_tokens):
 
 
 def dense(worker, prompt, num_tokens):
-    """Return the same tokens, computed from the whole sequence at each step, without a cache."""
+    """Return the expected tokens: compute the whole sequence in each step, without a cache."""
     model, tokens = worker._model, list(prompt)
     for _ in range(num_tokens):
         x_TD = model.embedding[tokens] @ model.mix.weight.T
@@ -304,7 +304,9 @@ def test_the_worker_gives_the_tokens_of_a_model_without_a_cache(loaded, backend)
     assert answer(worker, [1, 2, 3, 4, 5], 6) == dense(worker, [1, 2, 3, 4, 5], 6)
 
 
-def test_the_backend_gets_the_requirements_of_the_model(loaded, model_dir, monkeypatch):
+def test_the_attention_backend_receives_the_requirements_of_the_model(
+    loaded, model_dir, monkeypatch
+):
     all_requirements = []
     refusals = classmethod(lambda cls, requirements: all_requirements.append(requirements) or ())
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
@@ -321,7 +323,9 @@ def test_the_backend_gets_the_requirements_of_the_model(loaded, model_dir, monke
     assert requirements.dtype == requirements.kv_cache_dtype == "float32"
 
 
-def test_sinks_are_in_the_requirements_and_passed_to_the_layer(loaded, model_dir, monkeypatch):
+def test_attention_sinks_are_required_of_the_backend_and_passed_to_its_layer(
+    loaded, model_dir, monkeypatch
+):
     all_requirements, contexts = [], []
 
     def create_layer(context):
@@ -338,20 +342,20 @@ def test_sinks_are_in_the_requirements_and_passed_to_the_layer(loaded, model_dir
     assert contexts[0].sinks is worker._model.attn.sinks
 
 
-def test_a_backend_that_refuses_the_requirements_is_not_used(loaded, monkeypatch):
+def test_an_attention_backend_that_rejects_the_requirements_is_not_used(loaded, monkeypatch):
     refusals = classmethod(lambda cls, requirements: ["it is Sunday"])
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
     with pytest.raises(PluginError, match=r"'FakeAttentionBackend' was requested .*: it is Sunday"):
         loaded()
 
 
-def test_the_error_for_an_unknown_plugin_names_it(loaded):
+def test_the_error_for_an_unknown_plugin_contains_its_name(loaded):
     with pytest.raises(PluginNotFoundError, match="no ops plugin 'tosch'"):
         loaded(ops="tosch")
 
 
 @pytest.mark.parametrize("found", [None, "many", 1.5])
-def test_a_vocabulary_without_a_size_is_refused(loaded, model_dir, found):
+def test_a_model_config_without_an_integer_vocab_size_is_refused(loaded, model_dir, found):
     write_config(model_dir, vocab_size=found)
     with pytest.raises((ConfigError, ModelError), match=rf"vocab_size.*{found!r}"):
         loaded()

@@ -61,7 +61,10 @@ class Mapped(nn.Module):
 
 @pytest.fixture
 def weights():
-    """Return a matching checkpoint; the matrices of c_attn and c_proj are [in, out]."""
+    """Return a checkpoint of the model.
+
+    The matrices of c_attn and c_proj are stored as [in, out].
+    """
     found = {}
     for index in range(2):
         found |= {
@@ -106,7 +109,7 @@ def test_a_rank_reads_its_part_of_a_transposed_weight(load, weights, rank):
     assert torch.equal(model.h[1].out.weight, columns)
 
 
-def test_dummy_weights_fill_a_mapped_model(tmp_path):
+def test_dummy_weights_fill_a_model_with_weight_mappings(tmp_path):
     model = Mapped()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -118,16 +121,16 @@ def test_dummy_weights_fill_a_mapped_model(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"h.0.c_attn.weight": None}, r"1 weight \(h\.0\.c_attn\.weight\) missing"),
-        ({"h.0.odd": torch.ones(1)}, r"1 weight \(h\.0\.odd\) unknown"),
+        ({"h.0.c_attn.weight": None}, r"missing 1 weight \(h\.0\.c_attn\.weight\)"),
+        ({"h.0.odd": torch.ones(1)}, r"does not have 1 weight \(h\.0\.odd\)"),
         (
             {"h.0.c_attn.weight": torch.ones(2 * SIZE, SIZE)},
-            r"h\.0\.c_attn\.weight has the shape \[16, 8\], .* has \[8, 16\]",
+            r"h\.0\.c_attn\.weight has the shape \[16, 8\], .* requires \[8, 16\]",
         ),
-        ({"h.0.up.weight": torch.ones(2 * SIZE, SIZE)}, r"\(h\.0\.\w+\.weight\) unknown"),
+        ({"h.0.up.weight": torch.ones(2 * SIZE, SIZE)}, r"does not have .*\(h\.0\.\w+\.weight\)"),
     ],
 )
-def test_errors_name_the_weights_of_the_checkpoint(load, weights, change, told):
+def test_errors_contain_the_names_of_weights_in_the_checkpoint(load, weights, change, told):
     for name, weight in change.items():
         weights.pop(name, None)
         if weight is not None:
@@ -159,7 +162,7 @@ def test_the_error_for_an_invalid_mapping_names_the_model(mapping, told):
     assert told in str(caught.value) and "Mapped" in str(caught.value)
 
 
-def test_names_map_both_ways_and_the_first_mapping_applies():
+def test_weight_names_map_in_both_directions_and_the_first_matching_mapping_applies():
     names = WeightNames(MAPPINGS)
     assert names.to_model("h.3.c_proj.weight") == (("h.3.out.weight",), True)
     assert names.to_model("h.3.c_proj.bias") == (("h.3.out.bias",), False)

@@ -33,7 +33,7 @@ def test_the_platform_meets_its_contract_here_and_on_a_machine_with_an_xpu():
         ({"num_nodes": 0}, "no XPU was found"),
     ],
 )
-def test_each_reason_against_the_platform_is_reported(lack, expected):
+def test_each_reason_why_an_xpu_is_unusable_is_reported(lack, expected):
     machine = replace(MACHINE, **lack)
     probe = platform_on(machine).probe()
     assert not probe.usable and len(probe.reasons) == 1 and expected in probe.reasons[0]

@@ -1,7 +1,8 @@
 """A simulation in virtual time: the core's scheduler, arriving jobs, and steps with a cost.
 
 There is no model: each job defines the length of its output, which ends with a stop token, so no
-scheduler can know it in advance. Times are integers; nothing sleeps and nothing is measured.
+scheduler knows the length in advance. Times are integers; the simulation never sleeps or measures
+time.
 """
 
 from array import array
@@ -23,7 +24,7 @@ MS = 1_000_000
 
 
 def pytest_generate_tests(metafunc):
-    """Parametrize the tests of a module with its table MUTANTS of (policy, mutant, check).
+    """Parametrize the tests of a module with the rows (policy, mutant, check) of its table MUTANTS.
 
     Each check must pass for its policy and fail for each of its mutants.
     """
@@ -96,7 +97,7 @@ class World:
         return self.step_ns + prompt_tokens * self.prompt_ns + decodes * self.decode_ns
 
     def service(self, job):
-        """Return the time that a job takes if it runs alone."""
+        """Return the time that a job takes if no other job runs."""
         return self.cost(job.prompt, 0) + (job.output - 1) * self.cost(0, 1)
 
 

@@ -1,6 +1,6 @@
 """The guarantees of static, orca, prefill_first and sarathi, and mutants that violate them.
 
-The name of each check starts with its policy. Its jobs are chosen so that the mutants fail.
+The name of each check starts with its policy. The jobs are chosen so that the mutants fail.
 """
 
 import pytest

@@ -21,7 +21,7 @@ def behind_long_ones(lab, num_long=6):
 def mlfq_a_short_request_overtakes_long_requests(policy, lab):
     game = lab.play(policy, behind_long_ones(lab), seats=16, options=OPTIONS)
     slowest = max(fate.latency_ns for name, fate in game.fates.items() if name.startswith("s"))
-    assert slowest < 50 * lab.MS  # four steps, and the step in flight at the arrival
+    assert slowest < 50 * lab.MS  # the time of four steps, and of the step in flight at the arrival
 
 
 def mlfq_a_paused_request_is_not_recomputed(policy, lab):
@@ -83,7 +83,7 @@ def mlfq_all_requests_finish_if_blocks_run_out(policy, lab):
 
 
 class NeverProtects(MLFQPolicy):
-    """A mutant that does not protect requests after many preemptions."""
+    """A mutant that may preempt a request any number of times."""
 
     def rank(self, request, view):
         return self._places[request.sequence].level, request.sequence

@@ -1,4 +1,4 @@
-"""Predictors: they use the declared output length of a request if it is valid."""
+"""Predictors use the declared output length of a request if it is valid."""
 
 import math
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_an_invalid_declaration_is_ignored(expected):
     assert make_predictor("oracle")(request(expected)) == 500
 
 
-def test_noise_is_drawn_once_per_request_with_the_given_sigma():
+def test_a_noisy_prediction_is_constant_per_request_and_has_the_given_sigma():
     noisy = make_predictor("noisy:0.5")
     guesses = [noisy(request(100, number)) for number in range(2000)]
     assert guesses == [noisy(request(100, number)) for number in range(2000)]

@@ -184,7 +184,7 @@ class NeverRaisesCounters(VTCPolicy):
 
 
 class RaisesToWaitingTenantsOnly(VTCPolicy):
-    """A mutant like the artifact of the paper, which omits the case of an empty queue."""
+    """A mutant that omits the case of an empty queue, as the published code of the paper does."""
 
     def on_arrival(self, request, view):
         self._last_served = "" if not self._waiting else self._last_served

@@ -13,7 +13,7 @@ from dovetail_sched_research.srpt import SRPTPolicy
 
 
 def batch(lab, num_jobs=30):
-    """Return jobs that arrive together and declare their real length, unlike `max_tokens`."""
+    """Return jobs that arrive together and declare their real length; `max_tokens` is longer."""
     rng = Random(11)
     lengths = [rng.randint(2, 200) for _ in range(num_jobs)]
     return [
@@ -108,7 +108,7 @@ def edf_all_deadlines_are_met_if_any_order_can_meet_them(policy, lab):
         jobs.append(lab.Job(name=job.name, prompt=20, output=job.output, deadline_ns=due_ns))
         now_ns += world.service(job)
     game = lab.play(policy, sorted(jobs, key=lambda job: job.name), seats=1)
-    assert misses(game) == 0  # no deadline has slack, so any other order misses one
+    assert misses(game) == 0  # any other order misses a deadline
 
 
 def edf_a_request_with_an_earlier_deadline_preempts_a_request_with_a_later_deadline(policy, lab):
@@ -233,14 +233,14 @@ class AgingSJF(AgingPolicy):
     max_wait_s = 1.0
 
 
-def test_aging_around_sjf_bounds_the_wait_of_long_requests(lab):
+def test_aging_limits_the_wait_of_long_requests_under_sjf(lab):
     game = lab.play(AgingSJF, endless(lab), seats=1, until_ns=9_000 * lab.MS)
     assert 1_000 * lab.MS < game["long"].admitted_ns < 2_000 * lab.MS
     starved = lab.play(SJFPolicy, endless(lab), seats=1, until_ns=9_000 * lab.MS)
     assert starved["long"].admitted_ns < 0
 
 
-def test_aging_keeps_the_order_of_young_requests(lab):
+def test_aging_does_not_change_the_order_of_young_requests(lab):
     jobs = [lab.Job(name=f"j{n}", output=n, expected=n) for n in (9, 5, 7, 2, 8)]
     games = [lab.play(policy, jobs, seats=1) for policy in (AgingSJF, SJFPolicy)]
     assert games[0].steps == games[1].steps

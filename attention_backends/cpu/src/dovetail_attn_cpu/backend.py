@@ -68,8 +68,8 @@ class CPUAttentionBackend(AttentionBackend):
         )
         if block_bytes != spec.page_size_bytes:
             raise ConfigError(
-                f"the KV-cache spec has blocks of {spec.page_size_bytes} bytes; "
-                f"a block of {spec.dtype} needs {block_bytes}. Set scale_bytes=4 in the int8 spec"
+                f"the KV-cache spec has blocks of {spec.page_size_bytes} bytes, but blocks of "
+                f"{spec.dtype} need {block_bytes} bytes. Set scale_bytes=4 in the int8 spec"
             )
         return CPUMetadataBuilder(context)
 
@@ -78,9 +78,10 @@ class CPUAttentionBackend(AttentionBackend):
         """Return the attention layer; raise ConfigError if the kernels do not support it."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
-                f"{context.layer_name} has {context.num_heads} query heads over "
-                f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
-                "second. Check num_attention_heads and num_key_value_heads in config.json"
+                f"{context.layer_name} has {context.num_heads} query heads and "
+                f"{context.num_kv_heads} key-value heads; the number of query heads must be a "
+                "multiple of the number of key-value heads. Check num_attention_heads and "
+                "num_key_value_heads in config.json"
             )
         if context.scale <= 0:
             raise ConfigError(

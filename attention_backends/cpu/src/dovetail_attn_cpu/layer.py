@@ -87,8 +87,9 @@ class CPUAttentionLayer(AttentionLayer):
         group = (metadata.sliding_window, metadata.num_kv_heads, metadata.head_size)
         if own != group:
             raise ContractError(
-                f"{context.layer_name} has window, key-value heads and head size {own}, "
-                f"its KV-cache group has {group}; put different layers into different groups"
+                f"{context.layer_name} has (window, key-value heads, head size) = {own}, but its "
+                f"KV-cache group has {group}; put layers with different values into different "
+                "groups"
             )
         args = self.args
         args.batch = ctypes.addressof(metadata.size)

@@ -1,1 +1,1 @@
-"""Paged attention in plain torch: the reference for other backends."""
+"""Paged attention with torch operations: the reference for other backends."""

@@ -21,7 +21,7 @@ from dovetail_attn_torch.metadata import TORCH_DTYPES, TorchMetadataBuilder
 
 
 class TorchAttentionBackend(AttentionBackend):
-    """The reference: paged attention in plain torch, for any device, head size and block size.
+    """The reference: paged attention in torch, for any device, head size and block size.
 
     Prefill chunks and decodes may be mixed in a step. The cache has the dtype of the model.
     """
@@ -57,8 +57,9 @@ class TorchAttentionBackend(AttentionBackend):
         """Return the attention layer; raise ConfigError if the heads do not divide evenly."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
-                f"{context.layer_name} has {context.num_heads} query heads over "
-                f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
-                "second. Check num_attention_heads and num_key_value_heads in config.json"
+                f"{context.layer_name} has {context.num_heads} query heads and "
+                f"{context.num_kv_heads} key-value heads; the number of query heads must be a "
+                "multiple of the number of key-value heads. Check num_attention_heads and "
+                "num_key_value_heads in config.json"
             )
         return TorchAttentionLayer(context)

@@ -58,8 +58,8 @@ class TorchAttentionLayer(AttentionLayer):
         """
         if metadata.sliding_window != self._window:
             raise ContractError(
-                f"{self._name} has a sliding window of {self._window}, its KV-cache group "
-                f"has {metadata.sliding_window}; put these layers into different groups"
+                f"{self._name} has a sliding window of {self._window}, but its KV-cache group has "
+                f"{metadata.sliding_window}; put these layers into different groups"
             )
         slots_S2KD = kv_cache.view(-1, *kv_cache.shape[2:])
         slots_S2KD.select(1, 0).index_copy_(0, metadata.slots_T, k_TKD)

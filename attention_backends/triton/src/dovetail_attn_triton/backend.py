@@ -100,9 +100,10 @@ class TritonAttentionBackend(AttentionBackend):
 
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
-                f"{context.layer_name} has {context.num_heads} query heads over "
-                f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
-                "second. Check num_attention_heads and num_key_value_heads in config.json"
+                f"{context.layer_name} has {context.num_heads} query heads and "
+                f"{context.num_kv_heads} key-value heads; the number of query heads must be a "
+                "multiple of the number of key-value heads. Check num_attention_heads and "
+                "num_key_value_heads in config.json"
             )
         options = TritonAttentionOptions(**context.options)
         return TritonAttentionLayer(context, device_facts(context.device), options.max_splits)

@@ -111,8 +111,9 @@ class TritonAttentionLayer(AttentionLayer):
         group = (spec.sliding_window, spec.num_kv_heads, spec.head_size)
         if own != group:
             raise ContractError(
-                f"{context.layer_name} has window, key-value heads and head size {own}, "
-                f"its KV-cache group has {group}; put different layers into different groups"
+                f"{context.layer_name} has (window, key-value heads, head size) = {own}, but its "
+                f"KV-cache group has {group}; put layers with different values into different "
+                "groups"
             )
         self._scales = None
         if spec.scale_bytes:

@@ -264,7 +264,7 @@ def test_a_mixed_step_with_many_runs_is_computed_correctly():
         assert_close(results[row], rows.want(row, lengths[row]))
 
 
-def test_layers_of_two_shapes_can_run_in_one_step():
+def test_layers_with_different_shapes_can_run_in_one_step():
     """Each shape has its own list; later layers of the first shape reuse its list."""
     rows = Rows([60, 41], num_heads=2, num_kv_heads=1)
     wide = TritonAttentionBackend.create_layer(replace(rows.layer_context, num_heads=32))
@@ -309,7 +309,7 @@ def test_runs_without_tokens_are_skipped():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_fp8_cache_is_read_with_its_scales(dtype):
+def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_their_scales(dtype):
     rows = Rows([180, 40], cache_dtype=FP8, dtype=dtype, padding=64)
     rows.qkv[0] *= 100
     rows.qkv[1] /= 1000
@@ -320,7 +320,7 @@ def test_fp8_cache_is_read_with_its_scales(dtype):
         assert_close(result / magnitude, rows.want(row, len(result)) / magnitude, tolerance)
 
 
-def test_fp8_cache_rounds_to_nearest():
+def test_values_in_an_fp8_cache_are_rounded_to_nearest():
     rows = Rows([40], cache_dtype=FP8, dtype=torch.bfloat16)
     rows.qkv[0][3] = 0.0
     rows.step([40])

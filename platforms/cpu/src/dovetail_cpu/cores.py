@@ -54,7 +54,7 @@ def default_threads(num_sharing: int) -> ThreadChoice:
     number = min(len(cpus), cores)
     reason = f"{len(cpus)} CPUs in the affinity mask, {cores} physical cores"
     if not has_affinity():
-        reason = f"{len(cpus)} CPUs; this system reports no affinity mask"
+        reason = f"{len(cpus)} CPUs; the system has no affinity mask"
     if quota is not None:
         number = min(number, math.floor(quota + 0.5))
         reason += f", CPU quota of the cgroup {quota:.2f}"

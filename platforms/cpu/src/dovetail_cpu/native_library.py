@@ -25,7 +25,7 @@ def probe_any() -> Probe:
         return Probe(
             usable=False, reasons=(f"the native kernels are not available: {status.reason}",)
         )
-    text = f"native kernels of the level {status.level}; torch computes on one thread"
+    text = f"native kernels for the instruction set {status.level}; torch computes on one thread"
     return Probe(usable=True, reasons=(text,))
 
 

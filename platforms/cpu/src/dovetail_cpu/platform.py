@@ -39,7 +39,7 @@ class CPUPlatform(Platform):
             reason = "Python has no module `resource` on this system: use Linux, macOS or WSL"
             return Probe(usable=False, reasons=(reason,))
         if not has_affinity():
-            reason = "this system reports no affinity mask: the default is one thread per CPU"
+            reason = "this system reports no affinity mask, so the default is one thread per CPU"
             return Probe(usable=True, reasons=(reason,))
         return Probe(usable=True)
 
@@ -57,7 +57,7 @@ class CPUPlatform(Platform):
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
         """Propose a fraction of the memory, because other programs also need memory."""
-        reason = "main memory is shared with all other programs of the machine"
+        reason = "other programs on the machine also need main memory"
         return ConfigPatch(changes={"cache.gpu_memory_utilization": (_MEMORY_SHARE, reason)})
 
     def runtime(self) -> CPURuntime:

@@ -94,7 +94,7 @@ class CUDAPlatform(Platform):
         dtype, major_minor = config.cache.kv_cache_dtype, self._capability
         if dtype.startswith(_FP8) and f"dtype.{dtype}" not in self.capabilities():
             problems.append(
-                f"kv_cache_dtype={dtype!r} needs compute capability 8.9, the device has "
+                f"kv_cache_dtype={dtype!r} needs compute capability 8.9, but the device has "
                 f"{major_minor[0]}.{major_minor[1]}; set kv_cache_dtype='auto'."
             )
         return problems

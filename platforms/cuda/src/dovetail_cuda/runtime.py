@@ -44,7 +44,9 @@ class CUDARuntime(AcceleratorRuntime):
         from torch import distributed
 
         if not distributed.is_nccl_available():
-            raise RuntimeError(f"torch {torch.__version__} is built without NCCL")
+            raise RuntimeError(
+                f"torch {torch.__version__} is built without NCCL; install a build with NCCL"
+            )
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = timeout
         group = distributed.ProcessGroupNCCL(store, rank, size, options)

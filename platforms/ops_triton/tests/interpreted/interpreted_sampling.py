@@ -249,7 +249,7 @@ def test_splitting_a_row_does_not_change_results(parts, monkeypatch):
     assert torch.equal(ops.draw_tokens(logits_RV, columns), drawn)
 
 
-def test_tiles_have_independent_noise():
+def test_the_noise_of_different_vocabulary_tiles_is_independent():
     vocab_size, num_rows = 3 * best_columns.TILE, 12
     columns = columns_of([DrawParams()] * num_rows, vocab_size=vocab_size)
     drawn = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)

@@ -125,7 +125,10 @@ class GraphDispatcher:
             self._give_up(f"{capture.obstacle} cannot be replayed")
         else:
             self._refused.add(key)
-            logger.info("Batches of this shape are not replayed: %s.", capture.obstacle)
+            logger.info(
+                "Batches of this shape run eagerly, because they cannot be replayed: %s.",
+                capture.obstacle,
+            )
         return capture.outputs
 
     def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:

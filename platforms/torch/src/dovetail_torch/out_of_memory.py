@@ -34,8 +34,8 @@ def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
         if cause is None:
             raise
         raise CapacityError(
-            f"There is not enough memory for {purpose} ({_first_line(cause)}){_limit()}; "
-            f"free memory, or {remedy}."
+            f"There is not enough memory for {purpose} ({_first_line(cause)}).{_limit()} "
+            f"Free memory, or {remedy}."
         ) from error
 
 
@@ -56,8 +56,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _limit() -> str:
-    """Return a phrase about the limit on this process's address space, if there is one."""
+    """Return a sentence about the limit on this process's address space, or ""."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""
-    return f"; the process is limited to {limit / _GIB:.2f} GiB of address space (ulimit -v)"
+    return f" The process is limited to {limit / _GIB:.2f} GiB of address space (ulimit -v)."

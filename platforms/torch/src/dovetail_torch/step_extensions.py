@@ -1,7 +1,7 @@
 """The step extensions of a worker: the rows that use each extension, and the calls of hooks.
 
 Stores for each extension the rows that use it and the hooks that it overrides, so that a step
-without such rows costs one test of an empty set. An error in a hook ends the request that caused
+without such rows only tests whether a set is empty. An error in a hook ends the request that caused
 it, not the step. Does not depend on what an extension does.
 Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
 """
@@ -211,10 +211,12 @@ class StepExtensions:
             member.extension.leave(row)
         except Exception as error:
             failure = describe_failure(error)
-            logger.warning("The step extension %s failed when a row left: %s", member.name, failure)
+            logger.warning(
+                "The step extension %s failed while a row was removed: %s", member.name, failure
+            )
 
     def _add(self, member: _Member, row: int) -> None:
-        if row in self.errors:  # an earlier extension has failed
+        if row in self.errors:  # an earlier extension has failed for this row
             self._leave(member, row)
             return
         member.rows.add(row)
@@ -230,13 +232,13 @@ class StepExtensions:
 
 
 _Change = tuple[torch.Tensor, torch.Tensor]
-"""Indices, int64, and the new contents at these indices."""
+"""The indices of changed rows, int64, and their new contents."""
 
 
 def _join(member: _Member, request: NewRequest, rows: Sequence[int]) -> bool:
     joins = member.extension.join(rows[0], request)
     if not isinstance(joins, bool):
-        raise ContractError(f"join() returned {joins!r:.80}; it must return True or False.")
+        raise ContractError(f"join() returned {joins!r:.80}; return True or False instead.")
     return joins
 
 
@@ -245,7 +247,7 @@ def _prepare(member: _Member, plan: SchedulerOutput, rows: Sequence[int]) -> Non
 
 
 def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
-    """Return the batch of those runs of `plan` whose rows are `rows`."""
+    """Return the batch of the runs of `plan` that have one of `rows`."""
     wanted = set(rows)
     firsts = [0, *accumulate(plan.num_tokens)]
     runs = [run for run, row in enumerate(plan.rows) if row in wanted]
@@ -262,7 +264,7 @@ def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
 def _check_like(hook: str, new: object, given: torch.Tensor, shape: torch.Size) -> None:
     """Raise ContractError unless `new` has the type, shape and dtype of the hook's input."""
     if not isinstance(new, torch.Tensor):
-        raise ContractError(f"{hook} returned a {type(new).__name__}; it must return a tensor.")
+        raise ContractError(f"{hook} returned a {type(new).__name__}; return a tensor instead.")
     for what, got, due in (
         ("shape", tuple(new.shape), tuple(shape)),
         ("dtype", new.dtype, given.dtype),

@@ -1,7 +1,7 @@
 """Conversion between tensors and the arrays that are sent between processes.
 
-Used for `collective_rpc` with tensors as arguments or results: the core has no tensor library and
-sends arrays as the name of the element type and bytes.
+Used for `collective_rpc` with tensors as arguments or results: the core uses no tensor library; it
+sends the name of the element type and the bytes of an array.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pack_tensor(tensor: torch.Tensor) -> NDArray:
     """Return a copy of a dense tensor on any device; raise MessageError for unknown dtypes."""
     name = _NAMES.get(tensor.dtype)
     if name is None:
-        raise MessageError(f"a tensor of {tensor.dtype} cannot be sent to another process.")
+        raise MessageError(f"a tensor of type {tensor.dtype} cannot be sent to another process.")
     # The copy is on the host and contiguous, for any layout of the original.
     host = torch.empty(tensor.shape, dtype=tensor.dtype)
     host.copy_(tensor.detach())
@@ -42,7 +42,7 @@ def pack_tensor(tensor: torch.Tensor) -> NDArray:
 
 
 def unpack_tensor(array: NDArray, device: torch.device | None = None) -> torch.Tensor:
-    """Return an array as a tensor on `device`; None for the host."""
+    """Return an array as a tensor on `device`; None means the host."""
     dtype = _DTYPES[array.dtype]
     if not array.data:
         return torch.empty(array.shape, dtype=dtype, device=device)

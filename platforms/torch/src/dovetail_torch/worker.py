@@ -1,6 +1,6 @@
-"""The worker of every torch device: it selects the model's plugins, loads it and runs plans.
+"""The worker of every torch device: it selects plugins, loads the model and runs plans.
 
-Differences between devices are behind `Platform.runtime()`; plugins are selected by name, through
+`Platform.runtime()` handles the differences between devices; plugins are selected by name, through
 the plugin registry.
 """
 
@@ -99,8 +99,8 @@ class TorchWorker(WorkerBase):
             cls = type(self)
             raise PluginError(
                 f"The worker {cls.__module__}:{cls.__qualname__} cannot run on the platform "
-                f"{name!r}: its runtime() returned {runtime!r:.80}, and a torch worker needs a "
-                "DeviceRuntime (dovetail_torch.device_runtime).\n"
+                f"{name!r}: its runtime() returned {runtime!r:.80}, but a torch worker "
+                "needs a DeviceRuntime (dovetail_torch.device_runtime).\n"
                 "Choose a worker for this platform, or another platform."
             )
         return cast("DeviceRuntime", runtime)
@@ -130,8 +130,8 @@ class TorchWorker(WorkerBase):
         """Return the attention requirements of the layers of a model on the device "meta".
 
         None if the model has no attention. Raises the errors of `load_model` for a model that
-        cannot be created, and AttentionUnknownError for a model that cannot be created on the
-        device "meta" only.
+        cannot be created, and AttentionUnknownError for a model that only the device "meta" cannot
+        create.
         """
         worker = cls(context)
         worker._device = torch.device("meta")
@@ -170,7 +170,8 @@ class TorchWorker(WorkerBase):
         context, config = self._context, self._context.config
         options = context.plugins.options_of
         self._make_model()
-        # Selected before loading: an unsuitable backend is then refused at once.
+        # The backend is selected before loading, so that an unsuitable backend is rejected
+        # immediately.
         self._backend = self._choose_attention() if self._layers else None
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
         loader: WeightLoader = loader_cls(
@@ -224,7 +225,7 @@ class TorchWorker(WorkerBase):
         return model
 
     def get_model_info(self) -> ModelInfo:
-        """Return the facts of the loaded model."""
+        """Return the properties of the loaded model."""
         most = getattr(self._model, "max_positions", None) or 0
         return ModelInfo(vocab_size=self._vocab_size(), max_model_len=most)
 
@@ -289,7 +290,7 @@ class TorchWorker(WorkerBase):
         self._runner.execute_model(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
-        """Sample from the logits of the plan just executed."""
+        """Sample from the logits of the last executed plan."""
         return self._runner.sample_tokens(grammar)
 
     def shutdown(self) -> None:
@@ -301,7 +302,7 @@ class TorchWorker(WorkerBase):
             self.__dict__.pop(name, None)
 
     def _device_parts(self) -> DeviceParts:
-        """Return the objects that the platform and the op provider give to the runner."""
+        """Return the objects of the platform and the op provider that the runner uses."""
         ops, config = self._ops, self._context.config
         parts = DeviceParts(
             best_tokens=ops.best_tokens,
@@ -327,7 +328,7 @@ class TorchWorker(WorkerBase):
         return vocab_size
 
     def _check_shared(self, model_cls: type) -> None:
-        """Raise ConfigError if several ranks would share a model that does not support it."""
+        """Raise ConfigError if the engine has several ranks and the model does not support them."""
         if self._ranks.size == 1 or _SHARED in getattr(model_cls, "provides", ()):
             return
         raise ConfigError(

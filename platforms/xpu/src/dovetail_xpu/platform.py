@@ -1,7 +1,7 @@
 """The XPU platform: Intel devices through `torch.xpu`. It has not been run on a device.
 
-The probe looks for a torch built for XPU, the Level Zero loader and a render node. It imports no
-torch and creates no context.
+The probe looks for a torch built for XPU, the Level Zero loader and a render node. It does not
+import torch or create a context.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WISHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts. toolkit: the XPU toolkit of torch, "" for none. num_nodes: number of render nodes."""
+    """Facts of a machine. toolkit: torch's XPU toolkit or "". num_nodes: number of render nodes."""
 
     torch_version: str
     toolkit: str

@@ -13,7 +13,7 @@ __all__ = ["FCFSPolicy", "FCFSScheduler"]
 
 
 class FCFSPolicy(Policy):
-    """Serve in the order of arrival. All behavior is the default of `Policy`."""
+    """Serve requests in the order of arrival, as `Policy` does by default."""
 
 
 class FCFSScheduler(Scheduler):

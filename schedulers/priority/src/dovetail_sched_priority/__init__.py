@@ -1,4 +1,4 @@
-"""Priority: the lowest number is served first, equal numbers in the order of arrival.
+"""Priority: the lowest number is served first; equal numbers are served in the order of arrival.
 
 A waiting request preempts running requests of lower priority when there are not enough free rows or
 blocks.
@@ -20,7 +20,7 @@ class PriorityPolicy(Policy):
     preempts = True
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (priority, place in the order of arrival)."""
+        """Return (priority, position in arrival order)."""
         return request.priority, request.sequence
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:

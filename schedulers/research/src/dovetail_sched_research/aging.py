@@ -1,7 +1,7 @@
-"""Aging around any policy: requests that have waited too long go first, in the order of arrival.
+"""Aging for any policy: requests that have waited too long are served first, in arrival order.
 
-The wrapper changes only the order of the inner policy. It works for policies that admit in the
-order of the view. It is not an entry point: subclass it and set `inner_cls`.
+The wrapper changes only the order of the inner policy, which must admit requests in the order of
+the view. It is not an entry point: subclass it and set `inner_cls`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AgingPolicy(Policy):
         self._inner = self.inner_cls()
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, Any]:
-        """Return (is young, inner rank if young, else place in the order of arrival)."""
+        """Return (is young, inner rank if young, else position in arrival order)."""
         young = view.now_ns - request.arrival_ns <= self.max_wait_s * 1e9
         return young, self._inner.rank(request, view) if young else request.sequence
 

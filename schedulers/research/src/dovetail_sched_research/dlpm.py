@@ -1,8 +1,9 @@
 """Deficit longest prefix match: longest cached prefix first, among the tenants with credit.
 
 Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025, arXiv:2501.14312. As in
-deficit round robin, each tenant pays from a quantum for its computed tokens; when no waiting tenant
-has credit, each gets another quantum. A large quantum favors cache hits, a small one fairness.
+deficit round robin, the computed tokens of a tenant reduce its credit; when no waiting tenant
+has credit, each tenant gets another quantum of credit. A large quantum favors cache hits, a small
+quantum favors fairness.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 class DLPMOptions(BaseModel):
     """The options.
 
-    quantum: weighted tokens. output_weight: cost of an output token relative to a prompt token.
+    quantum: credit that a tenant gets at a time, in weighted tokens. output_weight: cost of an
+    output token relative to a prompt token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,8 +1,9 @@
 """Earliest deadline first.
 
 Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
-Environment", Journal of the ACM 20(1), 1973. The deadline is that of the first token. Requests
-without a deadline are last, in the order of arrival. Under overload it serves late requests first.
+Environment", Journal of the ACM 20(1), 1973. A deadline applies to the first token of a request.
+Requests without a deadline are last, in the order of arrival. Under overload it serves late
+requests first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dovetail.interfaces import (
 
 
 class EDFOptions(BaseModel):
-    """The options. preempt: whether an earlier deadline preempts a later deadline."""
+    """The options. preempt: whether a request may preempt a request with a later deadline."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     retired_options: ClassVar[Mapping[str, str]] = {"displace": "preempt"}
@@ -34,7 +35,7 @@ class EDFOptions(BaseModel):
 
 
 class EDFPolicy(Policy):
-    """Serve by (deadline, arrival); preempt the latest deadline."""
+    """Serve by (deadline, arrival); preempt the request with the latest deadline."""
 
     preempts = True
     options_model: ClassVar[type[BaseModel]] = EDFOptions
@@ -44,7 +45,7 @@ class EDFPolicy(Policy):
         self._admit = PreemptAndAdmit if preempt else Run
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int, int]:
-        """Return (has no deadline, deadline, place in the order of arrival)."""
+        """Return (has no deadline, deadline, position in arrival order)."""
         return not request.deadline_ns, request.deadline_ns, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:

@@ -1,8 +1,8 @@
-"""Highest response ratio next: short requests first, until a long one has waited long enough.
+"""Highest response ratio next: short requests first, until a long request has waited long enough.
 
 Source: Brinch Hansen, "Short-Term Scheduling in Multiprogramming Systems", SOSP 1971. The response
-ratio is (wait + work) / work. It grows faster for short requests and is unbounded for all, so no
-request waits forever.
+ratio is (wait + work) / work. It grows faster for short requests, but it grows for all requests, so
+no request waits forever.
 """
 
 from __future__ import annotations

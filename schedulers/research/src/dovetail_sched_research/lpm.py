@@ -16,7 +16,7 @@ from dovetail.interfaces import Policy, RequestView, SchedulerView
 
 
 class LPMOptions(BaseModel):
-    """The options. max_wait_s: requests that have waited longer go first, by arrival."""
+    """The options. max_wait_s: requests that have waited longer are served first, by arrival."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,7 +33,7 @@ class LPMPolicy(Policy):
         self._max_wait_ns = round(LPMOptions.model_validate(options or {}).max_wait_s * 1e9)
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int, int]:
-        """Return (is young, -cached tokens if young, place in the order of arrival)."""
+        """Return (is young, -cached tokens if young, position in arrival order)."""
         if view.now_ns - request.arrival_ns > self._max_wait_ns:
             return False, 0, request.sequence
         return True, -view.num_cached_tokens(request), request.sequence

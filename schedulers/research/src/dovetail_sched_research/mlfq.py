@@ -3,7 +3,8 @@
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
 Inference", NSDI 2026, arXiv:2305.05920. A request joins the first level with a quantum that fits
 its prompt, sinks one level after each quantum, and rises to the top if it is not served for
-`promote_s`. It pauses with its blocks; the paper swaps them out, here `preempt` recomputes them.
+`promote_s`. A paused request keeps its blocks. The paper swaps blocks out; here, `preempt`
+recomputes them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class MLFQOptions(BaseModel):
     """The options.
 
     max_batch: number of requests in a step. levels, quantum, ratio: level i lasts quantum · ratio^i
-    iterations. prompt_tokens: number that counts as one iteration. promote_s: after this time
-    without service a request rises to the top. preempt: whether paused requests may be evicted.
+    iterations. prompt_tokens: number of prompt tokens that count as one iteration. promote_s: after
+    this time without service a request rises to the top. preempt: whether paused requests may be
+    evicted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,7 +62,10 @@ class MLFQPolicy(OneOrderPolicy):
         self.max_batch = given.max_batch
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (level, arrival); a request preempted too often stays on top, so that it ends."""
+        """Return (level, arrival).
+
+        A request that was preempted too often stays on the top level.
+        """
         on_top = request.num_preemptions > self._options.levels
         return 0 if on_top else self._places[request.sequence].level, request.sequence
 
@@ -69,7 +74,7 @@ class MLFQPolicy(OneOrderPolicy):
         return self._options.preempt and self.rank(request, view)[0] < self.rank(running, view)[0]
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Promote starved requests, serve the best requests, and pause the other requests."""
+        """Promote starved requests, serve the first requests of the order, and pause all others."""
         for place in self._places.values():
             if view.now_ns - place.served_ns > self._options.promote_s * 1e9:
                 place.level, place.used, place.served_ns = 0, 0, view.now_ns

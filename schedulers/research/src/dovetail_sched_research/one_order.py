@@ -21,7 +21,7 @@ from dovetail.interfaces import (
 
 
 class OneOrderPolicy(Policy):
-    """Serve running and waiting requests in one order; preempt the running one ranked last.
+    """Serve running and waiting requests in one order; preempt the last running request.
 
     max_batch: the maximum number of requests in a step.
     """
@@ -31,12 +31,12 @@ class OneOrderPolicy(Policy):
     max_batch: float = float("inf")
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a subclass that defines a hook by its old name."""
+        """Raise TypeError for a subclass that defines a hook with its old name."""
         if "may_displace" in vars(cls):
             raise TypeError(f"{cls.__name__}.may_displace was renamed; define may_preempt.")
 
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether a waiting request may preempt the running request ranked last."""
+        """Return whether a waiting request may preempt the last running request in the order."""
         return bool(self.rank(running, view) > self.rank(request, view))
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
@@ -59,7 +59,7 @@ class OneOrderPolicy(Policy):
                 waiting = waiting if granted else set()
                 running &= {
                     one.sequence for one in view.running
-                }  # a request may have been preempted
+                }  # the request may have been preempted
             else:
                 continue  # preempted in this step
             if granted:

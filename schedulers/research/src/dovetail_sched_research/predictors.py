@@ -1,8 +1,8 @@
 """Predictors of the output length, for policies that serve the shortest request first.
 
 A predictor is a pure function of the request's declared length,
-`SamplingParams(extra_args={"expected_tokens": n})`, or of its `max_tokens`. It cannot see the real
-output length; "oracle" is only as accurate as the declaration. A real predictor, for example a
+`SamplingParams(extra_args={"expected_tokens": n})`, or of its `max_tokens`. It does not know the
+real output length; "oracle" is only as accurate as the declaration. A real predictor, for example a
 small model that reads the prompt, can write its estimate into the request.
 """
 
@@ -34,8 +34,9 @@ def make_predictor(text: str) -> Predictor:
     """Return a predictor by name; raise ValueError if the name is unknown.
 
     oracle: `expect_declared`. noisy:SIGMA: the oracle times a log-normal factor, seeded by the
-    request's place in the order of arrival. bucketed:BASE: the oracle rounded up to a power of
-    BASE, as in S3 (Jin et al., NeurIPS 2023, arXiv:2306.06000). constant:N: N for all requests.
+    request's position in arrival order. bucketed:BASE: the oracle rounded up to a power of
+    BASE, as in S3 (Jin et al., NeurIPS 2023, arXiv:2306.06000). constant:N: returns N for all
+    requests.
     """
     name, _, number = text.partition(":")
     if name == "oracle" and not number:

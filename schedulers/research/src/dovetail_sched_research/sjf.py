@@ -2,7 +2,7 @@
 
 Source: Smith, "Various optimizers for single-stage production", 1956, for the rule; Fu et al.,
 "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024, arXiv:2408.15792, for outputs of
-language models. It does not preempt. Long requests wait as long as short ones arrive.
+language models. It does not preempt. Long requests wait while short requests arrive.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ class SJFPolicy(Policy):
         self._predict = make_predictor(SJFOptions.model_validate(options or {}).predictor)
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[float, int]:
-        """Return (expected output tokens, place in the order of arrival)."""
+        """Return (expected output tokens, position in arrival order)."""
         return self._predict(request), request.sequence

@@ -12,7 +12,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class StaticPolicy(Policy):
-    """Fill the seats when a batch is done; reserve blocks for the longest possible outputs."""
+    """Admit a new batch when the last one is done; reserve blocks for the longest outputs."""
 
     work_conserving = False
 

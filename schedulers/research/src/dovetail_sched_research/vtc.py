@@ -1,8 +1,9 @@
-"""Virtual token counter: tenants get equal shares of service, and idle tenants get no credit.
+"""Virtual token counter: tenants get equal service, and idle time gives a tenant no advantage.
 
 Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588. Each
 tenant has a counter of its service: weighted tokens divided by the tenant's weight. The tenant with
-the lowest counter is served next. The counter of a returning tenant is raised to the lowest other.
+the lowest counter is served next. When an idle tenant returns, its counter is raised to the lowest
+counter of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class VTCOptions(BaseModel):
     """The options.
 
     prompt_weight, output_weight: cost of a prompt token and of an output token. weights: maps a
-    tenant's name to its share, 1 by default.
+    tenant's name to its weight, 1 by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,7 +32,7 @@ class VTCOptions(BaseModel):
 
 
 class VTCPolicy(Policy):
-    """Admit from the tenant with the lowest counter; within a tenant, by arrival."""
+    """Admit requests of the tenant with the lowest counter first; of one tenant, by arrival."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = VTCOptions
@@ -43,11 +44,11 @@ class VTCPolicy(Policy):
         self._last_served = ""
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[float, int]:
-        """Return (the tenant's counter, place in the order of arrival)."""
+        """Return (the tenant's counter, position in arrival order)."""
         return self._counters[request.tenant], request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests; admit from the lowest counter until one request is denied."""
+        """Continue running requests; admit by lowest counter until one request is denied."""
         yield CONTINUE
         queues: dict[str, deque[RequestView]] = {}
         for request in view.waiting if view.seats_left else ():
@@ -66,11 +67,14 @@ class VTCPolicy(Policy):
                 del queues[tenant]
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the latest request of the tenant with the highest counter."""
+        """Return the request of the tenant with the highest counter that arrived last."""
         return max(running, key=lambda request: self.rank(request, view))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Raise the counter of a returning tenant to the lowest waiting one, or the last served."""
+        """Raise the counter of a tenant that returns after an idle time.
+
+        The new value is the lowest counter of waiting tenants, or that of the last served tenant.
+        """
         tenant, counters = request.tenant, self._counters
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]
@@ -82,7 +86,7 @@ class VTCPolicy(Policy):
         self._charge(request.tenant, self._options.output_weight * num_tokens)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Record that the request waits again; its tenant's charges are kept."""
+        """Record that the request waits again; the counter of its tenant does not change."""
         self._waiting.setdefault(request.tenant, set()).add(request.sequence)
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:

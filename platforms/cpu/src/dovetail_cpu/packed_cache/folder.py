@@ -66,7 +66,7 @@ class PackedFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check()
         self._drop_leftovers()
-        self._make_room(num_bytes)
+        self._delete_old(num_bytes)
         fd, part = self._create_part(name)
         try:
             write(fd)
@@ -97,7 +97,7 @@ class PackedFolder:
     def _check(self) -> None:
         _check_owner(os.lstat(self.path), stat.S_ISDIR, str(self.path))
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _delete_old(self, num_bytes: int) -> None:
         """Delete the least recently used files until there is space for `num_bytes` more."""
         files = [(path.stat(), path) for path in self.path.glob(f"*{ENDING}")]
         files.sort(key=lambda pair: pair[0].st_mtime_ns)

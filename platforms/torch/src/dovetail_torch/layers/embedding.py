@@ -84,7 +84,7 @@ class ParallelLMHead(ParallelLinear):
         if kept != ["weight"] or self.weight.shape != tied_to.weight.shape:
             raise ModelError(
                 f"tie_word_embeddings is set, but the linear method "
-                f"{type(self.linear_method).__name__} keeps {name} as {', '.join(kept)}: "
+                f"{type(self.linear_method).__name__} stores {name} as {', '.join(kept)}: "
                 "choose another linear method, or a checkpoint with a separate lm_head"
             )
         self.weight = tied_to.weight

@@ -185,7 +185,7 @@ class ModelRunner:
     def _continue(self, plan: SchedulerOutput) -> _Step:
         """Advance the inputs of the last step by one token, and run the model."""
         batch = self._path.continuation.batch
-        assert batch is not None, "a continued step has a gathered batch"
+        assert batch is not None, "the step to continue has no batch"
         self._path.continuation.advance()
         if self._extensions.rows:
             self._extensions.before_forward(plan)

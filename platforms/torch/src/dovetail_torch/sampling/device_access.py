@@ -1,6 +1,6 @@
 """How the sampler sends numbers to its device, and whether it may wait for the device.
 
-Does not depend on a device; the creator of a sampler selects it.
+Does not depend on a device; the code that creates a sampler selects the access.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DrawTokens = Callable[[torch.Tensor, DrawColumns], torch.Tensor]
 class DeviceAccess:
     """upload: sends the host's numbers to the device.
 
-    may_wait: whether a step may read a number from the device, and so wait for all earlier work.
+    may_wait: whether a step may read a number from the device, which waits for all earlier work.
     draw_tokens: function of the op provider; None for torch operations.
     """
 
@@ -34,7 +34,7 @@ class DeviceAccess:
 
 
 def plain_access(device: torch.device, draw_tokens: DrawTokens | None = None) -> DeviceAccess:
-    """Return the access to a synchronous device, or a device that the sampler may wait for."""
+    """Return the access to a device that is synchronous or that the sampler may wait for."""
     return DeviceAccess(
         upload=lambda numbers: torch.from_numpy(numbers).to(device), draw_tokens=draw_tokens
     )

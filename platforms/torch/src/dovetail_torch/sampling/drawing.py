@@ -1,8 +1,8 @@
 """Sample one column from rows of unnormalized probabilities, by the inverse of the CDF.
 
-Draws are exact at the edges: a token of probability 0 is never drawn, despite rounding. Does not
-depend on the origin of the probabilities or the uniform numbers.
-Legend: R rows, V vocabulary, N numbers, few enough for a sequential sum.
+A token of probability 0 is never drawn, despite rounding. Does not depend on how the probabilities
+or the uniform numbers are computed. Legend: R rows, V vocabulary, N numbers, few enough for a
+sequential sum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _NOTHING = 2e-38
 def accumulation_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 for devices without float64.
 
-    With float32 the draw stays exact at the edges, but probabilities have an error of about 1e-6.
+    With float32, tokens of probability 0 are still never drawn, but probabilities have an error of
+    about 1e-6.
     """
     try:
         torch.ones(1, dtype=torch.float64, device=device).cumsum(0)
@@ -32,8 +33,8 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 def pick(cumulative_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
     """Return the first column whose cumulative sum is above the target, int64 [R, 1].
 
-    The target is first reduced below the row's last sum, so that the selected column always has
-    some mass. The column is 0 for a row without mass or with NaN.
+    The target is first reduced below the row's last sum, so that the selected column never has
+    probability 0. The column is 0 for a row without mass or with NaN.
     """
     total_R1 = cumulative_RN[:, -1:]
     below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
@@ -42,7 +43,7 @@ def pick(cumulative_RN: torch.Tensor, target_R1: torch.Tensor) -> torch.Tensor:
 
 
 def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Turn logits into exp(logit - best), in place, and return them.
+    """Replace logits by exp(logit - best), in place, and return them.
 
     Results of 2e-38 or less, in particular for -inf, become exactly 0, because a denormal
     exponential takes thirty times as long as others. A row in which all logits are -inf becomes
@@ -56,9 +57,9 @@ def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
 def draw(weights_RV: torch.Tensor, uniform_R1: torch.Tensor) -> torch.Tensor:
     """Draw a column of each row in proportion to its float32 weights, int64 [R].
 
-    uniform_R1: in [0, 1), of the accumulation dtype. Draws the block and then a column in it: no
-    sum has more than a few hundred numbers, so that a vocabulary of 150,000 needs one pass and
-    loses no precision.
+    uniform_R1: in [0, 1), of the accumulation dtype. Draws a block and then a column of it: no sum
+    has more than a few hundred numbers, so that a vocabulary of 150,000 tokens needs one pass and
+    no precision is lost.
     """
     cumulative_RC = block_sums(weights_RV, DRAW_WIDTH).to(uniform_R1.dtype).cumsum(-1)
     target_R1 = uniform_R1 * cumulative_RC[:, -1:]

@@ -1,6 +1,7 @@
 """The tokens that grammars allow in a step, as a mask on some rows of the logits.
 
-Does not depend on grammars. Bits are read as bytes, to be independent of the byte order.
+Does not depend on how grammars are compiled. Bits are read as bytes, to be independent of the byte
+order.
 Legend: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
 """
 
@@ -43,13 +44,13 @@ class GrammarMask:
         if len(grammar.bitmask) != demanded:
             raise ContractError(
                 f"a bit mask for {len(grammar.runs)} runs and {vocab_size} tokens must have "
-                f"{demanded} bytes and has {len(grammar.bitmask)}; use ceil(vocab_size / "
+                f"{demanded} bytes, but has {len(grammar.bitmask)}; use ceil(vocab_size / "
                 "32) words of 4 bytes per run."
             )
-        place_of = {run: place for place, run in enumerate(runs)}
-        taken = [i for i, run in enumerate(grammar.runs) if run in place_of]
+        index_of = {run: index for index, run in enumerate(runs)}
+        taken = [i for i, run in enumerate(grammar.runs) if run in index_of]
         bits_GB = np.frombuffer(grammar.bitmask, np.uint8).reshape(-1, row_bytes)[taken]
-        index_G = np.array([place_of[grammar.runs[i]] for i in taken], np.int64)
+        index_G = np.array([index_of[grammar.runs[i]] for i in taken], np.int64)
         return cls(index_G=upload(index_G), bits_GB=upload(bits_GB))
 
     def apply(self, logits_SV: torch.Tensor) -> None:

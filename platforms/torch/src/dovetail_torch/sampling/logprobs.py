@@ -21,7 +21,7 @@ from dovetail_torch.sampling.truncation import rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measured positions, on the device; the target comes first, then the best tokens.
+    """Log-probabilities of positions, on the device: of the target token, then of the best tokens.
 
     ids_PK: int64. logprobs_PK: float32. ranks_P: int64; ranks of the targets.
     """
@@ -50,7 +50,7 @@ def measure(logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: i
 
 
 def join_measured(parts: Sequence[Measured]) -> Measured:
-    """Concatenate at least one part: successive positions of equal width."""
+    """Concatenate one or more parts of successive positions; all parts have the same width."""
     if len(parts) == 1:
         return parts[0]
     return Measured(
@@ -90,7 +90,7 @@ class RowReport:
     num_logprobs: Sequence[int]
 
     def columns(self, tensors: Sequence[torch.Tensor]) -> dict[int, LogprobColumns]:
-        """Return the columns of each row that requested them, by index in the batch.
+        """Return the columns of each row that requested log-probabilities, by index in the batch.
 
         tensors: the tensors of `measured`, on the host.
         """

@@ -28,7 +28,8 @@ _ANY_TOKEN = -2
 class BadWords:
     """Words that must not be completed: their last tokens, and the tokens before the last ones.
 
-    last_W: int64 [W]. before_WL: int64 [W, L], padded with -2 at the front, which matches anything.
+    last_W: int64 [W]. before_WL: int64 [W, L], padded at the front with -2, which matches any
+    token.
     """
 
     last_W: torch.Tensor
@@ -45,7 +46,7 @@ class BadWords:
         )
 
     def matching(self, row: int, history: TokenHistory) -> torch.Tensor:
-        """Return which words lack only their last token in the output of `row`, bool [W]."""
+        """Return which words lack only the last token after the output of `row`, bool [W]."""
         num_before = self.before_WL.shape[1]
         tail_L = history.output_tail(row, num_before) if num_before else self.last_W[:0]
         return ((self.before_WL == tail_L) | (self.before_WL == _ANY_TOKEN)).all(-1)
@@ -54,8 +55,7 @@ class BadWords:
 class TokenMasks:
     """Stores and applies the constraints of rows.
 
-    rows: the constrained rows. A row is removed when min_tokens was its only constraint and is
-    reached.
+    rows: the constrained rows. A row is removed when its last constraint ends, as min_tokens does.
     """
 
     def __init__(self, *, vocab_size: int, upload: Upload) -> None:
@@ -94,7 +94,7 @@ class TokenMasks:
         self.rows.discard(row)
 
     def looks_back(self, row: int) -> bool:
-        """Whether the row's bad words depend on its output."""
+        """Whether the row has bad words of several tokens, so that its output matters."""
         return row in self._bad_words and self._bad_words[row].before_WL.shape[1] > 0
 
     def apply(
@@ -106,7 +106,7 @@ class TokenMasks:
     ) -> list[int]:
         """Change float32 logits in place; return the rows whose constraints have all ended.
 
-        num_tokens: by row, prompt and output.
+        num_tokens: number of prompt and output tokens, by row.
         """
         if not self.rows or self.rows.isdisjoint(rows):
             return []
@@ -139,7 +139,7 @@ class TokenMasks:
     def _forbidden(
         self, row: int, history: TokenHistory
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield token ids, and for each id whether it is forbidden now."""
+        """Yield token ids with, for each id, whether it is forbidden in this step."""
         if row in self._bad_words:
             words = self._bad_words[row]
             yield words.last_W, words.matching(row, history)
@@ -174,8 +174,8 @@ def _forbid_pairs(
 ) -> None:
     """Set the active pairs `at` to -inf, unless no token of their row would be allowed.
 
-    Adding is correct even if a pair occurs twice, once active and once not; an assignment would not
-    be.
+    Adding is correct even if a pair occurs twice, once active and once inactive; an assignment
+    would be incorrect.
     """
     old_N = logits_SV[at]
     addend_N = torch.where(active_N, -torch.inf, 0.0)

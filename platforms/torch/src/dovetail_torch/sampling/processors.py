@@ -1,4 +1,4 @@
-"""A logits processor as a step extension: `logits` applies it, `after_sampling` is its `accept`.
+"""A logits processor as a step extension: `logits` applies it, `after_sampling` calls `accept`.
 
 Legend: V vocabulary, R rows that use the processor.
 """
@@ -28,7 +28,7 @@ class ProcessorExtension(StepExtension):
         self._processor.leave(row)
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the logits that the processor returns."""
+        """Return the result of the processor."""
         return self._processor.apply(logits_RV, rows)
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:

@@ -25,8 +25,9 @@ _UINT64 = 2**64 - 1
 class RowTable:
     """Parameters by row.
 
-    num_tokens: length of prompt and output; updated only for rows that are not plain greedy.
-    temperature is 0 for greedy rows; top_k is the size of the vocabulary if it is disabled.
+    num_tokens: length of prompt and output; not updated for greedy rows without penalties and
+    log-probabilities. temperature is 0 for greedy rows; top_k is the size of the vocabulary if it
+    is disabled.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class RowTable:
 
     def _penalties(self, rows: Sequence[int], history: TokenHistory) -> PenaltyColumns | None:
         own = [row for row in rows if self.penalised(row)]
-        # Rows without penalties have an unused number, so that indices are those of the batch.
+        # Rows without penalties also have an entry, so that indices are those of the batch.
         tracked = history.track([row if self.penalised(row) else -1 for row in rows])
         if tracked is None:
             return None
@@ -159,7 +160,7 @@ class RowTable:
         first = int(np.where(top_k <= SMALL_TOP_K, top_k, FIRST_BEST).max())
         settled = bool((top_k <= first).all())
         if not settled and not self._access.may_wait:
-            first = self._vocab_size  # reading from the device whether fewer are enough would wait
+            first = self._vocab_size  # a test whether fewer are enough would wait
         cuts = Cuts(
             top_k_R1=self._column(top_k),
             top_p_R1=self._column(top_p.astype(self._dtype)),

@@ -1,12 +1,13 @@
 """The sampler: samples one token for each row of a step's logits.
 
 Order: raw log-probabilities are computed from the unprocessed logits; then grammar, the request's
-masks and biases, penalties, step extensions; then either the best token, or temperature, min-p,
-top-k, top-p and a draw. Tokens do not depend on the batch: every random number is a hash of the
-request's seed and its number of tokens. The result is a token of the vocabulary for any logits. If
-all logits of a row are -inf, or one is NaN, it is an arbitrary token; other rows are not affected.
+masks and biases, penalties, step extensions; then either the best token is selected, or
+temperature, min-p, top-k and top-p are applied and a token is drawn. Tokens do not depend on the
+batch: every random number is a hash of the request's seed and its number of tokens. The result is a
+token of the vocabulary for any logits. If all logits of a row are -inf, or one is NaN, it is an
+arbitrary token; other rows are not affected.
 
-Does not depend on plans, models or the way of the tokens to the scheduler.
+Does not depend on plans, models or how tokens are sent to the scheduler.
 Legend: S rows of the batch, V vocabulary, P rows that requested log-probabilities, R rows of a
 group.
 """
@@ -37,7 +38,7 @@ from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
 from dovetail_torch.step_extensions import StepExtensions
 
 BestTokens = Callable[[torch.Tensor], torch.Tensor]
-"""A function from logits [R, V] to the column of each row's maximum, as `Ops.best_tokens`."""
+"""A function from logits [R, V] to the column of each row's maximum, like `Ops.best_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Sampler:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Add `request` to its row; the state of the row's last request is dropped."""
+        """Add `request` to its row; the state of the row's previous request is deleted."""
         row, num_prompt = request.row, request.num_prompt_tokens
         self.leave(row)
         self._table.join(request)
@@ -110,12 +111,12 @@ class Sampler:
         self._batch = self._no_batch
 
     def takes_best(self, rows: Sequence[int]) -> bool:
-        """Return whether each of `rows` takes the best token of the unchanged logits."""
+        """Return whether all of `rows` take the best token of the unchanged logits."""
         return not self._special or self._special.isdisjoint(rows)
 
     @torch.inference_mode()
     def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
-        """Return the host's numbers for the next `sample` of `rows`, one per row; or ().
+        """Return the host's numbers that the next `sample` of `rows` needs, one per row; or ().
 
         The caller may send them to the device together with other data, and pass them to `sample`.
         """
@@ -214,7 +215,7 @@ class Sampler:
         return logits_SV
 
     def _is_plain(self, row: int) -> bool:
-        """Return whether the row takes the best unchanged logit if masks are ignored."""
+        """Return whether the row takes the best unchanged logit, apart from masks."""
         return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
@@ -249,7 +250,7 @@ class Sampler:
     def _nuclei(
         self, logits_SV: torch.Tensor, batch: Batch
     ) -> Iterator[tuple[torch.Tensor, Nuclei]]:
-        """Yield the nuclei of the ranked rows, with the indices of these rows in the batch."""
+        """Yield the tokens that top-k and top-p keep, with the indices of the rows in the batch."""
         if batch.ranked is not None:
             for nuclei in cut(_tempered(logits_SV, batch.ranked), batch.ranked.cuts):
                 yield batch.ranked.index_R[nuclei.index_R], nuclei

@@ -1,7 +1,7 @@
 """Truncation of a distribution: min-p, top-k and top-p, and the draw from the remaining tokens.
 
-The order of tokens is canonical: greater logit first, lower id first among equals. So the best k
-tokens, and therefore every draw, do not depend on the number of candidates.
+The order of tokens is canonical: tokens with greater logits first, and lower ids first among equal
+logits. So the best k tokens, and therefore every draw, do not depend on the number of candidates.
 top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining mass.
 Does not depend on requests: it gets columns of parameters.
 Legend: R rows, V vocabulary, K best tokens.
@@ -66,8 +66,8 @@ class Cuts:
     """top-k and top-p of R rows, as columns.
 
     top_k_R1: int64, the vocabulary's size without top-k. top_p_R1: 1 without top-p; in the
-    accumulation dtype. first: number of best tokens that are ranked first. settled: whether
-    `first` is enough for every row.
+    accumulation dtype. first: number of best tokens that are ranked in the first attempt. settled:
+    whether this number is enough for every row.
     """
 
     top_k_R1: torch.Tensor
@@ -76,7 +76,7 @@ class Cuts:
     settled: bool
 
     def part(self, rows: slice) -> Cuts:
-        """Return the cuts of the rows `index`."""
+        """Return the top-k and top-p of `rows`."""
         return replace(self, top_k_R1=self.top_k_R1[rows], top_p_R1=self.top_p_R1[rows])
 
 
@@ -100,8 +100,9 @@ class Nuclei:
 
 
 def cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
-    """Yield the nuclei of all rows of float32 logits, in groups; the logits are only read.
+    """Yield the tokens that top-k and top-p keep, for groups of rows.
 
+    The float32 logits are only read.
     top-p alone does not limit the number of tokens: if the best K tokens of a row do not reach the
     mass, the row is ranked again with more tokens, finally with all. Finding those rows waits for
     the device; it
@@ -165,12 +166,12 @@ def _nuclei(
     cumulative_RK: torch.Tensor,
     enough_R1: torch.Tensor,
 ) -> Nuclei:
-    """Keep the best token, and each token if the tokens before it do not reach the mass."""
+    """Keep the best token, and each further token if those before it do not reach the mass."""
     before_RK = pad(cumulative_RK[:, :-1], (1, 0))
     cut_RK = before_RK >= enough_R1
     cut_RK[:, 0] = False
     weights_RK = weights_RK.masked_fill(cut_RK, 0)
-    # The running sums are unchanged before dropped tokens, and constant from there on.
+    # The running sums do not change before the first dropped token, and are constant after it.
     kept_R1 = cumulative_RK.masked_fill(cut_RK, 0).amax(-1, keepdim=True)
     return Nuclei(
         index_R=index_R,

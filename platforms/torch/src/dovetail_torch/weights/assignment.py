@@ -3,7 +3,7 @@
 It is built from the model's modules: a parameter has the checkpoint's name, except in a fused
 linear layer, whose shape lists the fused names and their numbers of rows.
 A model whose checkpoints use other names or layouts declares them (`weight_mappings`).
-If several ranks share the model, the layers say which part of a weight this rank has.
+If several ranks share the model, the layers determine which part of a weight this rank has.
 The mapping does not depend on files or formats; weight loaders use it to find the targets.
 """
 
@@ -26,7 +26,7 @@ NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
 """Entries of old checkpoints that the model computes instead of loading them."""
 BORROWED_BYTES = 1 << 20
-"""Smaller weights are copied: a mapped page for each would need more memory."""
+"""Smaller weights are copied, because a mapped page for each would need more memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Assignment:
     target: tensor that is written in place, under no_grad; has the shape of this rank's part of the
     weight. lend: function that passes a mapped weight to the layer instead of a copy; None if the
     layer needs a copy. shards: this rank's part of the weight's first dimensions; other dimensions
-    are not divided. takers: linear layers with the weight as a part, by number, which may take
-    quantized blocks. is_table: whether another module, an embedding, uses the target too.
+    are not divided. takers: linear layers, and the number of the part that is this weight; they may
+    use quantized blocks. is_table: whether another module, an embedding, uses the target too.
     """
 
     name: str
@@ -68,17 +68,17 @@ class Assignment:
         return part.nbytes
 
     def takes_blocks(self, type_name: str, block_values: int) -> bool:
-        """Return whether `lend_blocks` is possible: for the type, and without cutting blocks."""
+        """Return whether a layer supports blocks of this type, and the rank has whole blocks."""
         is_cut = any(shard.start % block_values or shard.size % block_values for shard in self._in)
         return not is_cut and any(type_name in layer.block_types for layer, _ in self.takers)
 
     def expect_blocks(self, type_name: str) -> None:
-        """Announce `lend_blocks` to the layers."""
+        """Announce to the layers that `lend_blocks` will be called."""
         for layer, part in self.takers:
             layer.expect_blocks(part, type_name)
 
     def lend_blocks(self, blocks: BlockWeight) -> None:
-        """Give the layers this rank's part of the whole weight's blocks."""
+        """Pass this rank's part of the blocks of the whole weight to the layers."""
         rows_OB = blocks.rows_OB[self.shards[0].slice] if self.shards else blocks.rows_OB
         for shard in self._in:
             first, end = (
@@ -146,16 +146,16 @@ class MappedAssignment:
 def _check_shape(one: Assignment | MappedAssignment, shape: Collection[int], source: str) -> None:
     if tuple(shape) != one.shape:
         raise WeightError(
-            f"{source}: weight {one.name} has the shape {list(shape)}, the model of "
-            f"config.json has {list(one.shape)}: config and weights do not match"
+            f"{source}: weight {one.name} has the shape {list(shape)}, but config.json requires "
+            f"{list(one.shape)}: config.json and the weights do not match"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTable:
-    """All assignments by the model's name, and second names of shared weights.
+    """All assignments by the model's name, and the second names of shared weights.
 
-    aliases: first names by second names, such as "model.embed_tokens.weight" for a tied
+    aliases: maps second names to first names, such as "model.embed_tokens.weight" for a tied
     "lm_head.weight". settled: names of weights that must not be read, because this rank already has
     them or only other ranks need them. names: the checkpoint's names of all weights.
     """
@@ -199,12 +199,12 @@ class WeightTable:
         missing = list(dict.fromkeys(missing))
         if missing:
             raise WeightError(
-                f"{source}: {_listed(missing)} missing. The checkpoint is incomplete, or "
+                f"{source}: missing {_listed(missing)}. The checkpoint is incomplete, or "
                 f"config.json describes another model{_hint(missing, unexpected)}"
             )
         if unexpected:
             raise WeightError(
-                f"{source}: {_listed(unexpected)} unknown to the model. config.json "
+                f"{source}: the model does not have {_listed(unexpected)}. config.json "
                 "describes another model, or the checkpoint contains weights that this "
                 "architecture does not use"
             )
@@ -227,7 +227,8 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         prefix, _, leaf = name.rpartition(".")
         return leaf in getattr(layers[prefix], "settled", ())
 
-    # Packed weights come last: a weight that a packed layer shares with another must be read.
+    # Packed weights are handled last, because a weight that an unpacked layer also uses must be
+    # read.
     state = model.state_dict(keep_vars=True)
     for name, tensor in sorted(state.items(), key=lambda item: is_settled(item[0])):
         prefix, _, leaf = name.rpartition(".")
@@ -257,7 +258,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
 
 
 def _shared(one: Assignment, layer: nn.Module) -> Assignment:
-    """Return the assignment of a weight that `layer` uses too: a tied head, or the embedding."""
+    """Return the assignment of a weight that `layer` shares with a tied head or an embedding."""
     if isinstance(layer, ParallelLinear):
         return replace(one, takers=(*one.takers, (layer, 0)))
     return replace(one, is_table=True)
@@ -286,7 +287,7 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
 
 
 def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ...]:
-    """Return the rank's part of a parameter's second dimension, if that is divided.
+    """Return the rank's part of a parameter's second dimension, if the dimension is divided.
 
     The dimension has input features or groups of input features; each rank has an equal part.
     """

@@ -1,6 +1,7 @@
-"""The interface of weight loaders that lend quantized blocks, for workers with packed caches.
+"""The interface of loaders that provide quantized blocks, for workers with a packed cache.
 
-The size of packed weights depends on the types of the blocks, and a cache needs it before loading.
+The size of packed weights depends on the types of the blocks, and a cache needs this size before
+loading.
 """
 
 from __future__ import annotations
@@ -17,4 +18,4 @@ class PlansBlocks(Protocol):
     """Capability "block_plan": the loader knows the types of blocks without reading weights."""
 
     def plan(self, model: nn.Module) -> None:
-        """Announce to the linear layers which parts `load` will lend as blocks."""
+        """Announce to the linear layers which parts `load` will provide as blocks."""

@@ -39,9 +39,9 @@ class WeightEntry:
 
 
 def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
-    """Return the files to read, each with the names that the index lists for it.
+    """Return the files to read, each with the weight names that the index lists for it.
 
-    A single file has priority over an index; no names are listed for it. Raises WeightError if
+    A single file has priority over an index and has no listed names. Raises WeightError if
     there are no files to read, the index is invalid or a shard is missing.
     """
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
@@ -59,11 +59,13 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
             )
         promised.setdefault(file_name, set()).add(name)
     if len(promised) > MAX_SHARDS:
-        raise WeightError(f"{index} names {len(promised)} shards; at most {MAX_SHARDS} are read")
+        raise WeightError(
+            f"{index} lists {len(promised)} shards; at most {MAX_SHARDS} are supported"
+        )
     absent = sorted(name for name in promised if not file_exists(model_dir / name))
     if absent:
         raise WeightError(
-            f"{index} names {len(promised)} shards, of which {len(absent)} are missing "
+            f"{index} lists {len(promised)} shards, but {len(absent)} of them are missing "
             f"({', '.join(map(shorten, absent[:5]))}): download or copy them into {model_dir}"
         )
     return {model_dir / name: frozenset(promised[name]) for name in sorted(promised)}
@@ -81,14 +83,15 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
             if entry.name in entries:
                 raise WeightError(
                     f"{path}: weight {entry.name} is also in {entries[entry.name].path.name}: "
-                    "one of the shards belongs to another checkpoint"
+                    "one of the two files belongs to another checkpoint"
                 )
             entries[entry.name] = entry
         broken = sorted(promised - entries.keys())
         if broken:
             raise WeightError(
                 f"{path}: {INDEX_FILE} lists {broken[0]} for this file, which does not contain it "
-                f"({len(broken)} such weights): index and shard are of different checkpoints"
+                f"({len(broken)} such weights): the index and the file belong to different "
+                "checkpoints"
             )
     return entries
 
@@ -131,8 +134,8 @@ def _check_header_length(path: Path) -> None:
         length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
     if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise WeightError(
-            f"{path} declares a header of {length} bytes and has {size} bytes (a header may have "
-            f"{MAX_HEADER_BYTES}): it is truncated or not a safetensors file; "
+            f"{path} declares a header of {length} bytes, but the file has {size} bytes and a "
+            f"header at most {MAX_HEADER_BYTES}: it is truncated or not a safetensors file; "
             "download it again and compare its size and checksum with the source's"
         )
 
@@ -153,7 +156,7 @@ def _read_index(index: Path) -> dict[str, Any]:
             f"{error}\nThe file is not an index of shards: download it again."
         ) from None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightError(f"{index}: weight_map is empty or not a table: download it again")
+        raise WeightError(f"{index}: weight_map is empty or not an object: download the file again")
     return weight_map
 
 

@@ -1,7 +1,7 @@
 """The weight loader `dummy`: random weights without a checkpoint, for tests and measurements.
 
-Values depend only on the seed and on the weight's checkpoint name: not on the order of loading,
-on fusion or division among ranks, or on device or dtype (up to rounding).
+Values depend only on the seed and on the weight's checkpoint name: they do not depend on the order
+of loading, fused layers, ranks, device or dtype (up to rounding).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dovetail_torch.weights.loading_progress import loading_progress
 STANDARD_DEVIATION = 0.02
 PERIOD = 1_048_573
 """Maximum number of random numbers per weight; larger weights repeat them. It is a prime, so that
-the rows of a matrix start at different places of the sequence and no two rows are equal."""
+the rows of a matrix start at different positions of the sequence and no two rows are equal."""
 
 
 class DummyLoader(WeightLoader):
     """Fills a model with small normal values, norms near 1, and integer weights with 0."""
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Store `context`, for its seed and progress settings."""
+        """Store `context`, which contains the seed and the progress settings."""
         self.context = context
 
     def load(self, model: nn.Module) -> int:
@@ -52,7 +52,7 @@ def _fill(assignment: Assignment, seed: int) -> None:
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     num_drawn = min(math.prod(assignment.shape), PERIOD)
     values = torch.randn(num_drawn, generator=generator) * STANDARD_DEVIATION
-    # A vector named "weight" is the scale of a norm, in every supported architecture.
+    # In every supported architecture, a vector named "weight" is the scale of a norm.
     if target.ndim == 1 and assignment.name.endswith(".weight"):
         values += 1
     values = values.to(device=target.device, dtype=target.dtype)
@@ -74,7 +74,7 @@ def _spans(assignment: Assignment) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def _repeat(values: torch.Tensor, start: int, flat: torch.Tensor) -> None:
-    """Fill `flat` with repeated `values`, from index `start` of the repetition."""
+    """Fill `flat` with a part of the repeated `values`, which begins at index `start`."""
     done = 0
     while done < len(flat):
         offset = (start + done) % len(values)

@@ -1,8 +1,8 @@
 """A fingerprint that distinguishes sets of weight files without reading them completely.
 
 A fingerprint consists of sizes, modification times, headers and samples of the contents, and does
-not depend on the path of the files. It does not protect against a user who gives two checkpoints
-the same fingerprint: a user who can write to the folder can also replace the weights.
+not depend on the path of the files. It does not protect against files that are crafted to have the
+same fingerprint, because a user who can write to the folder can also replace the weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fingerprinted(Protocol):
     """Capability "fingerprint" of a weight loader: it can identify the weights to load."""
 
     def fingerprint(self) -> str:
-        """Return a text that changes with the weights, without loading them.
+        """Return a text that differs if the weights differ; do not load them.
 
         Raises WeightError as `load` would for problems with file names and headers.
         """
@@ -52,7 +52,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
 def _add_file(digest: hashlib.blake2b, fd: int) -> None:
     facts = os.fstat(fd)
     length = os.pread(fd, _HEADER_LENGTH_BYTES, 0)
-    # The loader rejects an impossible length; this limit only protects the memory.
+    # The loader rejects invalid lengths; this limit only bounds the memory.
     header_bytes = min(int.from_bytes(length, "little"), MAX_HEADER_BYTES)
     digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode() + length)
     digest.update(os.pread(fd, header_bytes, _HEADER_LENGTH_BYTES))

@@ -1,6 +1,6 @@
 """Weights must be finite: one NaN or infinity makes every token that depends on it wrong.
 
-Does not depend on files or formats: it checks parameters.
+Checks parameters and does not depend on files or formats.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NUM_SHOWN = 5
 def check_finite(model: nn.Module) -> None:
     """Raise WeightError, naming weights by the checkpoint's names, if any is NaN or infinite.
 
-    Checks parameters with at least two bytes per element, once, and waits for the device once.
+    Checks each parameter with at least two bytes per element once, and waits for the device once.
     Linear methods check the packed and mapped weights of linear layers.
     """
     parameters = [parameter for parameter in _parameters(model) if _is_checked(parameter)]
     if not parameters:
         return
     extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
-    # Minimum and maximum propagate NaN, and an infinity is the minimum or the maximum.
+    # Minimum and maximum are NaN if any element is NaN; an infinity is the minimum or the maximum.
     if bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all()):
         return
     table = build_weight_table(model)
@@ -35,7 +35,8 @@ def check_finite(model: nn.Module) -> None:
     more = f" and {len(wrong) - _NUM_SHOWN} more" if len(wrong) > _NUM_SHOWN else ""
     raise WeightError(
         f"NaN or infinite values in {', '.join(wrong[:_NUM_SHOWN])}{more}: the checkpoint is "
-        "damaged, or its numbers do not fit the dtype; download it again, or choose another dtype"
+        "damaged, or its values are outside of the range of the dtype; download it again, or "
+        "choose another dtype"
     )
 
 

@@ -1,7 +1,7 @@
-"""The weight loader `safetensors`: one file or shards, mapped, streamed one tensor at a time.
+"""The weight loader `safetensors`: maps one file or several shards and copies one tensor at a time.
 
 All headers are read and compared with the model first, so that a checkpoint of another model is
-refused within milliseconds, before any parameter is written. Supports any device: copying a weight
+rejected within milliseconds, before any parameter is written. Supports any device: copying a weight
 into a parameter converts it to the device and dtype of the parameter.
 """
 
@@ -51,7 +51,7 @@ OTHER_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Dtypes that only a parameter of the same dtype accepts."""
+"""Dtypes that are loaded only into parameters of the same dtype."""
 
 
 class SafetensorsLoader(WeightLoader):
@@ -71,12 +71,12 @@ class SafetensorsLoader(WeightLoader):
         return fingerprint_files(find_weight_files(self.context.model_dir))
 
     def load(self, model: nn.Module) -> int:
-        """Fill all parameters in place, cast to their dtypes, and return the bytes read.
+        """Fill all parameters in place, cast to their dtypes; return the number of bytes read.
 
         Tied weights that differ in the files are untied, with a warning. Raises WeightError, before
-        any parameter is written, for files that are missing, truncated or contradict their index,
-        and weights that are missing, unexpected, of another shape or of a dtype that cannot be
-        cast.
+        any parameter is written, for files that are missing, truncated or inconsistent with their
+        index, and for weights that are missing or unexpected or have a wrong shape or a dtype that
+        cannot be cast.
         """
         model_dir = self.context.model_dir
         entries = read_headers(find_weight_files(model_dir))
@@ -89,7 +89,7 @@ class SafetensorsLoader(WeightLoader):
         return self._read(entries, chosen)
 
     def _read(self, entries: Mapping[str, WeightEntry], chosen: Mapping[str, Target]) -> int:
-        """Copy the chosen weights, file by file, and return their bytes."""
+        """Copy the selected weights, file by file, and return their size in bytes."""
         num_bytes = 0
         plan = [entries[name] for name in chosen]
         with loading_progress(len(plan), shown=self.context.progress) as advance:
@@ -102,7 +102,8 @@ class SafetensorsLoader(WeightLoader):
 @torch.no_grad()
 def _copy(handle: Any, chosen: Mapping[str, Target], name: str, advance: Callable[[], None]) -> int:
     """Copy one weight from its mapped file to its target and return the bytes read."""
-    # A mapped tensor keeps its mapping, which outlives the handle. Unread pages are not loaded.
+    # A mapped tensor keeps its mapping alive after the handle is closed. Unread pages are not
+    # loaded.
     num_bytes = chosen[name].fill(handle.get_tensor(name), is_mapped=True)
     advance()
     return num_bytes
@@ -117,5 +118,5 @@ def _check_entry(entry: WeightEntry, assignment: Target) -> None:
         return
     raise WeightError(
         f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, which cannot be cast to "
-        f"the model's {wanted}: a quantized checkpoint needs a linear method that supports it"
+        f"the model's dtype {wanted}: a quantized checkpoint needs a linear method that supports it"
     )

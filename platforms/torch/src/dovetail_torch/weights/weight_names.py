@@ -18,7 +18,7 @@ _ANY = "{}"
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """A compiled mapping. source, targets: match a whole name, or its start up to a dot."""
+    """A compiled mapping. source, targets: patterns of a name, or of its start up to a dot."""
 
     mapping: WeightMapping
     source: re.Pattern[str]
@@ -38,7 +38,7 @@ class WeightNames:
         return cls(getattr(model, "weight_mappings", ()), owner=type(model).__name__)
 
     def to_model(self, name: str) -> tuple[tuple[str, ...], bool]:
-        """Return the model's names for a checkpoint's weight, and whether it is stored transposed.
+        """Return the model's names of a checkpoint weight, and whether it is stored transposed.
 
         With several names, the weight contains their concatenated output features. Without names,
         the model does not use the weight.
@@ -69,8 +69,8 @@ def _compile(mapping: WeightMapping, owner: str) -> _Rule:
     for target in mapping.targets:
         if target.count(_ANY) != num_open:
             raise ModelError(
-                f"weight_mappings of {owner}: {target!r} must have as many {_ANY} as "
-                f"{mapping.source!r}, which it replaces."
+                f"weight_mappings of {owner}: {target!r} must have as many {_ANY} as the source "
+                f"{mapping.source!r}."
             )
     return _Rule(
         mapping=mapping,
