@@ -383,5 +383,5 @@ def test_an_engine_generates_the_same_tokens_with_triton_and_torch_attention(tmp
 def test_a_layer_refuses_the_metadata_of_another_group():
     rows = Rows([4])
     other = replace(rows.layer_context, sliding_window=4)
-    with pytest.raises(ContractError, match=r"layers\.3\.attn has window"):
+    with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):
         rows.step([4], TritonAttentionBackend.create_layer(other))
