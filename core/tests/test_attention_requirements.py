@@ -28,7 +28,7 @@ HEADS = {"num_attention_heads": 4, "hidden_size": 32}
         ({"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, True),
     ],
 )
-def test_the_sliding_window_of_config_json_is_read(fields, windowed):
+def test_the_sliding_window_is_read_from_config_json(fields, windowed):
     facts = read_attention_facts({**HEADS, "num_hidden_layers": 2, **fields})
     assert facts.sliding_window is windowed
 

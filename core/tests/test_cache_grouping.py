@@ -31,7 +31,7 @@ def test_equal_layers_share_a_cache_group():
     assert one.layer_names == ("layer0", "layer1", "layer2") and one.spec == spec()
 
 
-def test_a_model_without_a_cache_has_a_group_that_counts_tokens():
+def test_a_model_without_a_cache_has_one_cache_group_that_counts_tokens():
     (one,) = group()
     assert one.spec == NoCacheSpec(block_size=SIZE) and one.bytes_per_block == 0
 
@@ -45,7 +45,7 @@ def test_a_sliding_window_of_at_least_max_model_len_counts_as_full_attention(max
     assert shape(group(spec(), spec(64), max_model_len=max_model_len)) == [(0, 2)]
 
 
-def test_interleaved_windows_get_groups_of_equal_size():
+def test_interleaved_sliding_windows_get_cache_groups_of_equal_size():
     # like Gemma 3: 22 windows and 4 full layers
     layers = [spec(512 if i % 6 != 5 else 0) for i in range(26)]
     groups = group(*layers, max_model_len=32768)
@@ -167,7 +167,7 @@ def test_layers_with_smaller_pages_get_larger_blocks():
     assert config.page_size_bytes == groups[0].spec.page_size_bytes
 
 
-def test_small_states_share_the_page_of_a_large_one():
+def test_small_states_share_the_page_of_a_large_state():
     groups = group(*[state(1000)] * 5, state(5000), max_model_len=4096)
     shared = next(one for one in groups if one.spec.num_bytes == 1000)
     assert shared.layers_per_page == len(shared.layer_names) == 5

@@ -204,7 +204,7 @@ def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
         assert notified()[0].count("on_step") == len(well.steps)
 
 
-def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
+def test_rejected_and_failed_requests_are_reported_to_listeners(make, monkeypatch):
     with make(hooks=[RecordingHooks]) as llm:
         with pytest.raises(RequestError):
             llm.generate([[5] * 500], GREEDY)

@@ -45,7 +45,7 @@ def test_a_failed_chunk_of_a_prompt_ends_its_request(drive):
     assert str(ended.reason) == "error" and not driver.plan()
 
 
-def test_at_depth_2_the_next_result_of_the_request_is_dropped(drive, alone):
+def test_at_depth_2_the_next_result_of_a_failed_request_is_dropped(drive, alone):
     driver = drive()
     prompts = {name: driver.add(name, 5, max_tokens=8) for name in "ab"}
     driver.step()

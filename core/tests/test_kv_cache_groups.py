@@ -144,7 +144,7 @@ def test_snapshots_are_found_at_block_boundaries_only():
     assert hit.blocks[0][0] == 0 and hit.blocks[0][1]
 
 
-def test_a_window_is_resumed_from_its_last_blocks_only():
+def test_a_sliding_window_is_resumed_from_its_last_blocks_only():
     cache = manager(full(6))
     (blocks,) = run_and_free(cache, range(20))
     run_and_free(cache, range(100, 100 + 4 * 36))  # evicts all but the first blocks from the cache

@@ -58,7 +58,7 @@ def test_a_failed_allocation_allocates_no_block():
     assert one.blocks == [] and cache.num_free_blocks == 2
 
 
-def test_growing_returns_all_new_blocks_or_none():
+def test_growing_a_request_allocates_all_new_blocks_or_none():
     cache, one = manager(3), request(range(4))
     cache.admit(one, NOTHING, 4)
     assert cache.grow(one, 5) == [one.blocks[0][1:]] and one.capacity == 8

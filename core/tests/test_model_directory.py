@@ -57,7 +57,7 @@ def test_hf_overrides_replace_complete_keys(tmp_path: Path) -> None:
     assert directory.config["vocab_size"] == 7
 
 
-def test_a_missing_path_is_reported_with_the_nearest_sibling(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_path_suggests_a_similar_path(tmp_path: Path) -> None:
     make(tmp_path / "tiny-llama")
     message = refusal(tmp_path / "tiny-lama")
     assert "tiny-lama' does not exist" in message

@@ -133,7 +133,7 @@ class Odd(Sound):
 """
 
 
-def test_an_automatic_platform_with_an_invalid_info_is_skipped(plugin_site, caplog):
+def test_automatic_selection_skips_a_platform_with_an_invalid_info(plugin_site, caplog):
     targets = {"odd": ":Odd", "sound": ":Sound"}
     plugin_site.add("dovetail-a", {"platform": targets}, init=ODD)
     registry = plugin_site.registry()

@@ -46,7 +46,7 @@ def test_the_error_for_an_invalid_restart_rule_names_it(wrong):
         SupervisionRules(**wrong)
 
 
-def test_crashes_before_the_window_do_not_count():
+def test_crashes_before_the_time_window_do_not_count():
     clock = ManualClock()
     restarts = Restarts(SupervisionRules(max_restarts=1, window_s=60, first_delay_s=1), clock)
     assert restarts.next_delay_s() == 1
@@ -186,7 +186,7 @@ def test_a_suspected_request_that_finishes_is_no_longer_suspected(tracker):
     tracker.admit("a", request("a"))
 
 
-def test_a_crashing_request_is_rejected_until_the_window_ends(tracker, clock):
+def test_a_crashing_request_is_rejected_until_the_time_window_ends(tracker, clock):
     for _ in range(2):
         die(tracker, request("a"))
     clock.advance(601_000_000_000)

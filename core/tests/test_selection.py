@@ -191,7 +191,7 @@ def test_the_option_of_the_user_overrides_the_preference_of_the_platform(make):
     assert choose(registry, platform, "ops", "parts:Alpha").__name__ == "Alpha"
 
 
-def test_a_preference_that_is_not_installed_is_skipped(make):
+def test_a_preferred_plugin_that_is_not_installed_is_skipped(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
     assert choose(registry, box(ops=("gamma", "alpha")), "ops", "auto").__name__ == "Alpha"
 

@@ -304,7 +304,7 @@ def test_a_template_process_that_cannot_start_raises_a_typed_error(monkeypatch):
     assert not pool._children
 
 
-def test_the_limits_are_options_of_the_tokenizer(tmp_path):
+def test_the_limits_of_the_template_process_are_tokenizer_options(tmp_path):
     write_fake_config(tmp_path, vocab_size=300)
     Core(models.WordLevel({"<s>": 0}, unk_token="<s>")).save(str(tmp_path / "tokenizer.json"))
     options = {"template_timeout_s": 0.25, "template_memory_mib": 160}

@@ -45,7 +45,7 @@ def raw(good: bytes, pickled: bytes) -> Iterator[bytes]:
 
 
 def messagepack(good: bytes, pickled: bytes) -> Iterator[bytes]:
-    """Yield the content with each msgpack value replaced: by bytes, text and an extension."""
+    """Yield the content with each msgpack value replaced by the pickle in several types."""
     yield from raw(good, pickled)
     content = msgspec.msgpack.decode(good, ext_hook=lambda code, data: bytes(data))
     extensions = [msgspec.msgpack.Ext(code, pickled) for code in EXTENSIONS]

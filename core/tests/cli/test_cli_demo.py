@@ -1,4 +1,4 @@
-"""`dovetail demo`, its random checkpoint and the examples, on the real engine."""
+"""`dovetail demo`, its random checkpoint and the examples, with the complete engine."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_max_tokens_limits_the_output(spell, capsys) -> None:
     assert capsys.readouterr().out == "abc a\n"
 
 
-def test_an_answer_has_64_tokens_by_default(spell, capsys) -> None:
+def test_an_answer_has_at_most_64_tokens_by_default(spell, capsys) -> None:
     assert main(["generate", *spell("abc", loop=True), " "]) == 0
     assert len(capsys.readouterr().out) == 64 + 1
 

@@ -16,7 +16,7 @@ from dovetail.faults import POINTS, VARIABLE
 HERE = Path(__file__).parent
 ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")
 LIMIT_S = 30.0
-"""Additional time for a run with a fault, in seconds: five times the usual additional time."""
+"""A run with a fault may take this many seconds longer than a run without a fault."""
 
 IN_PROCESS = ("uniproc.", "start.init_device", "start.load_model")
 FRONT_END = "client."

@@ -86,7 +86,7 @@ def test_blocks_are_computed_if_their_load_never_ends(waiting, traffic):
     assert answers.tokens["held"] == client.expected
 
 
-def test_an_in_process_engine_does_not_spin_during_a_full_pause(client_of, traffic):
+def test_an_in_process_engine_does_not_spin_during_a_pause_of_all_requests(client_of, traffic):
     client = client_of("inproc")
     client.add_request(traffic.request("a"))
     client.pause("all")

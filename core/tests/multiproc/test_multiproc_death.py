@@ -267,7 +267,7 @@ def test_the_first_worker_is_ended_if_the_second_cannot_start(make, monkeypatch,
 
 
 @pytest.mark.soak
-def test_a_hundred_workers_can_be_killed_at_any_moment(make):
+def test_a_worker_killed_at_a_random_moment_is_reported_in_each_of_a_hundred_runs(make):
     rng = random.Random(20261121)
     for _ in range(100):
         executor = make(2, config={"async_scheduling": True})
