@@ -36,7 +36,7 @@ class NativeMemory:
         self.address = self._library.dk_alloc(num_bytes) or 0
         if not self.address:
             raise CapacityError(
-                f"Cannot allocate {num_bytes / _GIB:.2f} GiB for packed weights; free "
+                f"Cannot allocate {num_bytes / _GIB:.2f} GiB for packed weights. Free "
                 "memory, or choose a smaller model or quantization."
             )
 
