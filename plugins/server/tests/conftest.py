@@ -8,8 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
+
+from dovetail import LLM
 
 START_S = 60
 ANSWER_S = 60
@@ -118,22 +121,25 @@ class RunningServer:
             raise
 
 
-@pytest.fixture(scope="module")
-def start_server():
-    """Return a function that starts a server; all are stopped at the end of the module."""
-    started = []
-
-    def start(*options):
-        server = RunningServer(*options)
-        started.append(server)
-        return server
-
-    yield start
-    for server in started:
+@contextmanager
+def serving(*options):
+    """Start servers, and stop them at the end."""
+    server = RunningServer(*options)
+    try:
+        yield server
+    finally:
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def server(start_server):
-    """A server with the demo model."""
-    return start_server("--model", "demo", "--max-model-len", "512").wait_until_ready()
+@pytest.fixture(scope="session")
+def server():
+    """A server with the demo model, for all tests that leave it running."""
+    with serving("--model", "demo", "--max-model-len", "512") as running:
+        yield running.wait_until_ready()
+
+
+@pytest.fixture(scope="session")
+def offline():
+    """The same model without a server."""
+    with LLM("demo", max_model_len=512) as llm:
+        yield llm

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dovetail import LLM, SamplingParams
+from dovetail import SamplingParams
 
 PROMPT = "Anna and Ben"
 
@@ -16,12 +16,11 @@ def text_of(events, read):
 
 
 @pytest.fixture(scope="module")
-def offline():
-    """The text that the model generates without a server."""
-    with LLM("demo", max_model_len=512) as llm:
-        params = SamplingParams(temperature=0, max_tokens=8)
-        chat = llm.chat([{"role": "user", "content": "reverse: robot, bank, window"}], params)
-        return llm.generate([PROMPT], params)[0], chat[0]
+def expected(offline):
+    """The outputs of the model without a server: for a prompt, and for a chat."""
+    params = SamplingParams(temperature=0, max_tokens=8)
+    chat = offline.chat([{"role": "user", "content": "reverse: robot, bank, window"}], params)
+    return offline.generate([PROMPT], params)[0], chat[0]
 
 
 def test_the_state_of_a_running_server_is_reported(server):
@@ -36,46 +35,46 @@ def test_the_state_of_a_running_server_is_reported(server):
     assert server.get("/load").json["server_load"] == 0
 
 
-def test_a_completion_has_the_text_of_the_offline_engine(server, offline):
+def test_a_completion_has_the_text_of_the_offline_engine(server, expected):
     reply = server.complete(model="demo", prompt=PROMPT)
-    body, expected = reply.json, offline[0]
+    body, output = reply.json, expected[0]
     assert reply.status == 200 and body["object"] == "text_completion" and body["model"] == "demo"
     (choice,) = body["choices"]
-    assert choice["text"] == expected.outputs[0].text
-    assert choice["finish_reason"] == expected.outputs[0].finish_reason
-    num_prompt = len(expected.prompt_token_ids)
+    assert choice["text"] == output.outputs[0].text
+    assert choice["finish_reason"] == output.outputs[0].finish_reason
+    num_prompt = len(output.prompt_token_ids)
     assert body["usage"]["prompt_tokens"] == num_prompt
     assert body["usage"]["total_tokens"] == num_prompt + body["usage"]["completion_tokens"]
 
 
-def test_a_streamed_completion_has_the_same_text_and_one_end(server, offline):
+def test_a_streamed_completion_has_the_same_text_and_one_end(server, expected):
     reply = server.complete(prompt=PROMPT, stream=True, stream_options={"include_usage": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     *events, usage, end = reply.events
     assert end == "[DONE]" and reply.events.count("[DONE]") == 1
-    assert text_of(events, lambda choice: choice["text"]) == offline[0].outputs[0].text
+    assert text_of(events, lambda choice: choice["text"]) == expected[0].outputs[0].text
     assert [one["choices"][0]["finish_reason"] for one in events][-1] == "length"
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
     assert all(one["usage"] is None for one in events)
 
 
-def test_a_chat_has_the_text_of_the_offline_engine(server, offline):
+def test_a_chat_has_the_text_of_the_offline_engine(server, expected):
     body = server.chat().json
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"] == {
         "role": "assistant",
-        "content": offline[1].outputs[0].text,
+        "content": expected[1].outputs[0].text,
         "refusal": None,
     }
-    assert body["usage"]["prompt_tokens"] == len(offline[1].prompt_token_ids)
+    assert body["usage"]["prompt_tokens"] == len(expected[1].prompt_token_ids)
 
 
-def test_a_streamed_chat_starts_with_the_role(server, offline):
+def test_a_streamed_chat_starts_with_the_role(server, expected):
     *events, end = server.chat(stream=True).events
     assert end == "[DONE]"
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = text_of(events, lambda choice: choice["delta"].get("content", ""))
-    assert text == offline[1].outputs[0].text
+    assert text == expected[1].outputs[0].text
     assert {one["object"] for one in events} == {"chat.completion.chunk"}
 
 
@@ -108,8 +107,10 @@ def test_a_body_that_is_not_a_json_object_is_refused(server):
     assert plain.status == 415
 
 
-def test_the_log_is_short_and_contains_no_prompt(server):
+def test_the_log_is_short_before_ready_and_contains_no_prompt(server):
     server.complete(prompt="a secret prompt")
-    lines = [line for line in server.lines if line is not None]
-    assert len(lines) <= 12
+    server.complete(prompt="a secret prompt", temperature=-1)
+    lines = list(server.lines)
+    ready = next(place for place, line in enumerate(lines) if "Ready" in line)
+    assert ready <= 12
     assert not any("secret" in line for line in lines)

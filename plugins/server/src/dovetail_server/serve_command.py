@@ -17,6 +17,7 @@ HELP = {
     "port": "Port to listen on; 0: a free port.",
     "max_waiting": "Requests that may wait in addition to the running ones.",
     "strict_params": "Refuse requests with unknown fields.",
+    "allow_request_templates": "Accept chat templates in requests.",
     "request_timeout_s": "Time limit of a request.",
     "max_body_bytes": "Maximum size of the body of a request.",
     "max_json_values": "Maximum number of values in the body of a request.",

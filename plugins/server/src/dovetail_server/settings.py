@@ -22,7 +22,8 @@ class ServerSettings:
 
     host, port: the listening address; port 0 for a free one. max_waiting: requests that may wait
     in addition to the running ones.
-    strict_params: refuse unknown fields of requests. request_timeout_s: the default time limit of a
+    strict_params: refuse unknown fields of requests. allow_request_templates: whether a request may
+    have its own chat template. request_timeout_s: the default time limit of a
     request, and the largest that a client may set; None for no limit.
     max_body_bytes, max_json_values: limits of a request's body. max_total_body_bytes: of the bodies
     of all requests that are being received. max_header_bytes: of the request line and the headers.
@@ -38,6 +39,7 @@ class ServerSettings:
     port: int = 8000
     max_waiting: int = 1024
     strict_params: bool = False
+    allow_request_templates: bool = False
     request_timeout_s: float | None = None
     max_body_bytes: int = 4 * MIB
     max_json_values: int = 1 << 18

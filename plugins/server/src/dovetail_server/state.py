@@ -10,6 +10,7 @@ from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.observers import Observers
+from dovetail_server.protocol.errors import APIError
 from dovetail_server.settings import ServerSettings
 
 
@@ -25,4 +26,17 @@ class ServerState:
 
     def admit(self, llm: AsyncLLM) -> AbstractContextManager[None]:
         """Count a request while it is served; raise APIError if the queue is full."""
-        return self.admission.enter(self.settings.max_waiting + llm.config.scheduler.max_num_seqs)
+        return self.admission.enter(self._most_unfinished(llm))
+
+    def check_size(self, llm: AsyncLLM, num_completions: int, param: str) -> None:
+        """Raise APIError if one request has more completions than the server can ever hold."""
+        most = self._most_unfinished(llm)
+        if num_completions > most:
+            raise APIError(
+                f"The request asks for {num_completions} completions; this server accepts at most "
+                f"{most} at a time (--max-num-seqs and --max-waiting).",
+                param=param,
+            )
+
+    def _most_unfinished(self, llm: AsyncLLM) -> int:
+        return self.settings.max_waiting + llm.config.scheduler.max_num_seqs

@@ -20,6 +20,7 @@ DONE = b"data: [DONE]\n\n"
 class AnswerForm:
     """The form of the answers of one API. id, created, model: fields of every response.
 
+    has_batches: whether a request may have several prompts.
     texts: for log-probabilities. num_top: log-probabilities at each position; None for none.
     with_usage: whether a stream ends with the token counts, and every event has the field `usage`.
     """
@@ -29,6 +30,7 @@ class AnswerForm:
     event_name: ClassVar[str]
     text_open: ClassVar[bytes]
     text_close: ClassVar[bytes]
+    has_batches: ClassVar[bool]
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class CompletionForm(AnswerForm):
     event_name = "text_completion"
     text_open = b'"text":'
     text_close = b""
+    has_batches = True
 
     def choice(self, index: int, text: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Return a choice of a complete response."""
@@ -126,6 +129,7 @@ class ChatForm(AnswerForm):
     event_name = "chat.completion.chunk"
     text_open = b'"delta":{"content":'
     text_close = b"}"
+    has_batches = False
     role = "assistant"
 
     def first_event(self, index: int) -> bytes:

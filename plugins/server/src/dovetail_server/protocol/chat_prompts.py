@@ -60,12 +60,6 @@ def render(
     tokenizer: Tokenizer, request: ChatRequest, messages: list[dict[str, Any]]
 ) -> tuple[str, str]:
     """Return the rendered conversation, and the mark that it contains; "" for no mark."""
-    if request.chat_template is not None:
-        raise APIError(
-            "chat_template is not accepted by this server.",
-            code="unsupported_parameter",
-            param="chat_template",
-        )
     variables = _variables(request)
     goes_on = bool(request.continue_final_message)
     adds_prompt = request.add_generation_prompt
@@ -85,6 +79,7 @@ def render(
         final = _marked(find, mark, final)
     text = tokenizer.apply_chat_template(
         messages,
+        chat_template=request.chat_template,
         add_generation_prompt=not goes_on if adds_prompt is None else adds_prompt,
         **variables,
     )

@@ -107,6 +107,8 @@ def unavailable(
 
 def _refusal(error: RequestError, names: Mapping[str, str]) -> APIError:
     param, message = names.get(error.parameter, error.parameter), str(error)
+    if param != error.parameter and message.startswith(error.parameter):
+        message = param + message.removeprefix(error.parameter)
     code = "invalid_value"
     if error.parameter == "prompt" and "max_model_len" in message:
         code = "context_length_exceeded"

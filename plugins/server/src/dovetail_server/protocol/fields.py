@@ -6,6 +6,7 @@ same classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -130,6 +131,17 @@ WITHOUT_EFFECT = frozenset({"metadata", "service_tier", "safety_identifier", "pr
 """Fields that only inform a provider; they are accepted and have no effect."""
 
 
+_TYPE_NAMES = {
+    "array": "a list",
+    "bool": "a boolean",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+
+
 def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
     """Return the request in `given`, and the names of the unknown fields.
 
@@ -176,5 +188,11 @@ def _type_error(message: str) -> APIError:
         return APIError(
             f"The field {full} is missing.", code="missing_required_parameter", param=full
         )
-    plain = reason.replace("`", "").replace("Expected ", "expected ", 1)
-    return APIError(f"{path or 'The body'}: {plain}.", code="invalid_type", param=path)
+    expected = re.fullmatch(r"Expected `(.+)`, got `(.+)`", reason)
+    if expected is None:
+        return APIError(f"{path or 'The body'}: {reason}.", code="invalid_type", param=path)
+    wanted = " or ".join(_TYPE_NAMES.get(one, one) for one in expected[1].split(" | "))
+    got = _TYPE_NAMES.get(expected[2], expected[2])
+    return APIError(
+        f"{path or 'The body'} must be {wanted}, not {got}.", code="invalid_type", param=path
+    )

@@ -25,15 +25,25 @@ _encode = msgspec.json.encode
 
 
 class TokenTexts:
-    """The texts and bytes of tokens. as_ids: show tokens as "token_id:5"."""
+    """The texts and bytes of tokens.
 
-    def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
-        self._tokenizer = None if as_ids else tokenizer
+    as_ids: show tokens as "token_id:5". hides_special: whether special tokens are not part of the
+    text of an answer.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, as_ids: bool = False, hides_special: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
         self._as_ids = as_ids
+        hidden = tokenizer is not None and hides_special
+        self._hidden = tokenizer.special_token_ids if tokenizer and hidden else frozenset()
 
     def text(self, token: int) -> str:
         """Return the text of a token; incomplete characters are shown in hexadecimal."""
         piece = self._piece(token)
+        if self._as_ids:
+            return f"token_id:{token}"
         if isinstance(piece, str):
             return piece
         try:
@@ -46,9 +56,18 @@ class TokenTexts:
         piece = self._piece(token)
         return list(piece.encode("utf-8", "replace") if isinstance(piece, str) else piece)
 
+    def num_chars(self, token: int) -> int:
+        """Return how many characters of a text begin in a token."""
+        if token in self._hidden:
+            return 0
+        piece = self._piece(token)
+        if isinstance(piece, str):
+            return len(piece)
+        return sum(byte & 0xC0 != 0x80 for byte in piece)  # all but continuation bytes
+
     def _piece(self, token: int) -> str | bytes:
         if self._tokenizer is None:
-            return f"token_id:{token}" if self._as_ids else ""
+            return ""
         pieces = self._tokenizer.token_pieces(skip_special_tokens=False)
         return self._tokenizer.decode([token]) if pieces is None else pieces[token]
 
@@ -69,7 +88,7 @@ class CompletionLogprobs:
         text = self._texts.text(token)
         self._tokens.append(text)
         self._offsets.append(self.offset)
-        self.offset += len(text)
+        self.offset += self._texts.num_chars(token)
         if found is None:
             self._logprobs.append(None)
             self._top.append(None)

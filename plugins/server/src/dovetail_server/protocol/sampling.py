@@ -81,7 +81,7 @@ def completion_sampling(request: CompletionRequest, defaults: SamplingParams) ->
 def chat_sampling(request: ChatRequest, defaults: SamplingParams) -> Sampling:
     """Return the sampling of /v1/chat/completions; raise APIError that names the field."""
     values = _common_values(request)
-    names = dict(PARAMETER_NAMES)
+    names = {**PARAMETER_NAMES, "prompt": "messages"}
     if request.max_completion_tokens is not None:
         if request.max_tokens not in (None, request.max_completion_tokens):
             raise APIError(
@@ -99,7 +99,9 @@ def chat_sampling(request: ChatRequest, defaults: SamplingParams) -> Sampling:
         values["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:
         raise APIError(
-            "top_logprobs needs logprobs=true.", code="contradictory_parameters", param="logprobs"
+            "top_logprobs needs logprobs=true.",
+            code="contradictory_parameters",
+            param="top_logprobs",
         )
     return _sampling(request, values, defaults, names)
 

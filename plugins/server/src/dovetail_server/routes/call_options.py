@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.protocol.fields import GenerationFields
 from dovetail_server.settings import ServerSettings
 
-TIMEOUT_HEADER = "x-request-timeout"
+TIMEOUT_HEADER = "X-Request-Timeout"
 """Seconds in which the whole answer must be finished."""
 
-FIRST_TOKEN_HEADER = "x-first-token-timeout"
+FIRST_TOKEN_HEADER = "X-First-Token-Timeout"
 """Seconds in which the first token must be generated."""
 
 MAX_SECONDS = 1e6
@@ -27,6 +28,20 @@ def check_model(asked: str | None, served: str) -> None:
             status=404,
             code="model_not_found",
             param="model",
+        )
+
+
+def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
+    """Raise APIError if the engine cannot restrict its output to the requested format."""
+    asked = request.response_format
+    if asked is None or asked.get("type") == "text":
+        return
+    if llm.config.extensions.grammar_backend is None:
+        raise APIError(
+            "response_format needs a grammar plugin, but this server has none "
+            "(--grammar-backend). Leave response_format out.",
+            code="unsupported_parameter",
+            param="response_format",
         )
 
 
@@ -53,7 +68,7 @@ def prompt_traits(headers: Mapping[str, str], request: GenerationFields) -> dict
 
 
 def _seconds(headers: Mapping[str, str], name: str) -> float | None:
-    text = headers.get(name)
+    text = headers.get(name.lower())
     if text is None:
         return None
     try:

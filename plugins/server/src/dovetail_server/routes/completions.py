@@ -14,7 +14,7 @@ from dovetail.inputs import Prompt
 from dovetail_server.observers import RequestRecord
 from dovetail_server.protocol.answers import AnswerForm, ChatForm, CompletionForm
 from dovetail_server.protocol.chat_prompts import chat_tokens
-from dovetail_server.protocol.errors import api_error
+from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.protocol.fields import (
     ChatRequest,
     CompletionRequest,
@@ -24,7 +24,12 @@ from dovetail_server.protocol.fields import (
 from dovetail_server.protocol.logprobs import TokenTexts
 from dovetail_server.protocol.prompts import OnePrompt, read_prompts
 from dovetail_server.protocol.sampling import Sampling, chat_sampling, completion_sampling
-from dovetail_server.routes.call_options import check_model, prompt_traits, read_timeout
+from dovetail_server.routes.call_options import (
+    check_format,
+    check_model,
+    prompt_traits,
+    read_timeout,
+)
 from dovetail_server.routes.generation import Call, Generation
 from dovetail_server.routes.table import Route
 from dovetail_server.state import ServerState
@@ -53,12 +58,13 @@ class GenerationRoutes:
         llm = self._state.slot.for_new_request()
         with self._state.admit(llm):
             request = await self._read(exchange, CompletionRequest)
+            check_format(request, llm)
             sampling = completion_sampling(request, llm.default_sampling_params())
             given = read_prompts(request.prompt)
             if request.add_special_tokens is False:
                 given = await asyncio.to_thread(_without_special_tokens, llm, given)
             form = self._form(CompletionForm, llm, request, num_top=request.logprobs)
-            call = self._call(exchange, request, given, sampling, form)
+            call = self._call(llm, exchange, request, given, sampling, form)
             await self._serve(llm, exchange, call, streamed=bool(request.stream))
 
     async def chat(self, exchange: Exchange) -> None:
@@ -66,12 +72,23 @@ class GenerationRoutes:
         llm = self._state.slot.for_new_request()
         with self._state.admit(llm):
             request = await self._read(exchange, ChatRequest)
+            check_format(request, llm)
             sampling = chat_sampling(request, llm.default_sampling_params())
-            tokens = await asyncio.to_thread(chat_tokens, llm, request)
+            tokens = await asyncio.to_thread(self._chat_tokens, llm, request)
             num_top = (request.top_logprobs or 0) if request.logprobs else None
             form = self._form(ChatForm, llm, request, num_top=num_top)
-            call = self._call(exchange, request, [tokens], sampling, form)
+            call = self._call(llm, exchange, request, [tokens], sampling, form)
             await self._serve(llm, exchange, call, streamed=bool(request.stream))
+
+    def _chat_tokens(self, llm: AsyncLLM, request: ChatRequest) -> list[int]:
+        allowed = self._state.settings.allow_request_templates
+        if request.chat_template is not None and not allowed:
+            raise APIError(
+                "chat_template is not accepted by this server (--allow-request-templates).",
+                code="unsupported_parameter",
+                param="chat_template",
+            )
+        return chat_tokens(llm, request)
 
     async def _read(self, exchange: Exchange, kind: type[R]) -> R:
         """Return the checked fields of a request; raise APIError."""
@@ -96,13 +113,18 @@ class GenerationRoutes:
             f"{kind.id_prefix}-{uuid.uuid4().hex}",
             int(time.time()),
             self._state.slot.served_model_name,
-            TokenTexts(llm.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
+            TokenTexts(
+                llm.tokenizer,
+                as_ids=bool(request.return_tokens_as_token_ids),
+                hides_special=request.skip_special_tokens is not False,
+            ),
             num_top=num_top,
             with_usage=bool(request.stream and options is not None and options.include_usage),
         )
 
     def _call(
         self,
+        llm: AsyncLLM,
         exchange: Exchange,
         request: GenerationFields,
         given: Sequence[OnePrompt],
@@ -110,6 +132,7 @@ class GenerationRoutes:
         form: AnswerForm,
     ) -> Call:
         traits = prompt_traits(exchange.headers, request)
+        self._state.check_size(llm, len(given) * sampling.params.n, sampling.names.get("n", "n"))
         return Call(
             prompts=[_prompt(one, traits) for one in given],
             sampling=sampling,

@@ -15,8 +15,9 @@ from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
 from dovetail_server.protocol.answers import DONE, AnswerForm
 from dovetail_server.protocol.errors import APIError, api_error, unavailable
 from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
-from dovetail_server.protocol.sampling import Sampling
+from dovetail_server.protocol.sampling import COPIED, PARAMETER_NAMES, Sampling
 from dovetail_server.protocol.usage import Usage
+from dovetail_server.routes.call_options import FIRST_TOKEN_HEADER, TIMEOUT_HEADER
 from dovetail_server.transport.exchange import Exchange
 
 R = TypeVar("R")
@@ -56,11 +57,16 @@ class Generation:
         places = range(len(call.prompts))
         finished = await _all_of([self._named(place, self._finish(place)) for place in places])
         choices: list[dict[str, Any]] = []
+        prompt_fields: dict[str, Any] = {}
         for place, output in enumerate(finished):
             call.usage.add_prompt(output)
-            first = place * call.sampling.num_returned
-            choices += await self._choices(output, first)
-        return call.form.body(choices, call.usage.body())
+            prompt_fields = await _prompt_fields(call, output)
+            made = await self._choices(output, place * call.sampling.num_returned)
+            if call.form.has_batches:
+                made = [{**choice, **prompt_fields} for choice in made]
+            choices += made
+        body = call.form.body(choices, call.usage.body())
+        return body if call.form.has_batches else {**body, **prompt_fields}
 
     async def stream(self) -> None:
         """Send the answers as events, and the end of the stream; raise APIError."""
@@ -137,14 +143,13 @@ class Generation:
         found = output.outputs
         if len(found) > call.sampling.num_returned:
             found = sorted(found, key=_mean_logprob, reverse=True)[: call.sampling.num_returned]
-        prompt_fields = await _prompt_fields(call, output)
         prompt_text = await _echoed(self._llm, call, output)
         choices = []
         for number, one in enumerate(found):
             one = _shown(call, one)
             fields = await _choice_fields(call, output, one)
             text = prompt_text + one.text
-            choices.append(call.form.choice(first + number, text, {**fields, **prompt_fields}))
+            choices.append(call.form.choice(first + number, text, fields))
         return choices
 
 
@@ -268,18 +273,20 @@ def _raise_failure(output: RequestOutput) -> None:
     """Raise APIError if a request was aborted or failed in the engine."""
     reasons = {one.finish_reason for one in output.outputs}
     why = output.error or ""
+    first_word = why.partition(" ")[0].partition("=")[0]
     if "error" in reasons or (output.error is not None and not reasons):
         if why.startswith(("EngineDeadError", "UnavailableError")):
             raise unavailable(
                 "The engine failed while it served this request. Try again later.",
                 code="engine_failed",
             )
-        raise APIError(why, code="request_failed")
+        param = PARAMETER_NAMES.get(first_word, first_word if first_word in COPIED else None)
+        raise APIError(why, code="request_failed", param=param)
     if "abort" in reasons:
         if not why:
             raise unavailable("The request was aborted by the operator.", code="aborted")
-        field_name = "X-First-Token-Timeout" if "deadline_s" in why else "X-Request-Timeout"
-        raise APIError(why, status=408, code="timeout", param=field_name)
+        header = FIRST_TOKEN_HEADER if "deadline_s" in why else TIMEOUT_HEADER
+        raise APIError(why, status=408, code="timeout", param=header)
 
 
 async def _all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -1,0 +1,279 @@
+"""Every field of a generation request has its effect, plain and streamed."""
+
+import pytest
+
+from dovetail import SamplingParams
+
+PROMPT = "Anna and Ben"
+LISTING = "reverse: robot, bank, window"
+
+
+def texts(reply):
+    assert reply.status == 200, reply.content
+    return [choice["text"] for choice in reply.json["choices"]]
+
+
+def choices_of(events):
+    return [event["choices"][0] for event in events if event != "[DONE]" and event["choices"]]
+
+
+def ids(server, **body):
+    """Return the prompt's and the generated token ids of a chat."""
+    reply = server.chat(return_token_ids=True, **body).json
+    return reply["prompt_token_ids"], reply["choices"][0]["token_ids"]
+
+
+def test_n_completions_have_their_indices_plain_and_streamed(server):
+    body = {"prompt": PROMPT, "n": 3, "temperature": 1.0, "seed": 5}
+    plain = server.complete(**body).json["choices"]
+    assert [choice["index"] for choice in plain] == [0, 1, 2]
+    streamed = {0: "", 1: "", 2: ""}
+    for choice in choices_of(server.complete(stream=True, **body).events):
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == {choice["index"]: choice["text"] for choice in plain}
+    assert len(set(streamed.values())) > 1
+
+
+def test_best_of_returns_the_most_likely_completions(server):
+    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "logprobs": 0}
+    every = server.complete(n=6, **body).json["choices"]
+    best = server.complete(n=2, best_of=6, **body).json
+
+    def mean(choice):
+        values = choice["logprobs"]["token_logprobs"]
+        return sum(values) / len(values)
+
+    expected = [choice["text"] for choice in sorted(every, key=mean, reverse=True)[:2]]
+    assert [choice["text"] for choice in best["choices"]] == expected
+    num_tokens = sum(len(choice["logprobs"]["tokens"]) for choice in every)
+    assert best["usage"]["completion_tokens"] == num_tokens
+
+
+def test_a_batch_of_prompts_has_one_choice_for_each_prompt(server):
+    prompts = [PROMPT, "One and two", "The sun"]
+    single = [texts(server.complete(prompt=one))[0] for one in prompts]
+    batch = server.complete(prompt=prompts)
+    assert texts(batch) == single
+    assert [choice["index"] for choice in batch.json["choices"]] == [0, 1, 2]
+    streamed = ["", "", ""]
+    events = server.complete(prompt=prompts, stream=True).events
+    for choice in choices_of(events):
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == single and events.count("[DONE]") == 1
+
+
+def test_token_ids_are_accepted_as_prompts(server, offline):
+    token_ids = offline.get_tokenizer().encode(PROMPT)
+    expected = texts(server.complete(prompt=PROMPT))
+    assert texts(server.complete(prompt=token_ids)) == expected
+    assert texts(server.complete(prompt=[token_ids, token_ids])) == expected * 2
+    reply = server.complete(prompt=token_ids, return_token_ids=True).json["choices"][0]
+    assert reply["prompt_token_ids"] == token_ids and len(reply["token_ids"]) == 8
+    without = server.complete(prompt=PROMPT, add_special_tokens=False, return_token_ids=True)
+    assert without.json["choices"][0]["prompt_token_ids"] == token_ids[1:]
+
+
+def test_logprobs_of_a_completion_equal_those_of_the_engine(server, offline):
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
+    output = offline.generate([PROMPT], params)[0].outputs[0]
+    found = server.complete(prompt=PROMPT, logprobs=3).json["choices"][0]["logprobs"]
+    expected = [
+        entries[token].logprob
+        for token, entries in zip(output.token_ids, output.logprobs, strict=True)
+    ]
+    assert found["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+    assert "".join(found["tokens"]) == output.text
+    assert [len(top) for top in found["top_logprobs"]] == [3] * 8
+    text = output.text
+    for token, place in zip(found["tokens"], found["text_offset"], strict=True):
+        assert text.startswith(token, place)
+
+
+def test_echo_returns_the_prompt_and_its_logprobs(server):
+    reply = server.complete(prompt=PROMPT, echo=True, logprobs=1).json["choices"][0]
+    assert reply["text"].startswith(PROMPT)
+    found = reply["logprobs"]
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    assert len(found["tokens"]) == 4 + 8
+    for token, place in list(zip(found["tokens"], found["text_offset"], strict=True))[1:]:
+        assert reply["text"].startswith(token, place)
+    only = server.complete(prompt=PROMPT, echo=True, logprobs=1, max_tokens=0).json
+    assert only["choices"][0]["text"] == PROMPT and only["usage"]["completion_tokens"] == 0
+    assert only["choices"][0]["logprobs"]["tokens"] == found["tokens"][:4]
+    *events, _ = server.complete(prompt=PROMPT, echo=True, logprobs=1, stream=True).events
+    streamed = choices_of(events)
+    assert "".join(choice["text"] for choice in streamed) == reply["text"]
+    joined = [token for choice in streamed for token in choice["logprobs"]["tokens"]]
+    assert joined == found["tokens"]
+    offsets = [place for choice in streamed for place in choice["logprobs"]["text_offset"]]
+    assert offsets == found["text_offset"]
+
+
+def test_logprobs_of_a_chat_have_tokens_bytes_and_alternatives(server):
+    body = {"logprobs": True, "top_logprobs": 2}
+    reply = server.chat(**body).json["choices"][0]
+    content = reply["logprobs"]["content"]
+    assert "".join(one["token"] for one in content) == reply["message"]["content"]
+    for one in content:
+        assert bytes(one["bytes"]).decode() == one["token"]
+        assert len(one["top_logprobs"]) == 2
+        assert one["top_logprobs"][0]["logprob"] >= one["top_logprobs"][1]["logprob"]
+    streamed = choices_of(server.chat(stream=True, **body).events)
+    joined = [
+        one for choice in streamed if choice["logprobs"] for one in choice["logprobs"]["content"]
+    ]
+    assert [one["token"] for one in joined] == [one["token"] for one in content]
+
+
+def test_prompt_logprobs_are_returned_for_each_prompt_token(server):
+    found = server.complete(prompt=PROMPT, prompt_logprobs=1).json["choices"][0]["prompt_logprobs"]
+    assert found[0] is None and len(found) == 4
+    assert all(entry["decoded_token"] for entries in found[1:] for entry in entries.values())
+    assert len(server.chat(prompt_logprobs=0).json["prompt_logprobs"]) > 4
+
+
+def test_a_seed_repeats_the_text_in_any_batch(server):
+    body = {"temperature": 1.0, "max_tokens": 16}
+    alone = texts(server.complete(prompt=PROMPT, seed=11, **body))
+    assert texts(server.complete(prompt=[PROMPT] * 3, seed=11, **body)) == alone * 3
+    assert texts(server.complete(prompt=PROMPT, seed=12, **body)) != alone
+
+
+def test_stop_strings_and_tokens_end_the_text(server):
+    whole = texts(server.complete(prompt=PROMPT, max_tokens=16))[0]
+    stop = whole[5:8]
+    reply = server.complete(prompt=PROMPT, max_tokens=16, stop=stop).json["choices"][0]
+    assert reply["text"] == whole[: whole.index(stop)]
+    assert reply["finish_reason"] == "stop" and reply["stop_reason"] == stop
+    kept = server.complete(
+        prompt=PROMPT, max_tokens=16, stop=[stop], include_stop_str_in_output=True
+    )
+    assert texts(kept)[0] == whole[: whole.index(stop) + len(stop)]
+    token_ids = server.complete(prompt=PROMPT, return_token_ids=True).json["choices"][0]
+    third = token_ids["token_ids"][2]
+    by_token = server.complete(prompt=PROMPT, stop_token_ids=[third]).json
+    assert by_token["choices"][0]["stop_reason"] == third
+    assert by_token["usage"]["completion_tokens"] == 3
+    later = server.complete(prompt=PROMPT, stop_token_ids=[third], min_tokens=4).json
+    assert later["usage"]["completion_tokens"] >= 4
+
+
+def test_the_end_of_sequence_token_can_be_ignored(server):
+    assert server.chat(max_tokens=64).json["choices"][0]["finish_reason"] == "stop"
+    longer = server.chat(max_tokens=64, ignore_eos=True).json
+    assert longer["choices"][0]["finish_reason"] == "length"
+    assert longer["usage"]["completion_tokens"] == 64
+
+
+def test_the_answer_of_a_chat_is_as_long_as_the_model_allows(server):
+    assert server.chat(max_tokens=None).json["choices"][0]["finish_reason"] == "stop"
+    reply = server.chat(max_tokens=None, max_completion_tokens=3).json
+    assert reply["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"top_k": 1, "temperature": 1.5},
+        {"top_p": 1e-9, "temperature": 1.5},
+        {"min_p": 1.0, "temperature": 1.5},
+        {"priority": -3, "user": "a tenant", "cache_salt": "salt"},
+    ],
+)
+def test_fields_that_keep_the_greedy_text(server, field):
+    assert texts(server.complete(prompt=PROMPT, **field)) == texts(server.complete(prompt=PROMPT))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"repetition_penalty": 5.0},
+        {"bad_words": ["robot"]},
+    ],
+)
+def test_fields_that_change_the_greedy_text(server, field):
+    body = {"max_tokens": 48, "ignore_eos": True}
+    plain = server.chat(**body).json["choices"][0]["message"]["content"]
+    changed = server.chat(**body, **field).json["choices"][0]["message"]["content"]
+    assert changed != plain
+
+
+def test_allowed_and_biased_tokens_are_sampled(server):
+    allowed = server.complete(prompt=PROMPT, allowed_token_ids=[300, 301], return_token_ids=True)
+    assert set(allowed.json["choices"][0]["token_ids"]) <= {300, 301}
+    biased = server.complete(
+        prompt=PROMPT, logit_bias={"300": 100}, return_token_ids=True, max_tokens=1
+    )
+    assert biased.json["choices"][0]["token_ids"] == [300]
+
+
+def test_only_the_last_tokens_of_a_truncated_prompt_are_used(server, offline):
+    token_ids = offline.get_tokenizer().encode(PROMPT)
+    reply = server.complete(
+        prompt=PROMPT, truncate_prompt_tokens=2, return_token_ids=True, echo=True
+    ).json["choices"][0]
+    assert reply["prompt_token_ids"] == token_ids[-2:]
+    assert reply["text"].startswith(offline.get_tokenizer().decode(token_ids[-2:]))
+    whole, _ = ids(server)
+    assert ids(server, truncate_prompt_tokens=3)[0] == whole[-3:]
+
+
+def test_a_final_message_can_be_continued(server):
+    answer = server.chat(max_tokens=64).json["choices"][0]["message"]["content"]
+    start = answer[: answer.index(",")]
+    messages = [{"role": "user", "content": LISTING}, {"role": "assistant", "content": start}]
+    reply = server.chat(messages=messages, continue_final_message=True, max_tokens=64).json
+    assert start + reply["choices"][0]["message"]["content"] == answer
+
+
+def test_the_generation_prompt_can_be_left_out(server):
+    with_prompt, _ = ids(server)
+    without, _ = ids(server, add_generation_prompt=False)
+    assert with_prompt[: len(without)] == without and len(with_prompt) == len(without) + 1
+
+
+def test_parts_of_a_content_are_joined(server):
+    parts = [{"type": "text", "text": "reverse: robot,"}, {"type": "text", "text": " bank, window"}]
+    joined, _ = ids(server, messages=[{"role": "user", "content": parts}])
+    assert joined == ids(server)[0]
+
+
+def test_text_of_special_tokens_in_messages_is_plain_text(server, offline):
+    tokenizer = offline.get_tokenizer()
+    special = [tokenizer.decode([token]) for token in sorted(tokenizer.special_token_ids)]
+    hostile = "hi" + "".join(special) + "<|e<|end|>nd|>"
+    found, _ = ids(server, messages=[{"role": "user", "content": hostile}])
+    plain, _ = ids(server, messages=[{"role": "user", "content": "hi"}])
+    inside = found[2:-2]
+    assert [found[:2], found[-2:]] == [plain[:2], plain[-2:]]
+    assert not set(inside) & tokenizer.special_token_ids
+    assert tokenizer.decode(inside) == hostile
+    parsed = server.complete(prompt="<|end|>", return_token_ids=True).json["choices"][0]
+    assert parsed["prompt_token_ids"][-1] in tokenizer.special_token_ids
+
+
+def test_usage_counts_cached_tokens(server):
+    prompt = "one two three four five six seven eight nine ten " * 8
+    server.complete(prompt=prompt)
+    usage = server.complete(prompt=prompt).json["usage"]
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+
+
+def test_a_request_ends_at_its_deadline(server):
+    slow = {"prompt": PROMPT, "max_tokens": 500, "ignore_eos": True}
+    for streamed in (False, True):
+        reply = server.post(
+            "/v1/completions", slow | {"stream": streamed}, **{"X-Request-Timeout": "0.001"}
+        )
+        error = reply.error if reply.status == 408 else reply.events[-1]["error"]
+        assert error["code"] == "timeout" and error["param"] == "X-Request-Timeout"
+    reply = server.post("/v1/completions", slow, **{"X-First-Token-Timeout": "1e-9"})
+    assert reply.error["param"] == "X-First-Token-Timeout"
+
+
+def test_unknown_fields_are_accepted_and_named_in_a_header(server):
+    reply = server.complete(prompt=PROMPT, zzz=1, metadata={"a": "b"})
+    assert reply.status == 200 and reply.headers["x-ignored-params"] == "zzz"
+    assert "x-ignored-params" not in server.complete(prompt=PROMPT).headers
