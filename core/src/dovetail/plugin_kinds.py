@@ -308,6 +308,16 @@ _ROWS = (
         fake="FakeGrammar",
     ),
     Kind(
+        name="http_routes",
+        interface="HTTPRoutes",
+        summary="adds routes to the server",
+        field="extensions.http_routes",
+        cardinality=Cardinality.MANY,
+        roles=(FRONTEND,),
+        fake="FakeHTTPRoutes",
+        distribution="dovetail-server",
+    ),
+    Kind(
         name="proposer",
         interface="Proposer",
         summary="proposes draft tokens",
@@ -321,11 +331,6 @@ _ROWS = (
         name="reasoning_parser",
         interface="ReasoningParser",
         summary="separates reasoning from the answer",
-    ),
-    Kind(
-        name="http_routes",
-        interface="HTTPRoutes",
-        summary="adds routes to the server",
     ),
     Kind(
         name="compile_backend",

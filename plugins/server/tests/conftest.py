@@ -134,7 +134,7 @@ def serving(*options):
 @pytest.fixture(scope="session")
 def server():
     """A server with the demo model, for all tests that leave it running."""
-    with serving("--model", "demo", "--max-model-len", "512") as running:
+    with serving("--model", "demo", "--max-model-len", "512", "--http-routes", "props") as running:
         yield running.wait_until_ready()
 
 

@@ -1,8 +1,8 @@
-"""A draft contract of HTTP routes: paths that a plugin adds to the server.
+"""The contract of HTTP routes: paths that a plugin adds to the server.
 
-There is no implementation yet, and the first one may still change the contract. Routes are data, so
-that the server can list, refuse and protect them before it serves them. They would run for every
-engine, so the user must enable them. The contract does not depend on a web framework.
+Routes are data, so that the server lists, checks and protects them before it serves them. They run
+for every engine, so the user must enable them (`dovetail serve --http-routes NAME`). The contract
+does not depend on a web framework.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class HTTPRoutesContext:
-    """Constructor arguments of an HTTP routes plugin.
+    """Constructor arguments of a plugin of routes.
 
-    served_model_name: the model's name for clients. engine: the server's engine client.
+    served_model_name: the model's name for clients. engine: the server's `AsyncLLM`, which is
+    ready. options: the user's options from `plugin_options`.
     """
 
     served_model_name: str
@@ -27,7 +28,11 @@ class HTTPRoutesContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRequest:
-    """An HTTP request. headers: lower-case names. body: complete, limited by the server."""
+    """An HTTP request.
+
+    query: the first value of each name. headers: lower-case names, without the API key. body:
+    complete; the server limits its size.
+    """
 
     method: str
     path: str
@@ -38,7 +43,10 @@ class HTTPRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPResponse:
-    """An HTTP response. body: bytes, or an iterator of pieces to stream."""
+    """An HTTP response. body: bytes, or an iterator of pieces to stream.
+
+    headers: such as "content-type"; the server adds length, date and request id.
+    """
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +55,11 @@ class HTTPResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRoute:
-    """A route. public: served without the server's API key."""
+    """A route. public: served without the server's API key.
+
+    method: GET, POST, PUT, PATCH or DELETE. path: begins with "/" and is matched exactly. handler:
+    runs in the server's event loop, so it must not block; it is cancelled if the client leaves.
+    """
 
     method: str
     path: str
@@ -56,14 +68,19 @@ class HTTPRoute:
 
 
 class HTTPRoutes(ABC):
-    """Provides routes. A path that the server or another plugin already serves is refused."""
+    """Provides routes. A path that the server or another plugin already serves is refused.
+
+    Contract. A handler raises RequestError for an invalid request, which becomes a response with
+    the status 400 that names the parameter; other DovetailErrors get the status of their class. Any
+    other exception becomes the status 500 and affects no other request.
+    """
 
     CONTRACT: ClassVar[str] = "http_routes"
     CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @abstractmethod
     def __init__(self, context: HTTPRoutesContext) -> None:
-        """Store `context`. Do not serve yet."""
+        """Keep `context`. Do not serve yet."""
 
     @abstractmethod
     def routes(self) -> Sequence[HTTPRoute]:

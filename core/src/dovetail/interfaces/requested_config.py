@@ -264,6 +264,7 @@ class ExtensionsConfig(ConfigNode):
     kv_transfer_timeout_s: Seconds = 30.0
     stat_loggers: PluginReferences = ()
     hooks: PluginReferences = ()
+    http_routes: PluginReferences = ()
 
 
 class PluginsConfig(ConfigNode):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import uvicorn
 import uvloop
@@ -18,6 +18,7 @@ from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
 from dovetail_server.routes.completions import completion_routes
+from dovetail_server.routes.plugin_routes import PluginRoutes
 from dovetail_server.routes.status import status_routes
 from dovetail_server.routes.table import RouteTable
 from dovetail_server.settings import ServerSettings
@@ -67,10 +68,9 @@ def make_state(settings: ServerSettings, served_model_name: str) -> ServerState:
     return state
 
 
-def make_application(state: ServerState) -> Application:
-    """Return the application of the public listener."""
-    table = RouteTable([*status_routes(state), *completion_routes(state)])
-    return Application(table, _no_guard, state.settings)
+def make_table(state: ServerState) -> RouteTable:
+    """Return the routes of the public listener, without those of plugins."""
+    return RouteTable([*status_routes(state), *completion_routes(state)])
 
 
 def run_server(state: ServerState, listener: socket.socket, make: Callable[[], AsyncLLM]) -> int:
@@ -81,10 +81,13 @@ def run_server(state: ServerState, listener: socket.socket, make: Callable[[], A
 async def _serve(state: ServerState, listener: socket.socket, make: Callable[[], AsyncLLM]) -> int:
     drain = Drain(state.slot, state.settings.drain_timeout_s)
     drain.install()
-    application = make_application(state)
+    table = make_table(state)
+    application = Application(table, _no_guard, state.settings)
     server = _QuietServer(_uvicorn_config(application, state.settings))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = asyncio.create_task(_load(state, listener, make, drain))
+    plugins = ExitStack()
+    loading = asyncio.create_task(_load(state, table, make, plugins))
+    loading.add_done_callback(lambda task: _announce(task, state, listener, drain))
     try:
         await drain.requested.wait()
         await loading  # raises the error of an engine that could not start
@@ -92,20 +95,34 @@ async def _serve(state: ServerState, listener: socket.socket, make: Callable[[],
         server.should_exit = True
         await serving
     finally:
+        plugins.close()
         await asyncio.to_thread(state.slot.shutdown)
     logger.info("The server has shut down.")
     return 0 if complete else 1
 
 
 async def _load(
-    state: ServerState, listener: socket.socket, make: Callable[[], AsyncLLM], drain: Drain
+    state: ServerState, table: RouteTable, make: Callable[[], AsyncLLM], plugins: ExitStack
 ) -> None:
-    try:
-        await state.slot.load(make)
-    except BaseException:
+    """Load the engine and the routes of plugins."""
+    slot = state.slot
+    llm = await slot.load(make)
+    routes = PluginRoutes(llm, slot.served_model_name)
+    plugins.callback(routes.close)
+    for route in routes.routes():
+        table.add(route)
+    slot.put(llm)
+
+
+def _announce(
+    loading: asyncio.Task[None], state: ServerState, listener: socket.socket, drain: Drain
+) -> None:
+    """Log that the server is ready; if it could not start, end it."""
+    if loading.cancelled() or loading.exception() is not None:
         drain.handle_signal()
-        raise
-    logger.info("Ready: %s on http://%s/v1", state.slot.served_model_name, address_of(listener))
+        return
+    name, address = state.slot.served_model_name, address_of(listener)
+    logger.info("Ready: %s on http://%s/v1", name, address)
 
 
 class _QuietServer(uvicorn.Server):

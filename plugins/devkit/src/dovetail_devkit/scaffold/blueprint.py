@@ -75,6 +75,14 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='`LLM(model=…, hooks=("{name}",))`',
             test=_TEST,
         ),
+        "http_routes": Blueprint(
+            summary="HTTP routes for Dovetail that count the tokens of a text.",
+            suffix="Routes",
+            modules=("routes",),
+            entry_points={"http_routes": "routes:{cls}"},
+            use="`dovetail serve --model MODEL --http-routes {name}`",
+            test=_TEST,
+        ),
         "io_processor": Blueprint(
             summary="An IO processor for Dovetail that converts a list of texts to answers.",
             suffix="IOProcessor",

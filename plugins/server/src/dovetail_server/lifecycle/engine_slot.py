@@ -20,10 +20,12 @@ class EngineSlot:
         self.served_model_name = served_model_name
         self.draining = False
         self._llm: AsyncLLM | None = None
+        self._owned: AsyncLLM | None = None
 
-    async def load(self, make: Callable[[], AsyncLLM]) -> None:
+    async def load(self, make: Callable[[], AsyncLLM]) -> AsyncLLM:
         """Create the engine in a thread, which blocks until the model is loaded."""
-        self._llm = await asyncio.to_thread(make)
+        self._owned = await asyncio.to_thread(make)
+        return self._owned
 
     def put(self, llm: AsyncLLM) -> None:
         """Serve requests with `llm` from now on."""
@@ -66,5 +68,5 @@ class EngineSlot:
 
     def shutdown(self) -> None:
         """Shut the engine down; blocks for at most a few seconds."""
-        if self._llm is not None:
-            self._llm.shutdown()
+        if self._owned is not None:
+            self._owned.shutdown()

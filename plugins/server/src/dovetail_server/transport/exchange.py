@@ -42,6 +42,7 @@ class Exchange:
         "_bodies",
         "_receive",
         "_send",
+        "_sends_events",
         "_settings",
         "_task",
         "_watcher",
@@ -57,7 +58,6 @@ class Exchange:
         "request_id",
         "rest",
         "started",
-        "streams",
     )
 
     def __init__(
@@ -77,7 +77,7 @@ class Exchange:
         self.rest = ""
         self.request_id = ""
         self.caller = ""
-        self.started = self.ended = self.streams = self.left = False
+        self.started = self.ended = self.left = self._sends_events = False
         self.failure: APIError | None = None
         self.extra_headers: list[Header] = []
         self._receive = receive
@@ -98,41 +98,37 @@ class Exchange:
         return read_json_object(self.headers, await self.read_body(), self._settings)
 
     async def respond(
-        self,
-        content: object,
-        *,
-        status: int = 200,
-        headers: Iterable[Header] = (),
-        media_type: bytes = JSON_TYPE,
+        self, content: object, *, status: int = 200, headers: Iterable[Header] = ()
     ) -> None:
-        """Send the whole response. content: bytes, or a value to send as JSON."""
+        """Send the whole response. content: JSON as bytes, or a value to send as JSON."""
         body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        await self.respond_raw(status, ((b"content-type", JSON_TYPE), *headers), body)
+
+    async def respond_raw(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """Send the whole response with these headers."""
         self.started = self.ended = True
-        await self._start(
-            status,
-            (
-                (b"content-type", media_type),
-                (b"content-length", str(len(body)).encode()),
-                *headers,
-            ),
-        )
+        await self._start(status, ((b"content-length", str(len(body)).encode()), *headers))
         await self._send({"type": _BODY, "body": body, "more_body": False})
 
     async def write(self, events: bytes) -> None:
         """Send a part of a stream of events; waits while the client does not read."""
         if not self.started:
-            await self.start_stream(_EVENT_HEADERS)
+            await self._start_events()
         await self._send({"type": _BODY, "body": events, "more_body": True})
 
     async def start_stream(self, headers: Iterable[Header], status: int = 200) -> None:
-        """Send the head of a streamed response."""
-        self.started = self.streams = True
+        """Send the head of a streamed response that is not a stream of events."""
+        self.started = True
         await self._start(status, headers)
+
+    async def _start_events(self) -> None:
+        self._sends_events = True
+        await self.start_stream(_EVENT_HEADERS)
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last part of a stream."""
         if not self.started:
-            await self.start_stream(_EVENT_HEADERS)
+            await self._start_events()
         self.ended = True
         await self._send({"type": _BODY, "body": events, "more_body": False})
 
@@ -142,7 +138,7 @@ class Exchange:
             return
         body = msgspec.json.encode(error.body(self.request_id))
         if self.started:
-            await self.end(b"data: " + body + b"\n\n")
+            await self.end(b"data: " + body + b"\n\n" if self._sends_events else b"")
         else:
             await self.respond(body, status=error.status, headers=error.headers())
 

@@ -1,0 +1,121 @@
+"""The routes of plugins (`--http-routes`): their contract on the server's exchanges."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qsl
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.engine.plugin_choices import make_registry
+from dovetail.errors import ContractError
+from dovetail.interfaces import (
+    HTTPRequest,
+    HTTPResponse,
+    HTTPRoute,
+    HTTPRoutes,
+    HTTPRoutesContext,
+)
+from dovetail.plugins.construction import Options, make_instance
+from dovetail_server.protocol.errors import APIError
+from dovetail_server.routes.table import METHODS, Route
+from dovetail_server.transport.exchange import Exchange, Header
+
+logger = logging.getLogger(__name__)
+
+SECRET_HEADERS = ("authorization", "x-api-key", "cookie")
+MAX_QUERY_FIELDS = 100
+
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_SERVER_HEADERS = frozenset({"content-length", "transfer-encoding", "connection", "x-request-id"})
+
+
+class PluginRoutes:
+    """The plugins of routes of a server."""
+
+    def __init__(self, llm: AsyncLLM, served_model_name: str) -> None:
+        """Create the plugins; raise a DovetailError that names the failed one."""
+        self._plugins: list[tuple[str, HTTPRoutes]] = []
+        registry = make_registry(llm.config)
+
+        def context(own: Options) -> HTTPRoutesContext:
+            return HTTPRoutesContext(served_model_name=served_model_name, engine=llm, options=own)
+
+        for reference in llm.config.extensions.http_routes:
+            made: HTTPRoutes = make_instance(registry, "http_routes", reference, context)
+            self._plugins.append((str(reference), made))
+
+    def routes(self) -> Iterable[Route]:
+        """Yield the checked routes of all plugins; raise ContractError for an invalid one."""
+        for name, plugin in self._plugins:
+            for route in plugin.routes():
+                yield _checked(name, route)
+
+    def close(self) -> None:
+        """Close the plugins; log their errors."""
+        for name, plugin in self._plugins:
+            try:
+                plugin.close()
+            except Exception as error:
+                logger.warning("The HTTP routes of %r could not be closed: %r", name, error)
+        self._plugins.clear()
+
+
+def _checked(name: str, route: object) -> Route:
+    owner = f"the plugin {name!r}"
+    if not isinstance(route, HTTPRoute):
+        raise ContractError(f"{owner} returns {route!r:.80} as a route; it must be an HTTPRoute.")
+    if route.method not in METHODS or not _PATH.fullmatch(str(route.path)):
+        raise ContractError(
+            f"{owner} has the route {route.method!r:.20} {route.path!r:.80}; use one of "
+            f"{', '.join(METHODS)} and a path such as /v1/name."
+        )
+
+    async def handle(exchange: Exchange) -> None:
+        response = await route.handler(await _request(exchange))
+        await _respond(exchange, response)
+
+    return Route(
+        method=route.method, path=route.path, handler=handle, public=route.public, owner=owner
+    )
+
+
+async def _request(exchange: Exchange) -> HTTPRequest:
+    query = exchange.query.decode("latin-1")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError:
+        raise APIError(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None
+    headers = {n: v for n, v in exchange.headers.items() if n not in SECRET_HEADERS}
+    return HTTPRequest(
+        method=exchange.method,
+        path=exchange.path,
+        query=dict(reversed(pairs)),
+        headers=headers,
+        body=await exchange.read_body(),
+    )
+
+
+async def _respond(exchange: Exchange, response: object) -> None:
+    if not isinstance(response, HTTPResponse) or not 200 <= response.status < 600:
+        raise ContractError(f"{exchange.path}: the handler returned {response!r:.80}.")
+    headers = list(_headers(response.headers))
+    if isinstance(response.body, bytes):
+        await exchange.respond_raw(response.status, headers, response.body)
+        return
+    await exchange.start_stream(headers, response.status)
+    async for piece in response.body:
+        if piece:
+            await exchange.write(piece)
+    await exchange.end()
+
+
+def _headers(given: Mapping[str, str]) -> Iterable[Header]:
+    for name, value in given.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ContractError(f"the header {name!r:.80} of a route is not valid.")
+        if name.lower() not in _SERVER_HEADERS:
+            yield name.lower().encode(), value.encode()
