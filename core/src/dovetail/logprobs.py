@@ -53,7 +53,7 @@ class LogprobSequence(Sequence[Any]):
         return self._num_positions
 
     def __getitem__(self, index: int | slice) -> Any:
-        found = range(self._num_positions)[index]  # handles negative indices and raises IndexError
+        found = range(self._num_positions)[index]  # may raise IndexError
         if isinstance(found, range):
             return [self._store.at(position) for position in found]
         return self._store.at(found)
@@ -98,7 +98,7 @@ class LogprobStore:
         return len(self._ends)
 
     def empty(self) -> LogprobStore:
-        """Return a store with the same texts and without positions."""
+        """Return an empty store with the same texts."""
         return LogprobStore(self._texts)
 
     def add_unknown(self) -> None:
@@ -107,7 +107,7 @@ class LogprobStore:
         self._ranks.append(0)
 
     def extend(self, columns: LogprobColumns) -> None:
-        """Append positions."""
+        """Append several positions with their log-probabilities."""
         num_entries = len(self._token_ids)
         if len(columns.counts) == 1:
             self._ends.append(num_entries + columns.counts[0])

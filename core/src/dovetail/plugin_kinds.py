@@ -25,10 +25,10 @@ class Cardinality(StrEnum):
     """How many plugins of a kind an engine has, which determines the type of the option."""
 
     ONE = "one"
-    """Exactly one; "auto" leaves the choice to the engine."""
+    """An engine has exactly one such plugin; "auto" leaves the choice to the engine."""
     OPTIONAL = "0 or 1"
     MANY = "any number"
-    """Any number, in the order given."""
+    """An engine has any number of such plugins, in the order given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ RETIRED_IMPORTS: Mapping[str, Mapping[str, str]] = {
 """Maps each module to its renamed names: old name to new name."""
 
 RETIRED_FEATURES: Mapping[str, str] = {"counts_on": "supports_advance"}
-"""Features of `AttentionCapabilities`."""
+"""Renamed features of `AttentionCapabilities`: old name to new name."""
 
 
 def refuse_retired(module: str) -> Callable[[str], NoReturn]:

@@ -98,7 +98,7 @@ def _other_options(first: DemoRun) -> list[dict[str, str]]:
 
 
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
-    """Return the class path of another usable backend; if there is none, of the first run's.
+    """Return the class path of another usable backend, or else of the first run's backend.
 
     The backends that the platform prefers over the first run's were rejected.
     """

@@ -34,7 +34,8 @@ _NO_PLUGIN = (
     "compute.linear_method",
     "compute.ops",
 )
-"""Fields of plugins that are selected when they are loaded; open ones are resolved to None."""
+"""Fields of plugins that are selected when they are loaded. If the user left a field open, its
+resolved value is None."""
 
 
 class Draft:

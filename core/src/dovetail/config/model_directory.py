@@ -62,7 +62,7 @@ class ModelDirectory:
 
     @property
     def architecture(self) -> str:
-        """The first name in "architectures"."""
+        """The architecture: the first name in "architectures"."""
         return str(self.config["architectures"][0])
 
     @classmethod
@@ -303,7 +303,7 @@ def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_fields(file: Path, config: Mapping[str, Any]) -> None:
-    """Check the fields; the error for a model file names that file instead of config.json."""
+    """Check the fields; an error of a model file names this file instead of config.json."""
     try:
         check_model_fields(config)
     except ModelError as error:

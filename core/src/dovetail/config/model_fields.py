@@ -181,7 +181,7 @@ def _check_rope(table: Any, name: str) -> None:
     if not isinstance(table, Mapping):
         raise _wrong(name, table, "a table")
     for key, inner in table.items():
-        if isinstance(inner, Mapping):  # parameters by kind of layer
+        if isinstance(inner, Mapping):  # one table for each kind of layer
             _check_table(inner, _ROPE_FIELDS, f"{name}.{key}.")
     _check_table(table, _ROPE_FIELDS, f"{name}.")
 

@@ -82,7 +82,7 @@ def resolve(
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:
-    """Return a requested configuration with the values of `config`."""
+    """Return the requested configuration that corresponds to `config`."""
     values: dict[str, Any] = {}
     for name, field in RequestedConfig.model_fields.items():
         value = getattr(config, name)

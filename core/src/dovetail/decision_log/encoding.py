@@ -34,7 +34,7 @@ class Codebook:
         return self._codes.setdefault(thing, len(self._codes))
 
     def codes(self, things: Iterable[Any]) -> array[int]:
-        """Return the numbers of several objects, int32."""
+        """Return the numbers of several objects as an int32 array."""
         known = self._codes
         return array("i", [known.setdefault(thing, len(known)) for thing in things])
 
@@ -43,7 +43,7 @@ class Plain:
     """Keeps tokens unchanged, for a replay in which tokens are already codes."""
 
     def codes(self, things: Iterable[int]) -> array[int]:
-        """Return `things`, int32."""
+        """Return `things` as an int32 array."""
         return array("i", things)
 
 

@@ -26,7 +26,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.processes.ownership import forked_error, on_fork_in_child
 
 PAUSED_WAIT_S = 0.01
-"""How long an in-process engine waits for outputs while a pause holds all requests."""
+"""How long `receive` of an in-process engine waits while a pause holds all requests."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,7 @@ class EngineCore:
         are the same as with `step`.
         """
         self._check_alive()
-        self._dead = True  # as in `step`
+        self._dead = True  # until the step is complete, as in `step`
         outputs = self._step_ahead()
         self._dead = False
         return outputs

@@ -121,7 +121,7 @@ class FrontEnd:
                 eos_token_ids=usable_eos_token_ids(known, own, vocab_size),
                 max_logprobs=model.max_logprobs,
                 default_sampling=default_sampling_params(model.generation_config),
-                seed=model.seed + (facts.front_end << 64),  # different seeds for each front end
+                seed=model.seed + (facts.front_end << 64),  # each front end uses different seeds
                 limits=facts.config.limits,
             ),
             tokenizer=self.tokenizer,

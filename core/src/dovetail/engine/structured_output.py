@@ -141,7 +141,7 @@ class StructuredOutput(AdmissionGate):
         return failed
 
     def forget(self, request_id: str) -> None:
-        """Remove a held request."""
+        """Remove a request that is held while its grammar is compiled."""
         compiling = self._compiling.pop(request_id, None)
         if compiling is not None:
             compiling.cancel()
@@ -149,7 +149,7 @@ class StructuredOutput(AdmissionGate):
         self.end((request_id,))
 
     def end(self, request_ids: Iterable[str]) -> None:
-        """Remove requests that have ended."""
+        """Remove the state of requests that have ended."""
         for name in request_ids:
             self._matchers.pop(name, None)
             self._errors.pop(name, None)
@@ -189,7 +189,8 @@ class StructuredOutput(AdmissionGate):
                 )
             if not any(words):
                 self._fail(name, "the request's grammar allows no token")
-                words = bytearray(b"\xff") * self._row_bytes  # the sampled token is not used
+                # The token that is sampled with this mask is not used.
+                words = bytearray(b"\xff") * self._row_bytes
             names[run] = name
             bitmask += words
         if not names:

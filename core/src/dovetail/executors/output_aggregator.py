@@ -119,5 +119,5 @@ class RankedSide:
         return KVOutcome(done=tuple(done), failed=failed)
 
     def shutdown(self) -> None:
-        """Release everything. May be called twice."""
+        """Release all resources. May be called twice."""
         self._side.shutdown()

@@ -129,7 +129,10 @@ class UniprocExecutor(Executor):
         return self._submit(self._guarded, call, argument)
 
     def _guarded(self, call: Callable[[Any], T], argument: Any) -> T:
-        """Execute one half of a step. A failure is final, because the rows' state is unknown."""
+        """Execute one half of a step.
+
+        After a failure every call fails: the rows' state is unknown.
+        """
         if self._failure is not None:
             raise EngineDeadError(f"the worker has failed: {self._failure!r}")
         try:

@@ -179,7 +179,7 @@ class EngineConfig(CommonSections):
         return list(self.changes)
 
     def worker_config(self) -> WorkerConfig:
-        """Return the part for workers."""
+        """Return the part of the configuration for workers."""
         sections = {
             **dict(self.scheduler),
             **dict(self.parallel),
@@ -190,7 +190,7 @@ class EngineConfig(CommonSections):
         return _part(WorkerConfig, sections)
 
     def executor_config(self) -> ExecutorConfig:
-        """Return the part for the executor."""
+        """Return the part of the configuration for the executor."""
         return ExecutorConfig(
             worker=self.worker_config(),
             worker_extension_cls=self.extensions.worker_extension_cls,

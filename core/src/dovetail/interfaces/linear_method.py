@@ -34,7 +34,7 @@ class LinearShape:
 
     @property
     def out_features(self) -> int:
-        """Output features of all parts."""
+        """Number of output features of all parts together."""
         return sum(self.part_sizes)
 
 

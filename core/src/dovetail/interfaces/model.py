@@ -29,11 +29,11 @@ class RankGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this worker."""
+        """Number of this worker in the group."""
 
     @property
     def size(self) -> int:
-        """Number of workers."""
+        """Number of workers in the group."""
 
     @property
     def batch_invariant(self) -> bool:

@@ -43,7 +43,7 @@ class ConfigPatch:
 
 
 class Platform(ABC):
-    """One kind of machine."""
+    """The base class of platforms. A platform is one kind of machine."""
 
     CONTRACT: ClassVar[str] = "platform"
     CONTRACT_VERSION: ClassVar[str] = "0.2"

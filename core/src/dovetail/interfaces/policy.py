@@ -243,7 +243,7 @@ class Policy:
         every step.
     preempts: True: the default `plan` admits with `PreemptAndAdmit`, so that a waiting request
         preempts running ones of worse rank when no row is free or there are not enough free blocks.
-        False: with `Run`.
+        False: it admits with `Run`.
     work_conserving: False for a policy that leaves capacity unused on purpose, such as static
         batching. The scheduler then does not warn about idle steps.
     """

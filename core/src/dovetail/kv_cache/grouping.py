@@ -28,7 +28,7 @@ _SLACK = 1.1
 """Use up to this factor of memory to get fewer groups, because each group costs host time."""
 
 _MAX_WASTE = 1.25
-"""Do not reduce the number of groups beyond this factor of the bytes that the layers need."""
+"""Maximum memory for the sake of fewer groups, as a factor of the bytes that the layers need."""
 
 _MULTIPLES = range(1, 13)
 """Page sizes to try, as multiples of the smallest page in which the largest spec fits."""
@@ -47,7 +47,7 @@ Groups = tuple[KVCacheGroup, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Layers of one spec. per_page: layers per page."""
+    """Layers with the same spec. per_page: number of layers that share a page."""
 
     spec: KVCacheSpec
     names: Sequence[str]
@@ -153,9 +153,8 @@ def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tok
     for spec in specs.values():
         kind = kind_of(spec)
         if isinstance(spec, StateSpec):
-            num_states = (
-                2 if kind.positional and num_tokens > 1 else 1
-            )  # one state to read, one to write
+            # With snapshots, one state is read and another one is written.
+            num_states = 2 if kind.positional and num_tokens > 1 else 1
             total += num_states * spec.num_bytes
             continue
         kept = min(num_tokens, kind.span - 1 + max_step_tokens) if kind.sheds else num_tokens

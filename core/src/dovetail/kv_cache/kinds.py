@@ -75,7 +75,7 @@ class CacheKind:
 
 
 def kind_of(spec: KVCacheSpec) -> CacheKind:
-    """Return the rules of a group with this spec."""
+    """Return the rules of a KV-cache group whose layers have this spec."""
     if isinstance(spec, StateSpec):
         if spec.snapshots:
             return CacheKind(spec.block_size, SNAPSHOT_SPAN)

@@ -23,7 +23,7 @@ from dovetail.kv_cache.retiring_blocks import RetiringBlocks
 from dovetail.request import Request
 
 _FIRST_HASHES = 64
-"""Number of hashes to compute first in a search; it doubles with each round."""
+"""Number of hashes to compute in the first round of a search; it doubles in each round."""
 
 
 class KVCacheManager:

@@ -16,7 +16,7 @@ from dovetail.interfaces.worker import Profiles, ProvidesModel, Sleeps, WorkerBa
 
 _CONTRACTS: tuple[type, ...] = (WorkerBase, Sleeps, Profiles, ProvidesModel)
 _NOT_ADDED = frozenset({"CONTRACT", "CONTRACT_VERSION", "__annotate_func__", "_abc_impl"})
-"""Attributes that describe the class itself."""
+"""Names that an extension may share with the worker, because they describe the class itself."""
 
 
 def complete_worker_cls(context: ExecutorContext) -> type[Any]:

@@ -202,7 +202,7 @@ class PluginRegistry:
         if key not in self._loaded:
             resolution = self.resolve(kind, reference)
             about = self._describer.describe(resolution)
-            self._check_needed(about, about.entry.needs)  # before its code is imported
+            self._check_needed(about, about.entry.needs)  # checked before the import
             shared = len(self._kinds_with_options(about.name)) > 0
             plugin = self._admission.admit(resolution, reference, about, shared=shared)
             self._check_needed(about, plugin.needs)
@@ -310,7 +310,7 @@ class PluginRegistry:
             check_needed(str(about), needs, self._provided, self._platform)
 
     def _kinds_with_options(self, name: str) -> list[str]:
-        """Return the kinds with a plugin of that name that declares an options model."""
+        """Return the kinds in which a plugin of that name declares an options model."""
         return [
             kind
             for kind in KINDS

@@ -176,7 +176,7 @@ class ChildGroup:
                     other.kill()
 
     def _ended_beside(self, child: ChildProcess) -> ChildProcess | None:
-        """Return another child that has ended or ends soon, or None."""
+        """Wait briefly; return another child that has ended, or None."""
         others = {one.ending: one for one in self.children if one is not child}
         ended = wait_readable(list(others), _PEER_S) if others else []
         return others[ended[0]] if ended else None

@@ -86,7 +86,7 @@ def _receives(control: socket.socket) -> bool:
 def _remove(folder: str) -> None:
     import shutil  # importing it takes several milliseconds
 
-    for _ in range(_REMOVALS):  # the main thread may create sockets in it meanwhile
+    for _ in range(_REMOVALS):  # the main thread may still create sockets there
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             return

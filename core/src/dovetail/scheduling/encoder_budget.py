@@ -78,7 +78,7 @@ class EncoderBudget:
         for need in needs:
             item = _item(need)
             if item.position + item.num_tokens <= self._wanted[need[0]][1]:
-                cache.free_input(*need)  # fully read; later plans may evict it
+                cache.free_input(*need)  # no later run reads it; later plans may evict it
         for content_hash in cache.take_evicted():
             builder.free_encoded(content_hash)
         self._wanted.clear()

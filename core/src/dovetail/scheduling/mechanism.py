@@ -338,7 +338,7 @@ class Mechanism:
             self._seat(*arrived)
 
     def _seat(self, request: Request, num_computed_tokens: int) -> None:
-        """Give a row to `request`, which has its blocks."""
+        """Give a row to `request`, which already has its blocks."""
         state = self._state
         request.row, request.generation = state.rows.acquire()
         change_status(request, RequestStatus.RUNNING)

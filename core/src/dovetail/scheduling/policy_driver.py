@@ -41,7 +41,7 @@ class PolicyDriver:
             self._use_step()
 
     def _use_step(self) -> None:
-        """Grant something in a step in which the policy got no grant, if possible."""
+        """Continue running requests, or warn that a step without grants is idle."""
         mechanism = self._mechanism
         if mechanism.under_pressure:
             mechanism.continue_running()  # uses blocks that a preempted request has freed

@@ -87,7 +87,7 @@ class PrefixSharing:
         """Record the first block of a granted run, if the run computes known tokens."""
         start = request.num_computed_tokens
         if start >= request.num_prompt_tokens and start + 1 >= len(request.token_ids):
-            return  # a decoding request
+            return  # the request decodes
         kv_cache = self._state.kv_cache
         key = kv_cache.block_key(request, start // kv_cache.block_size)
         if key:

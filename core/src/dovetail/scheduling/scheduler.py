@@ -294,7 +294,7 @@ class Scheduler(SchedulerInterface):
                 self._mechanism.withdraw(request)
 
     def _drop_load(self, request: Request, *, finished: bool) -> None:
-        """Free the blocks of a request without a row."""
+        """Free the blocks of a request that has no row."""
         state = self._state
         state.loads.discard(request)
         state.loads.release(request, finished=finished)
@@ -310,7 +310,7 @@ class Scheduler(SchedulerInterface):
         else:
             if not self._state.held_requests.discard(request):
                 self._host.waiting.discard(request)
-            self._state.loads.release(request, finished=True)  # stores may be pending
+            self._state.loads.release(request, finished=True)  # its stores may be pending
         self._end(request, status)
 
     def _end(self, request: Request, status: RequestStatus) -> None:

@@ -212,9 +212,8 @@ def _sort_prompt_logprobs(
     requests = record.requests
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]
-        known = (
-            request.num_prompt_logprobs - plan.starts[run]
-        )  # tokens computed again after a preemption
+        # The number of tokens that are computed again after a preemption.
+        known = request.num_prompt_logprobs - plan.starts[run]
         fresh = columns.after(known) if known > 0 else columns
         if request.status < _FINISHED and fresh.counts:
             request.num_prompt_logprobs += len(fresh.counts)

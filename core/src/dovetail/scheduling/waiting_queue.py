@@ -157,7 +157,7 @@ class SortedQueue:
         self._order = None
 
     def peek(self) -> Request | None:
-        """Return the request of the lowest rank; None if this step's order is exhausted."""
+        """Return the request of the lowest rank, or None if no more are ready in this step."""
         order = self._sorted()
         while self._next < len(order) and order[self._next].sequence not in self._requests:
             self._next += 1

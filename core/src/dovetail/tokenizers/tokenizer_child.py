@@ -37,7 +37,7 @@ MAX_AFFIX_CHARS = 64
 MAX_WORD_CHARS = 256
 """Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length."""
 MAX_PREFIX_BYTES = 1 << 15
-"""Maximum bytes of Unigram pieces that start at one position of a text, for limited time."""
+"""Maximum bytes of Unigram pieces that start at one position of a text; it limits the time."""
 MAX_TEMPLATE_PIECES = 64
 MAX_TEXT_COPIES = 4
 """Maximum number of times that the templates together may repeat the tokens of a text."""

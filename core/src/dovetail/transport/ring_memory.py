@@ -57,18 +57,18 @@ class RingShape:
 
     @property
     def first_slot(self) -> int:
-        """Byte at which the slots begin."""
+        """Offset of the first slot, in bytes."""
         lines = _PAGE_BYTES + _LINE_BYTES * (1 + self.num_readers)
         return -(-lines // _PAGE_BYTES) * _PAGE_BYTES
 
     @property
     def stride(self) -> int:
-        """Bytes from one slot to the next."""
+        """Distance from one slot to the next, in bytes."""
         return -(-(_SLOT_HEAD_BYTES + self.slot_bytes) // _LINE_BYTES) * _LINE_BYTES
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole memory."""
+        """Size of the whole memory in bytes."""
         return self.first_slot + self.stride * self.num_slots
 
 

@@ -51,7 +51,7 @@ class WakeupSocket:
             self.lost = True
 
     def send_descriptor(self, number: int, descriptor: int) -> bool:
-        """Send a descriptor to the peer; return False if it must receive others first.
+        """Send a descriptor to the peer; return False if the peer must first receive earlier ones.
 
         Raises PeerLostError if it has exited.
         """

@@ -20,7 +20,7 @@ from dovetail.plugins.construction import plugin_name
 from dovetail.sampling_params import SamplingParams
 
 _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_extensions"}
-"""The option for each kind; also the capability that a worker declares if it runs them."""
+"""The option for each kind. A worker that runs these plugins declares the same name."""
 
 ParamsCheck = Callable[[SamplingParams], None]
 

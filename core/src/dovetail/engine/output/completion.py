@@ -117,9 +117,9 @@ class Completion:
         )
         self.is_plain = self._stops is None and self._logprobs is None and has_pieces
         self._text = ""  # the whole text; with DELTA the text that no output has contained
-        self._num_read = 0  # detokenized tokens
-        self._num_hidden = 0  # tokens at the end that are not part of the text
-        self._num_sent = 0  # tokens in the outputs of kind DELTA so far
+        self._num_read = 0  # number of detokenized tokens
+        self._num_hidden = 0  # number of tokens at the end that are not part of the text
+        self._num_sent = 0  # number of tokens that DELTA outputs have contained
         self._end_sent = False
 
     @property

@@ -116,7 +116,7 @@ class CompletionGroup:
         if metrics is None:
             arrival_ns = self.first.arrival_ns
             metrics = RequestMetrics(arrival_ns, self.first_token_ns, self.finished_ns)
-            # Reused until the request ends.
+            # The object is reused until the request ends.
             self._metrics = metrics if self.first_token_ns is not None else None
         elif not self.num_open:
             metrics = RequestMetrics(metrics.arrival_ns, metrics.first_token_ns, self.finished_ns)

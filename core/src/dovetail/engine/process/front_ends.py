@@ -120,7 +120,7 @@ class FrontEnds:
     def attach(self, name: bytes) -> FrontEndPeer | None:
         """Add a front end and send it `Ready`.
 
-        None if it is not connected yet: it repeats its Hello.
+        Returns None if the front end is not connected yet; it then sends Hello again.
         """
         peer = FrontEndPeer(name, self._num_attached + 1)
         ready = msgspec.structs.replace(self._ready, front_end=peer.number)

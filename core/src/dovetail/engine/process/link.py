@@ -68,7 +68,8 @@ class Sockets:
         assert self.context is not None
         end = self.context.socket(zmq.DEALER)
         end.setsockopt(zmq.ROUTING_ID, name)
-        end.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # retried until the process has bound it
+        # ZMQ retries until the process has bound its socket.
+        end.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         end.setsockopt(zmq.SNDHWM, 0)
         fault("client.connect")
         end.connect(address(folder, file))

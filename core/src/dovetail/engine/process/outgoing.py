@@ -28,7 +28,7 @@ FLOOD = 16
 """Multiple of `MAX_KEPT_BYTES` at which a front end that does not read answers is detached."""
 
 ACKNOWLEDGE_EVERY = 16
-"""The front end acknowledges after this many messages."""
+"""Number of messages after which the front end sends an acknowledgment."""
 
 MESSAGE_WORK = 1 << 16
 """Maximum tokens (16 bytes each) or positions with log-probabilities (128 bytes) per message."""
@@ -89,7 +89,7 @@ def _pack_pieces(outputs: EngineCoreOutputs, most: int) -> Iterator[bytes]:
         content = _try_pack(piece)
         if content is not None:
             yield content
-        elif most > 1:  # few entries with long ids or reasons
+        elif most > 1:  # a few entries with long ids or reasons are too large
             yield from _pack_pieces(piece, most // 8)
         else:
             yield pack(Outputs.of(piece))

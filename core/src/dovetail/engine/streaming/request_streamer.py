@@ -60,7 +60,7 @@ class RequestStreamer:
         max_asked: int,
         clock: Clock,
     ) -> None:
-        """max_asked: maximum number of completions at a time. The caller owns front and client."""
+        """max_asked: maximum number of unfinished completions. The caller owns front and client."""
         self.last_stats: SchedulerStats | None = None
         self._front = front
         self._client = client
@@ -174,7 +174,7 @@ class RequestStreamer:
             prepared = await self._preparers.prepare(checked)
             self.begin()  # the engine may have died meanwhile
             first, *others = self._front.complete(checked, prepared)
-            if request_id in self._arriving:  # not aborted while it was prepared
+            if request_id in self._arriving:  # the request was not aborted meanwhile
                 await self._client.add_request(first)
             # Nothing is awaited in between, so no output is read before the registration.
             group = self._front.register(checked, (first, *others))

@@ -64,7 +64,8 @@ class CrashTracker:
         self._clock = clock
         self._last_normal_end_ns: int | None = None
         self._records: dict[Key, _Record] = {}
-        self._suspects: dict[str, str] = {}  # unfinished: core id to hash of prompt and parameters
+        # Unfinished requests: core id to hash of prompt and parameters.
+        self._suspects: dict[str, str] = {}
 
     def admit(self, user_id: str, request: EngineCoreRequest) -> None:
         """Record a request that is about to run, before it is sent to the engine.
@@ -159,6 +160,6 @@ class CrashTracker:
 def _keys(user_id: str, request: EngineCoreRequest) -> tuple[Key, Key, Key]:
     prompt = hashlib.blake2b(",".join(map(str, request.prompt_token_ids)).encode(), digest_size=16)
     whole = prompt.copy()
-    params = replace(request.sampling_params, n=1, seed=None)  # equal for all completions
+    params = replace(request.sampling_params, n=1, seed=None)  # equal in all completions
     whole.update(repr((params, request.max_tokens, request.lora_id)).encode())
     return (_ID, user_id), (_REQUEST, whole.hexdigest()), (_PROMPT, prompt.hexdigest())

@@ -125,7 +125,7 @@ class Supervisor:
             return self._channel
 
     def find_channel(self) -> ProcessChannel | None:
-        """Return the channel to the running engine, or None."""
+        """Return the channel to the running engine, or None if none runs."""
         return self._channel
 
     def is_current(self, channel: ProcessChannel) -> bool:
@@ -327,7 +327,7 @@ def _start_again(
             channel = start()
             supervisor = reference()
             if supervisor is None:
-                return  # the engine ends with its channel
+                return  # closing the channel ends the engine
             _restore_pause(channel, supervisor.paused)
             supervisor._install(channel)
             return

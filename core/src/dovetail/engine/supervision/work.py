@@ -143,7 +143,7 @@ class Work:
 
 
 def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
-    """Return the requests of a call."""
+    """Return the requests that a call contains."""
     if not call.operation.takes_requests:
         return ()
     given = call.arguments[0]

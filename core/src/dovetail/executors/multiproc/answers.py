@@ -148,7 +148,7 @@ class Answers:
 
 
 class Pending:
-    """A handle for the answers of the first ranks to a command: the result of a step or call.
+    """A handle that waits for the answers of the lowest ranks to a command, a step or a call.
 
     command: the command's number. deadline_ns: when a missing answer becomes a failure; 0 for
     never. finish: combines the answers to a result, or raises their error.

@@ -102,7 +102,7 @@ def _declaration_problems(interface: Any, cls: type) -> Iterator[str]:
 
 
 def is_compatible(asked: Version, current: Version) -> bool:
-    """Return whether a class for contract version `asked` works with version `current`.
+    """Return whether a core with contract version `current` accepts a class for version `asked`.
 
     For 0.x only the same version is compatible. From 1.0 on, minor versions only add members.
     """

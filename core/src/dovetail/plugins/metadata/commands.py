@@ -35,7 +35,7 @@ class Command:
 
     @property
     def words(self) -> str:
-        """The words of the command."""
+        """The words that the user types for the command."""
         return self.plugin.name.replace(".", " ")
 
 

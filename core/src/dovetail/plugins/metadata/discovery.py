@@ -92,7 +92,7 @@ class Installation:
 
     @property
     def declared(self) -> frozenset[tuple[str, str]]:
-        """(kind, name) of each entry point."""
+        """The (kind, name) of each entry point of the distribution."""
         return frozenset((kind, name) for kind, name, _ in self.entries)
 
     @property
@@ -226,7 +226,7 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
 
 
 def _problem(name: str, target: str) -> str:
-    """Return the problem of an entry point; "" if it is valid."""
+    """Return what is wrong with an entry point; "" if it is valid."""
     if name in _RESERVED:
         return f"a plugin cannot be named {name!r}, because this value means automatic selection"
     if not _NAME.fullmatch(name) or not name.isprintable():

@@ -32,7 +32,7 @@ def read_metadata(
     if isinstance(folder, Path):
         return read_regular_text(folder / name, max_bytes=max_bytes, cut=cut)
     try:
-        text: object = distribution.read_text(name)  # in an archive, or from another finder
+        text: object = distribution.read_text(name)  # an archive, or another finder
     except Exception as error:
         raise ValueError(f"{name} cannot be read: {error}") from error
     if text is None or isinstance(text, str):

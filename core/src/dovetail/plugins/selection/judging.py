@@ -65,7 +65,7 @@ def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str
 
 
 def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
-    registry.candidates(kind)  # raises for an unknown kind
+    registry.candidates(kind)  # raises an error for an unknown kind
     if criteria.references == (AUTO,):
         yield from _automatic(registry, kind, criteria)
         return

@@ -22,7 +22,7 @@ FAILED = "failed"
 UNKNOWN = "unknown"
 """The plugin would be tried first, but the model's requirements are unknown."""
 OUT = "out"
-"""The plugin is not tried: denied, replaced, not allowed, or not requested."""
+"""The plugin is not tried: it is denied, replaced, not allowed, or not requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
