@@ -3,8 +3,7 @@
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
 Inference", NSDI 2026, arXiv:2305.05920. A request joins the first level with a quantum that fits
 its prompt, sinks one level after each quantum, and rises to the top if it is not served for
-`promote_s`. A paused request keeps its blocks. The paper swaps blocks out; here, `preempt`
-recomputes them.
+`promote_s`. A paused request keeps its blocks; the paper swaps them out, `preempt` recomputes them.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ class MLFQOptions(BaseModel):
     """The options.
 
     max_batch: number of requests in a step. levels, quantum, ratio: level i lasts quantum · ratio^i
-    iterations. prompt_tokens: number of prompt tokens that count as one iteration. promote_s: after
-    this time without service a request rises to the top. preempt: whether paused requests may be
-    evicted.
+    iterations. prompt_tokens: prompt tokens that count as one iteration. promote_s: seconds without
+    service after which a request rises to the top. preempt: whether paused requests may be evicted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,10 +60,7 @@ class MLFQPolicy(OneOrderPolicy):
         self.max_batch = given.max_batch
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (level, arrival).
-
-        A request that was preempted too often stays on the top level.
-        """
+        """Return (level, arrival); a request that was preempted too often stays on the top."""
         on_top = request.num_preemptions > self._options.levels
         return 0 if on_top else self._places[request.sequence].level, request.sequence
 

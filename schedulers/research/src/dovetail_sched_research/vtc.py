@@ -71,10 +71,7 @@ class VTCPolicy(Policy):
         return max(running, key=lambda request: self.rank(request, view))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Raise the counter of a tenant that returns after an idle time.
-
-        The new value is the lowest counter of waiting tenants, or that of the last served tenant.
-        """
+        """Raise a returning tenant's counter to that of the lowest waiting or last served one."""
         tenant, counters = request.tenant, self._counters
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]
