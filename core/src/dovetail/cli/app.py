@@ -13,11 +13,16 @@ import os
 import sys
 import traceback as tracebacks
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 
+from dovetail.cli.frame.help_page import FLAG, HelpFormatter
+from dovetail.cli.frame.version import version_text
 from dovetail.errors import DovetailError, nearest
+
+if TYPE_CHECKING:
+    from dovetail.plugins.metadata.discovery import Candidate
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench latency", "dovetail.cli.bench:latency", "Measure one request at a time."),
@@ -51,10 +56,20 @@ _SUMMARY = "LLM inference in which every part is a plugin."
 _TRACEBACK_HELP = "Print the traceback of an error."
 
 
-def make_app() -> App:
-    """Return the command line with all its commands, without importing them."""
-    # `main` turns Ctrl-C into an exit code; the parser would raise SystemExit for it.
-    app = App(name="dovetail", help=_SUMMARY, version=_version)
+def make_app(*, show_all: bool = False) -> App:
+    """Return the command line with all its commands, without importing them.
+
+    show_all: whether help pages show rare options.
+    """
+    # `main` turns Ctrl-C into an exit code; the parser would raise SystemExit for it. The texts are
+    # plain, because the import of a Markdown parser takes longer than a help page.
+    app = App(
+        name="dovetail",
+        help=_SUMMARY,
+        version=version_text,
+        help_format="plaintext",
+        help_formatter=HelpFormatter(show_all=show_all),
+    )
     app.suppress_keyboard_interrupt = False
     groups = {name: App(name=name, help=text) for name, text in GROUPS.items()}
     for group in groups.values():
@@ -68,9 +83,12 @@ def make_app() -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. arguments: None for the process's arguments."""
-    app = make_app()
-    app.meta.help = _SUMMARY
     tokens = sys.argv[1:] if arguments is None else list(arguments)
+    options = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    show_all = FLAG in options
+    tokens = ["--help" if token == FLAG else token for token in options] + tokens[len(options) :]
+    app = make_app(show_all=show_all)
+    app.meta.help = _SUMMARY
     try:
         _add_installed(app, [token for token in tokens if token != "--traceback"])
         _let_hooks_register(app, tokens)
@@ -100,7 +118,6 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
     if any(typed.startswith(f"{words} ") for words in built_in):
         return
     # Imported here, because a built-in command does not need it.
-    from dovetail.plugins.loading import Origin, load_target
     from dovetail.plugins.metadata.commands import find_commands, require_devkit
 
     usable = find_commands(built_in).usable
@@ -114,11 +131,15 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
             parent = parent[group]
         run: Any = plugin.target
         if typed.startswith(f"{command.words} "):
-            origin = Origin(
-                asked=plugin.name, distribution=f"{plugin.distribution} {plugin.version}"
-            )
-            run = load_target(plugin.target, origin)
+            run = _load_command(plugin)
         parent.command(run, name=name, help=command.help)
+
+
+def _load_command(plugin: Candidate) -> Any:
+    from dovetail.plugins.loading import Origin, load_target
+
+    origin = Origin(asked=plugin.name, distribution=f"{plugin.distribution} {plugin.version}")
+    return load_target(plugin.target, origin)
 
 
 def _let_hooks_register(app: App, tokens: Sequence[str]) -> None:
@@ -170,10 +191,16 @@ def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
             end_of_options_delimiter=delimiter,
         )
     except CycloptsError as error:
-        _complain(f"{_explain(error)}\nTry 'dovetail --help'.")
+        _complain(f"{_explain(error)}\nTry '{_words_of(app, tokens)} --help'.")
         return 2
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
+
+
+def _words_of(app: App, tokens: Sequence[str]) -> str:
+    """Return the words of the command in `tokens`, such as "dovetail plugins list"."""
+    chain, _, _ = app.parse_commands(list(tokens))
+    return " ".join(("dovetail", *chain))
 
 
 def _explain(error: CycloptsError) -> str:
@@ -192,12 +219,3 @@ def _complain(message: str) -> None:
         hidden = len(lines) - _MAX_LINES + 1
         lines = [*lines[: _MAX_LINES - 1], f"… and {hidden} more lines; --traceback shows them."]
     print("\n".join([f"dovetail: {lines[0]}", *lines[1:]]), file=sys.stderr)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"dovetail {version('dovetail-core')}"
-    except PackageNotFoundError:
-        return "dovetail (not installed; it runs from its source directory)"

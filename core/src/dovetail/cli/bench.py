@@ -21,7 +21,6 @@ from dovetail.cli.bench_workload import (
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.terminal import progress_note
 from dovetail.clock import MonotonicClock
-from dovetail.engine.llm_engine import LLMEngine
 
 _PROMPTS_HELP = "Number of concurrent requests."
 _JSON_HELP = "Also write the measurements to this file, as JSON."
@@ -70,7 +69,10 @@ def _bench(
     """Run the workload, print the report, and write it to the file `json` unless that is None."""
     num_prompts = case.get("num_prompts", 1)
     check_workload(bench, num_prompts)
-    llm = LLMEngine.from_engine_args(replace(engine_args(engine), skip_tokenizer_init=True))
+    args = replace(engine_args(engine), skip_tokenizer_init=True)
+    from dovetail.engine.llm_engine import LLMEngine  # slow to import
+
+    llm = LLMEngine.from_engine_args(args)
     try:
         with progress_note() as note:
             runs = measure(llm, bench, num_prompts, MonotonicClock(), note)

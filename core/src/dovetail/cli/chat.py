@@ -31,7 +31,6 @@ from dovetail.cli.terminal import (
     read_text_file,
     tell,
 )
-from dovetail.engine.llm_engine import LLMEngine
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import RequestError, nearest
 
@@ -62,7 +61,10 @@ def chat(
     """Chat with a model."""
     forgive_encodings()
     template = _read_template(chat_template)
-    llm = LLMEngine.from_engine_args(engine_args(engine))
+    args = engine_args(engine)
+    from dovetail.engine.llm_engine import LLMEngine  # slow to import
+
+    llm = LLMEngine.from_engine_args(args)
     try:
         params = sampling.apply_to(llm.default_sampling_params(), max_tokens=MAX_TOKENS)
         session = ChatSession(llm, params, system=system, chat_template=template)

@@ -7,6 +7,7 @@ but by `EngineArgs` and the configuration. Mappings are given as JSON objects.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from types import UnionType
@@ -14,10 +15,33 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from cyclopts import Group, Parameter
 
+from dovetail.cli.frame.help_page import more_options
 from dovetail.config.engine_args import EngineArgs
 from dovetail.errors import ConfigError
 
 ENGINE_GROUP = Group("Engine options", sort_key=2)
+MORE_GROUP = more_options("engine")
+MAIN = (
+    "model",
+    "revision",
+    "tokenizer",
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "served_model_name",
+    "seed",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "scheduler_cls",
+    "platform",
+    "num_threads",
+    "tensor_parallel_size",
+    "plugin_options",
+)
+"""The options that `--help` shows; `--help-all` shows all."""
+_PATH_STARTS = ("/", ".", "~")
 _HIDDEN = "Not supported"
 """Start of the help line of an unsupported option, which `--help` does not list."""
 
@@ -26,7 +50,16 @@ _SHOWN_DEFAULTS = (int, float)
 
 
 def engine_args(options: EngineOptions) -> EngineArgs:
-    """Return the options as `EngineArgs`; raise ConfigError for a mapping that is invalid JSON."""
+    """Return the options as `EngineArgs`.
+
+    Raises ConfigError for a mapping that is invalid JSON, and ModelError for a path that does not
+    exist, before slow modules are imported.
+    """
+    model = str(options.model)
+    if model.startswith(_PATH_STARTS) and not os.path.lexists(os.path.expanduser(model)):
+        from dovetail.config.model_directory import check_model_path  # slow to import
+
+        check_model_path(model)
     values = {option.name: getattr(options, option.name) for option in fields(EngineArgs)}
     for name in _MAPPINGS:
         text = values.pop(name)
@@ -59,7 +92,7 @@ def _flag(option: Field[Any], hint: Any) -> tuple[str, Any, Any]:
     shown = isinstance(default, _SHOWN_DEFAULTS) and not isinstance(default, bool)
     parameter = Parameter(
         help=option.metadata["help"],
-        group=ENGINE_GROUP,
+        group=ENGINE_GROUP if option.name in MAIN else MORE_GROUP,
         negative="" if default in (False, ()) else None,
         show_default=shown,
         show=not option.metadata["help"].startswith(_HIDDEN),

@@ -17,7 +17,6 @@ from cyclopts import Parameter
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
 from dovetail.cli.terminal import forgive_encodings, printable, read_text_file, tell
-from dovetail.entrypoints.llm import LLM
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ def generate(
 def _answer(
     args: EngineArgs, sampling: SamplingOptions, prompts: Sequence[str], *, chat: bool
 ) -> list[RequestOutput]:
+    from dovetail.entrypoints.llm import LLM  # slow to import
+
     with LLM(**vars(args)) as llm:
         params = sampling.apply_to(llm.get_default_sampling_params(), max_tokens=MAX_TOKENS)
         if not chat:

@@ -254,6 +254,11 @@ def _locate(asked: str, plugins: PluginRegistry, revision: str | None) -> Path:
     return path
 
 
+def check_model_path(asked: str) -> None:
+    """Raise ModelError if the model path `asked` does not exist."""
+    _check_path(asked, Path(asked).expanduser().absolute(), PluginRegistry())
+
+
 def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
     if asked and os.path.isdir(path):
         return

@@ -8,9 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter
 
 from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.frame.help_page import more_options
 from dovetail_server.settings import ServerSettings
 
 SERVER_GROUP = Group("Server options", sort_key=1)
+MORE_GROUP = more_options("server", sort_key=8)
+MAIN = (
+    "host",
+    "port",
+    "max_waiting",
+    "strict_params",
+    "request_timeout_s",
+    "drain_timeout_s",
+    "log_level",
+    "log_format",
+)
+"""The options that `--help` shows; `--help-all` shows all."""
 
 HELP = {
     "host": "Address to listen on.",
@@ -38,9 +51,8 @@ def _server_options() -> Any:
     hints = get_type_hints(ServerSettings)
     options = []
     for one in fields(ServerSettings):
-        parameter = Parameter(
-            help=HELP[one.name], group=SERVER_GROUP, negative="", show_default=True
-        )
+        group = SERVER_GROUP if one.name in MAIN else MORE_GROUP
+        parameter = Parameter(help=HELP[one.name], group=group, negative="", show_default=True)
         hint: Any = Annotated[hints[one.name], parameter]
         options.append((one.name, hint, field(default=one.default)))
     made = make_dataclass("ServerOptions", options, frozen=True, kw_only=True)

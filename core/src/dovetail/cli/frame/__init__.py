@@ -1,0 +1,1 @@
+"""What all commands share: help pages, the version, and configuration files."""
