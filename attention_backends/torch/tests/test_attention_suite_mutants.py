@@ -240,7 +240,7 @@ def backend_of(part):
 
 
 class TwiceTheBytes(FakeAttentionBackend):
-    """Needs more memory than the contract provides."""
+    """Requires a cache that is larger than the spec allows."""
 
     @staticmethod
     def kv_cache_shape(num_blocks, spec):
@@ -248,7 +248,7 @@ class TwiceTheBytes(FakeAttentionBackend):
 
 
 class RefusesItsClaim(FakeAttentionBackend):
-    """Declares half precision, and refuses it."""
+    """Declares support for half precision, but rejects it."""
 
     @classmethod
     def refusals(cls, requirements):
@@ -256,7 +256,7 @@ class RefusesItsClaim(FakeAttentionBackend):
 
 
 class RefusesNothing(FakeAttentionBackend):
-    """Declares every capability."""
+    """Declares support for every capability."""
 
     class Obliging(AttentionCapabilities):
         def refusals(self, requirements):

@@ -31,7 +31,7 @@ OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 
 
 def outside_class(path):
-    """Return the override that names a class of outside_decoder.py; None for an installed model."""
+    """Return the `hf_overrides` for a class of outside_decoder.py; None for an installed model."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
     if name in OURS:
         return None
@@ -39,7 +39,10 @@ def outside_class(path):
 
 
 def answers(path, num_threads=2, **options):
-    """Return tokens and log-probabilities of a shrinking batch, and the counts of its steps."""
+    """Run requests of different lengths in a batch.
+
+    Return tokens, log-probabilities, step counts.
+    """
     llm = LLM(
         str(path),
         hf_overrides=outside_class(path),

@@ -1,4 +1,4 @@
-"""Arguments that must not cause a compilation within a step."""
+"""Tests of arguments that must not cause a compilation within a step."""
 
 from importlib.util import find_spec
 

@@ -134,7 +134,7 @@ def test_attention_without_a_cache_returns_zeros(qkv):
 
 
 class Twice(nn.Module):
-    """Two layers of attention and some arithmetic around them."""
+    """A model with two attention layers and arithmetic operations before and after them."""
 
     def forward(self, q_THD, k_TKD, v_TKD, attention: AttentionContext):
         once = attention.attend(0, q_THD * 2, k_TKD, v_TKD)

@@ -118,7 +118,7 @@ def run_steps(worker_cls, context):
 
 
 def run_ahead(context):
-    """Return the tokens of a run that reads no result before all steps are launched."""
+    """Launch all steps of a request, then read their results; return the tokens."""
     worker = FakeDeviceWorker(context)
     try:
         rig = WorkerRig(worker, bring_up(worker)[1])

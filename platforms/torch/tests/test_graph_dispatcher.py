@@ -1,4 +1,4 @@
-"""The dispatcher captures, replays or eagerly runs the steps of a fake provider."""
+"""The dispatcher captures or replays steps with a fake provider, or runs them eagerly."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Ranks join, exchange tensors and report errors."""
+"""How ranks join a group, exchange tensors and report errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def join(context):
 
 
 def on_ranks(contexts, work):
-    """Join each context in a thread, run `work`, and return the results."""
+    """Join the rank of each context and run `work`, all in threads; return the results."""
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(lambda context: work(join(context)), contexts))
 

@@ -28,7 +28,7 @@ def watched():
 
 
 class OnDevice(Model):
-    """The model of the tests, on the fake device; copies no number to the host."""
+    """A version of the test model that does not copy numbers from the fake device to the host."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weight loading: the table, valid checkpoints in all forms, and invalid checkpoints."""
+"""Weight loading: the weight table, valid checkpoints in all forms, and invalid checkpoints."""
 
 from __future__ import annotations
 

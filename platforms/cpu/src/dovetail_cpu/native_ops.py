@@ -126,7 +126,7 @@ class NativeOps(Ops):
         return y_TD
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the first column of each row with the maximum of the row, int64 [R]."""
+        """Return the argmax of each row, int64 [R]; the first column if several are equal."""
         if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
             return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)

@@ -98,7 +98,7 @@ class _Lending(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operation, in the arena's memory if it allocates."""
+        """Run the operation; if it allocates memory, use the arena."""
         keywords = dict(kwargs or {})
         if func in _ALLOCATIONS:
             return self._allocate(func, args, keywords)
@@ -120,7 +120,8 @@ class _Lending(TorchDispatchMode):
 
 
 class _Watch(_Lending):
-    """Looks for operations that a recording would miss. foreign: the first one found, or ""."""
+    """Looks for operations that a recording would miss. foreign: the first of them, or "".
+    """
 
     def __init__(self, lease: ArenaLease) -> None:
         super().__init__(lease)

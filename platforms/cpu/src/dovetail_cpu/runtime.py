@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROFILE_TOKENS = 64
-"""Tokens of the measured step. Activations grow in proportion; a larger step starts slower."""
+"""Tokens of the measured step. Memory grows in proportion; a larger step delays the startup."""
 _MAX_TEAM = 64
 """Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20

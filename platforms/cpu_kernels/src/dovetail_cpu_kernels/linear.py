@@ -71,8 +71,8 @@ class PackedLinear:
     """Shape of a packed weight [N, K].
 
     kind: an index of KIND_NAMES. group: number of input features per scale, for INT4 only. gate_up:
-    the first half of the rows are gates and the second ups, and the operation returns silu(gate) *
-    up, N / 2 columns.
+    the first half of the rows is the gate projection, the second half the up projection, and the
+    operation returns silu(gate) * up, N / 2 columns.
     """
 
     kind: int

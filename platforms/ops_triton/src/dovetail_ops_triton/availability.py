@@ -16,7 +16,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "y
 
 
 def probe() -> Probe:
-    """Return whether Triton is installed and can launch kernels; if not, with advice."""
+    """Return whether Triton is installed and can launch kernels; give advice if it cannot."""
     if find_spec("triton") is None:
         text = "Triton is not installed: install a torch build for accelerators, which includes it"
         return Probe(usable=False, reasons=(text,))

@@ -63,7 +63,7 @@ class TritonOps(Ops):
         return self._kernels.look_up(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the first column of each row with the maximum of the row, int64 [R]."""
+        """Return the argmax of each row, int64 [R]; the first column if several are equal."""
         return self._kernels.find_best(logits_RV)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:

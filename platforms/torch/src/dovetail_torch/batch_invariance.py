@@ -1,4 +1,4 @@
-"""Whether a request's tokens depend on other requests, according to the selected plugins.
+"""Find out whether the selected plugins make a request's tokens independent of other requests.
 
 A plugin may guarantee that a row's result has the same bits in every batch, for some dtypes. If one
 plugin lacks the guarantee, a seeded request may get other tokens in another batch.

@@ -35,7 +35,7 @@ class Graph(Protocol):
     """One captured computation."""
 
     def replay(self) -> None:
-        """Compute again from the current contents of the inputs, into the outputs' memory."""
+        """Repeat the computation with the current inputs, and overwrite the outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,5 +7,5 @@ _MISTAKES = (ArithmeticError, AssertionError, AttributeError, ImportError, Looku
 
 
 def fails_on_any_device(error: BaseException) -> bool:
-    """Return whether an exception of a model's constructor is independent of the device."""
+    """Return whether a model's constructor would raise this exception on every device."""
     return isinstance(error, _MISTAKES) and "meta" not in str(error).lower()

@@ -66,7 +66,7 @@ class DLPMPolicy(Policy):
                 self._credits[best.tenant] -= best.num_prompt_tokens - grant.num_cached
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Charge output tokens."""
+        """Subtract the cost of output tokens from the tenant's credit."""
         self._credits[request.tenant] -= self._options.output_weight * num_tokens
 
     def _refill(self, waiting: list[RequestView]) -> None:

@@ -2,8 +2,9 @@
 
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
 Inference", NSDI 2026, arXiv:2305.05920. A request joins the first level with a quantum that fits
-its prompt, sinks one level after each quantum, and rises to the top if it is not served for
-`promote_s`. A paused request keeps its blocks; the paper swaps them out, `preempt` recomputes them.
+its prompt, moves down one level after each quantum, and moves to the top level if it is not served
+for `promote_s`. A paused request keeps its blocks; the paper swaps them out, `preempt` recomputes
+them.
 """
 
 from __future__ import annotations
@@ -79,13 +80,13 @@ class MLFQPolicy(OneOrderPolicy):
                 yield Hold(request)
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Place the request on the first level with a quantum that its prompt fits."""
+        """Put the request on the first level with a quantum that is large enough for its prompt."""
         cost = self._cost(request.num_prompt_tokens)
         level = sum(quantum < cost for quantum in self._quanta[:-1])
         self._places[request.sequence] = _Place(level, 0, view.now_ns)
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Count the iterations; sink one level when the quantum is used up."""
+        """Count the iterations; move the request one level down when its quantum is used up."""
         place = self._places[request.sequence]
         place.served_ns = view.now_ns
         place.used += self._cost(num_tokens)

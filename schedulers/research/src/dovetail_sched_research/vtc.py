@@ -79,7 +79,7 @@ class VTCPolicy(Policy):
         self._waiting.setdefault(tenant, set()).add(request.sequence)
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Charge output tokens."""
+        """Add the cost of output tokens to the tenant's counter."""
         self._charge(request.tenant, self._options.output_weight * num_tokens)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:

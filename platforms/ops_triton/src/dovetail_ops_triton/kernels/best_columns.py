@@ -81,7 +81,7 @@ def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
 
 
 def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the first column of each row with the maximum of the row, int64 [R].
+    """Return the argmax of each row, int64 [R]; the first column if several are equal.
 
     Supports float dtypes up to float32. A NaN counts as the maximum.
     """

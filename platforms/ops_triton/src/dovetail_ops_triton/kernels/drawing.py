@@ -122,8 +122,8 @@ def gumbel(words):
 def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
     """Return a sampled token per row, int64 [R]. Only reads the logits.
 
-    Makes one allocation, which starts with the result. One launch applies top-k, top-p and min-p,
-    one samples, and one joins parts if rows are split.
+    Makes one allocation, which starts with the result. One launch applies top-k, top-p and min-p, a
+    second launch samples, and a third launch combines the parts of rows if rows are split.
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)

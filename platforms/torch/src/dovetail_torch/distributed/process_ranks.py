@@ -52,7 +52,7 @@ class ProcessRanks:
 
     @contextmanager
     def reporting_loss(self) -> Iterator[None]:
-        """Convert any error of the group in the block to PeerLostError."""
+        """Convert errors of the process group in the block to PeerLostError."""
         try:
             yield
         except RuntimeError as error:

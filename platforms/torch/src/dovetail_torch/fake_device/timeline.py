@@ -146,7 +146,7 @@ class Event:
         self._ready_at = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Record the event after all operations of `stream`, or of the current stream, so far."""
+        """Record the event after all operations submitted to `stream`, or to the current stream."""
         timeline = self._timeline
         with timeline.lock:
             self.moment = (stream or timeline.current).moment()

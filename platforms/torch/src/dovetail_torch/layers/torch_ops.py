@@ -86,7 +86,7 @@ class TorchOps(Ops):
         return functional.embedding(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the first column of each row with the maximum of the row, int64 [R]."""
+        """Return the argmax of each row, int64 [R]; the first column if several are equal."""
         return best_tokens(logits_RV)
 
     def prepare_inputs(self, columns: StepColumns) -> None:

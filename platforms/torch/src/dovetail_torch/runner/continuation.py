@@ -62,7 +62,7 @@ class Continuable(Protocol):
 
 
 class NoContinuation:
-    """An implementation without continuation: every step is gathered again."""
+    """An implementation that never continues a step: every step is gathered again."""
 
     batch: InputBatch | None = None
 

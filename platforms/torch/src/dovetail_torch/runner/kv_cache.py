@@ -1,4 +1,4 @@
-"""The KV cache's tensors and the attention of each layer over them, created once."""
+"""Create the tensors of the KV cache and the attention layers that use them."""
 
 from __future__ import annotations
 
