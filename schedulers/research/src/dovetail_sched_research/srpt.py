@@ -45,6 +45,5 @@ class SRPTPolicy(OneOrderPolicy):
         return max(1.0, self._predict(request) - request.num_output_tokens)
 
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether `running` has far more remaining work (by `hysteresis`) than `request`.
-        """
+        """Return whether `running` has more than `hysteresis` times as much work left."""
         return self.rank(running, view) > self._options.hysteresis * self.rank(request, view)
