@@ -122,8 +122,8 @@ class RunningServer:
 
 
 @contextmanager
-def serving(*options):
-    """Start servers, and stop them at the end."""
+def run_server(*options):
+    """Start a server, and stop it at the end."""
     server = RunningServer(*options)
     try:
         yield server
@@ -132,9 +132,17 @@ def serving(*options):
 
 
 @pytest.fixture(scope="session")
+def serving():
+    """Return the context manager that runs a server with options of the command line."""
+    return run_server
+
+
+@pytest.fixture(scope="session")
 def server():
     """A server with the demo model, for all tests that leave it running."""
-    with serving("--model", "demo", "--max-model-len", "512", "--http-routes", "props") as running:
+    with run_server(
+        "--model", "demo", "--max-model-len", "512", "--http-routes", "props"
+    ) as running:
         yield running.wait_until_ready()
 
 

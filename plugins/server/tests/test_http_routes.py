@@ -9,11 +9,14 @@ from dovetail.interfaces import HTTPResponse, HTTPRoute
 from dovetail_devkit import load_suite
 from dovetail_devkit.fakes.http_routes import FakeHTTPRoutes
 from dovetail_server.props_routes import PropsRoutes
-from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.plugin_routes import _checked
 from dovetail_server.routes.table import RouteTable
 from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.application import Application
+from dovetail_server.transport.guard import Guard
+from dovetail_server.transport.keys import KeyRing
+
+OPEN = Guard(ServerSettings(host="0.0.0.0"), KeyRing(), KeyRing())
 
 
 async def call(application, path, method="GET", body=b"", headers=()):
@@ -34,7 +37,7 @@ async def call(application, path, method="GET", body=b"", headers=()):
 
 def application_of(*routes):
     table = RouteTable(_checked("mine", route) for route in routes)
-    return Application(table, lambda exchange, public: None, ServerSettings())
+    return Application(table, OPEN, ServerSettings())
 
 
 def test_the_shipped_routes_meet_their_contract():
@@ -95,13 +98,3 @@ def test_a_path_that_is_already_served_is_refused():
 def test_an_invalid_path_is_refused(path):
     with pytest.raises(ContractError, match="mine"):
         _checked("mine", HTTPRoute(method="GET", path=path, handler=FakeHTTPRoutes(None)._describe))
-
-
-def test_an_unknown_path_is_an_error():
-    table = RouteTable()
-
-    def refuse(exchange, public):
-        raise APIError("no key", status=401)
-
-    application = Application(table, refuse, ServerSettings())
-    assert asyncio.run(call(application, "/v1/x"))[0] == 401

@@ -46,7 +46,7 @@ class Tokenizer(ABC):
     """
 
     CONTRACT: ClassVar[str] = "tokenizer"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
 
     @classmethod
     @abstractmethod
@@ -70,6 +70,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def special_token_ids(self) -> frozenset[int]:
         """Ids that `decode` leaves out with `skip_special_tokens`."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of named special tokens, such as "eos_token" to "</s>"."""
+        return {}
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The sources of the model's chat templates by name, such as "default"."""
+        return {}
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -198,6 +198,16 @@ class HuggingFaceTokenizer(Tokenizer):
         """Ids that `decode` leaves out with `skip_special_tokens`."""
         return self._special_token_ids
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of named special tokens, such as "eos_token" to "</s>"."""
+        return self._facts.special_tokens
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The sources of the model's chat templates by name, such as "default"."""
+        return self._facts.chat_templates
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; raise RequestError if it is not valid Unicode."""
         around = self._around if add_special_tokens else None

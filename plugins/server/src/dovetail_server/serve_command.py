@@ -20,6 +20,10 @@ MAIN = (
     "strict_params",
     "request_timeout_s",
     "drain_timeout_s",
+    "api_keys",
+    "api_key_file",
+    "ssl_certfile",
+    "ssl_keyfile",
     "log_level",
     "log_format",
 )
@@ -42,9 +46,28 @@ HELP = {
     "write_timeout_s": "Time after which a client that does not read is disconnected.",
     "keep_alive_s": "Time after which an idle connection is closed.",
     "drain_timeout_s": "Time that running requests have to finish after SIGTERM.",
+    "api_keys": "API key of clients; may be given several times. Other users see the command line.",
+    "api_key_file": "File with API keys of clients, one in each line.",
+    "admin_keys": "Key of operators for the admin routes; may be given several times.",
+    "admin_host": "Address of the admin port.",
+    "admin_port": "Serve the admin routes on a port of their own.",
+    "cache_salt_by": "Share cached prefixes only in an API key (key) or a user (user).",
+    "allowed_hosts": "Accepted name in the header host; may be given several times.",
+    "cors_origins": "Origin of web pages that may send requests; may be given several times.",
+    "ssl_certfile": "Certificate file for TLS.",
+    "ssl_keyfile": "Key file for TLS.",
+    "ssl_ca_certs": "Certificates of the authorities of clients; clients then need a certificate.",
     "log_level": "debug, info, warning or error.",
     "log_format": "text or json.",
 }
+
+FLAGS = {
+    "api_keys": "--api-key",
+    "admin_keys": "--admin-key",
+    "allowed_hosts": "--allowed-host",
+    "cors_origins": "--cors-origin",
+}
+"""Flags that are given once for each value, by the name of the setting."""
 
 
 def _server_options() -> Any:
@@ -52,7 +75,13 @@ def _server_options() -> Any:
     options = []
     for one in fields(ServerSettings):
         group = SERVER_GROUP if one.name in MAIN else MORE_GROUP
-        parameter = Parameter(help=HELP[one.name], group=group, negative="", show_default=True)
+        parameter = Parameter(
+            name=FLAGS.get(one.name),
+            help=HELP[one.name],
+            group=group,
+            negative="",
+            show_default=one.default not in (None, ()),
+        )
         hint: Any = Annotated[hints[one.name], parameter]
         options.append((one.name, hint, field(default=one.default)))
     made = make_dataclass("ServerOptions", options, frozen=True, kw_only=True)
@@ -78,10 +107,17 @@ def serve(
     config = engine_args(engine).create_engine_config()
 
     # Imported here, because --help and errors in options need no server.
+    from dovetail_server.listening import listen, tls_context
     from dovetail_server.logs import configure_logs
-    from dovetail_server.server import listen, make_state, run_server
+    from dovetail_server.transport.keys import client_keys
 
-    listener = listen(settings.host, settings.port)
+    client_keys(settings)
+    tls_context(settings)
+    public, admin = listen(settings.host, settings.port), None
+    if settings.admin_port is not None:
+        admin = listen(settings.admin_host, settings.admin_port, option="--admin-port")
+    from dovetail_server.server import Listeners, make_state, run_server
+
     configure_logs(settings.log_level, settings.log_format)
 
     def make_engine() -> Any:
@@ -91,4 +127,4 @@ def serve(
         return AsyncLLM(config, max_waiting=settings.max_waiting, rules=SupervisionRules())
 
     state = make_state(settings, config.model.served_model_name)
-    return run_server(state, listener, make_engine)
+    return run_server(state, Listeners(public=public, admin=admin), make_engine)

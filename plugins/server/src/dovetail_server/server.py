@@ -1,128 +1,164 @@
-"""Runs a server: listening sockets, the event loop, the engine, and the end of both."""
+"""Runs a server: its listeners, the event loop, the engine, and the end of all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 
 import uvicorn
 import uvloop
 
 from dovetail.clock import MonotonicClock
 from dovetail.engine.async_llm import AsyncLLM
-from dovetail.errors import ConfigError
 from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
+from dovetail_server.listening import BACKLOG, address_of, tls_context
+from dovetail_server.routes.admin import admin_routes
 from dovetail_server.routes.completions import completion_routes
 from dovetail_server.routes.plugin_routes import PluginRoutes
+from dovetail_server.routes.pooling import pooling_routes
 from dovetail_server.routes.status import status_routes
 from dovetail_server.routes.table import RouteTable
+from dovetail_server.routes.tokens import token_routes
 from dovetail_server.settings import ServerSettings
 from dovetail_server.state import ServerState
 from dovetail_server.transport.application import Application
 from dovetail_server.transport.connection import limited_protocol
-from dovetail_server.transport.exchange import Exchange
+from dovetail_server.transport.guard import Guard
+from dovetail_server.transport.keys import admin_keys, client_keys
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
 
+@dataclass(frozen=True, kw_only=True)
+class Listeners:
+    """The listening sockets. admin: of the admin routes, if they have a port of their own."""
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise ConfigError if the address cannot be used."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"--host {host} cannot be used: {error.strerror}.") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"Port {port} of {host} cannot be used: {error.strerror}.\n"
-            "Choose another one with --port, or --port 0 for a free one."
-        ) from None
-    listener.setblocking(False)
-    return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    """Return the address of a listening socket as "host:port"."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    public: socket.socket
+    admin: socket.socket | None = None
 
 
 def make_state(settings: ServerSettings, served_model_name: str) -> ServerState:
     """Return the state of a server whose engine is not loaded yet."""
-    slot = EngineSlot(served_model_name)
-    state = ServerState(settings=settings, slot=slot, admission=Admission(MonotonicClock()))
-    return state
+    return ServerState(
+        settings=settings,
+        slot=EngineSlot(served_model_name),
+        admission=Admission(MonotonicClock()),
+    )
 
 
-def make_table(state: ServerState) -> RouteTable:
-    """Return the routes of the public listener, without those of plugins."""
-    return RouteTable([*status_routes(state), *completion_routes(state)])
+def run_server(state: ServerState, listeners: Listeners, make: Callable[[], AsyncLLM]) -> int:
+    """Serve until a signal; return the exit code. make: creates the engine, in a thread.
+
+    Raises ConfigError for keys or TLS files that cannot be used, and the error of an engine or
+    plugin that could not start.
+    """
+    server = Server(state, listeners)
+    return uvloop.run(server.run(make))
 
 
-def run_server(state: ServerState, listener: socket.socket, make: Callable[[], AsyncLLM]) -> int:
-    """Serve until a signal; return the exit code. make: creates the engine, in a thread."""
-    return uvloop.run(_serve(state, listener, make))
+class Server:
+    """A server. table: the routes of the public listener."""
 
+    def __init__(self, state: ServerState, listeners: Listeners) -> None:
+        settings = state.settings
+        self.table = RouteTable(
+            [
+                *status_routes(state),
+                *completion_routes(state),
+                *token_routes(state),
+                *pooling_routes(state),
+            ]
+        )
+        self._state = state
+        self._listeners = listeners
+        self._plugins = ExitStack()
+        keys, operators = client_keys(settings), admin_keys(settings)
+        self._tls = tls_context(settings)
+        guard = Guard(settings, keys, operators)
+        self._applications = [Application(self.table, guard, settings)]
+        admin = admin_routes(state, lambda: self._applications[0].exchanges)
+        if listeners.admin is not None:
+            table = RouteTable([*status_routes(state), *admin])
+            own = Guard(settings, operators or keys, operators)
+            self._applications.append(Application(table, own, settings))
+        elif operators:
+            for route in admin:
+                self.table.add(route)
 
-async def _serve(state: ServerState, listener: socket.socket, make: Callable[[], AsyncLLM]) -> int:
-    drain = Drain(state.slot, state.settings.drain_timeout_s)
-    drain.install()
-    table = make_table(state)
-    application = Application(table, _no_guard, state.settings)
-    server = _QuietServer(_uvicorn_config(application, state.settings))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    plugins = ExitStack()
-    loading = asyncio.create_task(_load(state, table, make, plugins))
-    loading.add_done_callback(lambda task: _announce(task, state, listener, drain))
-    try:
-        await drain.requested.wait()
-        await loading  # raises the error of an engine that could not start
-        complete = await drain.finish([application])
-        server.should_exit = True
-        await serving
-    finally:
-        plugins.close()
-        await asyncio.to_thread(state.slot.shutdown)
-    logger.info("The server has shut down.")
-    return 0 if complete else 1
+    async def run(self, make: Callable[[], AsyncLLM]) -> int:
+        """Serve until a signal; return the exit code."""
+        state = self._state
+        drain = Drain(state.slot, state.settings.drain_timeout_s)
+        drain.install()
+        sockets = [one for one in (self._listeners.public, self._listeners.admin) if one]
+        servers = [
+            _QuietServer(self._uvicorn_config(application)) for application in self._applications
+        ]
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listener]))
+            for server, listener in zip(servers, sockets, strict=True)
+        ]
+        loading = asyncio.create_task(self._load(make))
+        loading.add_done_callback(lambda task: self._announce(task, drain))
+        try:
+            await drain.requested.wait()
+            await _finish_loading(loading, drain)
+            complete = await drain.finish(self._applications)
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*serving)
+        finally:
+            self._plugins.close()
+            await asyncio.to_thread(state.slot.shutdown)
+        logger.info("The server has shut down.")
+        return 0 if complete else 1
 
+    async def _load(self, make: Callable[[], AsyncLLM]) -> None:
+        """Load the engine and the routes of plugins."""
+        slot = self._state.slot
+        llm = await slot.load(make)
+        routes = PluginRoutes(llm, slot.served_model_name)
+        self._plugins.callback(routes.close)
+        for route in routes.routes():
+            self.table.add(route)
+        slot.put(llm)
 
-async def _load(
-    state: ServerState, table: RouteTable, make: Callable[[], AsyncLLM], plugins: ExitStack
-) -> None:
-    """Load the engine and the routes of plugins."""
-    slot = state.slot
-    llm = await slot.load(make)
-    routes = PluginRoutes(llm, slot.served_model_name)
-    plugins.callback(routes.close)
-    for route in routes.routes():
-        table.add(route)
-    slot.put(llm)
+    def _announce(self, loading: asyncio.Task[None], drain: Drain) -> None:
+        """Log that the server is ready; if it could not start, end it."""
+        if loading.cancelled() or loading.exception() is not None:
+            drain.handle_signal()
+            return
+        scheme = "http" if self._tls is None else "https"
+        name, address = self._state.slot.served_model_name, address_of(self._listeners.public)
+        logger.info("Ready: %s on %s://%s/v1", name, scheme, address)
+        if self._listeners.admin is not None:
+            logger.info("Admin routes: %s://%s", scheme, address_of(self._listeners.admin))
 
-
-def _announce(
-    loading: asyncio.Task[None], state: ServerState, listener: socket.socket, drain: Drain
-) -> None:
-    """Log that the server is ready; if it could not start, end it."""
-    if loading.cancelled() or loading.exception() is not None:
-        drain.handle_signal()
-        return
-    name, address = state.slot.served_model_name, address_of(listener)
-    logger.info("Ready: %s on http://%s/v1", name, address)
+    def _uvicorn_config(self, application: Application) -> uvicorn.Config:
+        settings = self._state.settings
+        config = uvicorn.Config(
+            application,  # type: ignore[arg-type]  # uvicorn's types are stricter than ASGI
+            http=limited_protocol(settings),
+            loop="none",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=max(1, round(settings.keep_alive_s)),
+            timeout_graceful_shutdown=1,
+            backlog=BACKLOG,
+        )
+        config.load()
+        config.ssl = self._tls
+        return config
 
 
 class _QuietServer(uvicorn.Server):
@@ -133,21 +169,15 @@ class _QuietServer(uvicorn.Server):
         return nullcontext()
 
 
-def _uvicorn_config(application: Application, settings: ServerSettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        application,  # type: ignore[arg-type]  # uvicorn's types are stricter than ASGI
-        http=limited_protocol(settings),
-        loop="none",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=max(1, round(settings.keep_alive_s)),
-        timeout_graceful_shutdown=3,
-        backlog=BACKLOG,
-    )
+async def _finish_loading(loading: asyncio.Task[None], drain: Drain) -> None:
+    """Wait for an engine that is being loaded; raise its error. A second signal ends the process.
 
-
-def _no_guard(exchange: Exchange, public: bool) -> None:
-    return None
+    A thread loads the engine and cannot be interrupted; the engine's process ends with this one.
+    """
+    forced = asyncio.create_task(drain.forced.wait())
+    await asyncio.wait([loading, forced], return_when=asyncio.FIRST_COMPLETED)
+    forced.cancel()
+    if not loading.done():
+        logger.warning("The model was still being loaded.")
+        os._exit(1)
+    await loading

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from dovetail.errors import ConfigError
 
 KIB, MIB = 1 << 10, 1 << 20
 LOG_FORMATS = ("text", "json")
+CACHE_SALTS = ("none", "key", "user")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 
-_LEAST = {"max_waiting": 0, "port": 0}
-_PORTS = ("port",)
+_LEAST = {"max_waiting": 0, "port": 0, "admin_port": 0}
+_PORTS = ("port", "admin_port")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,13 @@ class ServerSettings:
     write_timeout_s: time in which a client must read what the connection can buffer.
     keep_alive_s: time after which an idle connection is closed. drain_timeout_s: time that running
     requests have to finish after SIGTERM.
+    api_keys, api_key_file: keys of clients; without keys every client is served. admin_keys: keys
+    of operators. admin_port: a port of its own for the admin routes, at admin_host; None: they are
+    served on the public port if there are admin keys, and otherwise not at all.
+    cache_salt_by: "key" or "user": only requests with the same API key or `user` share cached
+    prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
+    send requests. ssl_certfile, ssl_keyfile, ssl_ca_certs: files for TLS; with ssl_ca_certs,
+    clients need a certificate.
     Raises ConfigError, naming the option.
     """
 
@@ -51,18 +59,34 @@ class ServerSettings:
     write_timeout_s: float = 30.0
     keep_alive_s: float = 75.0
     drain_timeout_s: float = 30.0
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: str | None = None
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
+    cache_salt_by: str = "none"
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
     log_level: str = "info"
     log_format: str = "text"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if "int" in str(field.type):
-                self._check_integer(field.name, value)
-            elif "float" in str(field.type):
-                self._check_seconds(field.name, value)
-        if not self.host:
-            raise ConfigError("--host is empty; give an address such as 127.0.0.1.")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is None and one.default is None:
+                continue
+            if str(one.type).startswith("int"):
+                self._check_integer(one.name, value)
+            elif str(one.type).startswith("float"):
+                self._check_seconds(one.name, value)
+        for name in ("host", "admin_host"):
+            if not getattr(self, name):
+                raise ConfigError(f"{_flag(name)} is empty; give an address such as 127.0.0.1.")
+        self._check_tls()
+        self._check_choice("cache_salt_by", CACHE_SALTS)
         self._check_choice("log_format", LOG_FORMATS)
         self._check_choice("log_level", LOG_LEVELS)
 
@@ -72,10 +96,12 @@ class ServerSettings:
             raise ConfigError(f"{_flag(name)} {value!r} must be an integer from {least} to {most}.")
 
     def _check_seconds(self, name: str, value: object) -> None:
-        if value is None and name == "request_timeout_s":
-            return
         if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
             raise ConfigError(f"{_flag(name)} {value!r} must be a number of seconds above 0.")
+
+    def _check_tls(self) -> None:
+        if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile.")
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.protocol.fields import GenerationFields
 from dovetail_server.settings import ServerSettings
+from dovetail_server.transport.exchange import Exchange
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 """Seconds in which the whole answer must be finished."""
@@ -29,6 +31,13 @@ def check_model(asked: str | None, served: str) -> None:
             code="model_not_found",
             param="model",
         )
+
+
+def note_ignored(exchange: Exchange, names: Sequence[str]) -> None:
+    """Name the ignored fields of a request in a header of its response."""
+    if names:
+        shown = [quote(name[:64], safe="") for name in names[:32]]
+        exchange.extra_headers.append((b"x-ignored-params", ", ".join(shown).encode("ascii")))
 
 
 def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
@@ -54,16 +63,23 @@ def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float 
     return min(asked, most)
 
 
-def prompt_traits(headers: Mapping[str, str], request: GenerationFields) -> dict[str, Any]:
-    """Return the entries of a prompt for the scheduler and the prefix cache."""
+def prompt_traits(
+    exchange: Exchange, request: GenerationFields, settings: ServerSettings
+) -> dict[str, Any]:
+    """Return the entries of a prompt for the scheduler and the prefix cache.
+
+    The tenant is the field `user`, or the name of the API key.
+    """
     traits: dict[str, Any] = {}
-    due = _seconds(headers, FIRST_TOKEN_HEADER)
+    due = _seconds(exchange.headers, FIRST_TOKEN_HEADER)
     if due is not None:
         traits["deadline_s"] = due
-    if request.user:
-        traits["tenant"] = request.user
-    if request.cache_salt:
-        traits["cache_salt"] = request.cache_salt
+    if tenant := request.user or exchange.caller:
+        traits["tenant"] = tenant
+    salts = {"none": "", "key": exchange.caller, "user": request.user or ""}
+    own = salts[settings.cache_salt_by]
+    if salt := f"{own}:{request.cache_salt or ''}" if own else request.cache_salt:
+        traits["cache_salt"] = salt
     return traits
 
 

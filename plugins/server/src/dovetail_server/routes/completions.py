@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.inputs import Prompt
@@ -27,6 +26,7 @@ from dovetail_server.protocol.sampling import Sampling, chat_sampling, completio
 from dovetail_server.routes.call_options import (
     check_format,
     check_model,
+    note_ignored,
     prompt_traits,
     read_timeout,
 )
@@ -95,8 +95,7 @@ class GenerationRoutes:
         given = await exchange.read_object()
         strict = self._state.settings.strict_params
         request, ignored = read_fields(given, kind, strict=strict)
-        if ignored:
-            exchange.extra_headers.append((b"x-ignored-params", header_list(ignored)))
+        note_ignored(exchange, ignored)
         check_model(request.model, self._state.slot.served_model_name)
         return request
 
@@ -131,7 +130,7 @@ class GenerationRoutes:
         sampling: Sampling,
         form: AnswerForm,
     ) -> Call:
-        traits = prompt_traits(exchange.headers, request)
+        traits = prompt_traits(exchange, request, self._state.settings)
         self._state.check_size(llm, len(given) * sampling.params.n, sampling.names.get("n", "n"))
         return Call(
             prompts=[_prompt(one, traits) for one in given],
@@ -147,6 +146,7 @@ class GenerationRoutes:
         self, llm: AsyncLLM, exchange: Exchange, call: Call, *, streamed: bool
     ) -> None:
         """Generate and respond; notify the observers."""
+        exchange.answer_id = call.form.id
         generation, state = Generation(llm, exchange, call), self._state
         arrival_ns, status, code = state.clock.now_ns(), "left", ""
         state.observers.started(exchange.request_id, exchange.path)
@@ -173,12 +173,6 @@ class GenerationRoutes:
                     end_ns=state.clock.now_ns(),
                 )
             )
-
-
-def header_list(names: Sequence[str]) -> bytes:
-    """Return names as the value of a header."""
-    shown = [quote(name[:64], safe="") for name in names[:32]]
-    return ", ".join(shown).encode("ascii")
 
 
 def _prompt(given: OnePrompt, traits: dict[str, Any]) -> Prompt:

@@ -19,7 +19,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins.construction import Options, make_instance
 from dovetail_server.protocol.errors import APIError
-from dovetail_server.routes.table import METHODS, Route
+from dovetail_server.routes.table import METHODS, Access, Route
 from dovetail_server.transport.exchange import Exchange, Header
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,11 @@ def _checked(name: str, route: object) -> Route:
         await _respond(exchange, response)
 
     return Route(
-        method=route.method, path=route.path, handler=handle, public=route.public, owner=owner
+        method=route.method,
+        path=route.path,
+        handler=handle,
+        access=Access.PUBLIC if route.public else Access.KEY,
+        owner=owner,
     )
 
 

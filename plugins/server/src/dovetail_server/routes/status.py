@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from dovetail_server.protocol.errors import APIError, unavailable
-from dovetail_server.routes.table import Route
+from dovetail_server.routes.table import Access, Route
 from dovetail_server.state import ServerState
 from dovetail_server.transport.exchange import Exchange
 
@@ -18,9 +18,9 @@ def status_routes(state: ServerState) -> list[Route]:
     """Return the routes."""
     routes = StatusRoutes(state)
     return [
-        Route(method="GET", path="/live", handler=routes.live, public=True),
-        Route(method="GET", path="/health", handler=routes.health, public=True),
-        Route(method="GET", path="/ready", handler=routes.ready, public=True),
+        Route(method="GET", path="/live", handler=routes.live, access=Access.PUBLIC),
+        Route(method="GET", path="/health", handler=routes.health, access=Access.PUBLIC),
+        Route(method="GET", path="/ready", handler=routes.ready, access=Access.PUBLIC),
         Route(method="GET", path="/version", handler=routes.version),
         Route(method="GET", path="/load", handler=routes.load),
         Route(method="GET", path="/v1/models", handler=routes.models),

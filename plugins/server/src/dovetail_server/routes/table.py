@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Exchange"], Awaitable[None]]
 
+
+class Access(Enum):
+    """Who may use a route: everyone, clients with a key, or operators with the admin key."""
+
+    PUBLIC = "public"
+    KEY = "key"
+    ADMIN = "admin"
+
+
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -21,14 +31,14 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 class Route:
     """A route.
 
-    path: the exact path; a path that ends with "/*" matches everything below it. public: served
-    without an API key. owner: who provides the route.
+    path: the exact path; a path that ends with "/*" matches everything below it. access: who may
+    use it. owner: who provides it.
     """
 
     method: str
     path: str
     handler: Handler
-    public: bool = False
+    access: Access = Access.KEY
     owner: str = "the server"
 
 
@@ -56,8 +66,8 @@ class RouteTable:
             methods[method] for _, methods in sorted(self._routes.items()) for method in methods
         ]
 
-    def find(self, exchange: Exchange) -> tuple[Handler, bool]:
-        """Return the handler for a request, and whether it is public.
+    def find(self, exchange: Exchange) -> tuple[Handler, Access]:
+        """Return the handler for a request, and who may use it.
 
         An unknown path or method gets a handler that raises the error, so that a client without a
         key does not learn which paths exist.
@@ -66,12 +76,12 @@ class RouteTable:
         if methods is None:
             methods = self._find_parent(exchange)
         if methods is None:
-            return _no_path, False
+            return _no_path, Access.KEY
         method = "GET" if exchange.method == "HEAD" else exchange.method
         route = methods.get(method)
         if route is None:
-            return _no_method(methods), all(one.public for one in methods.values())
-        return route.handler, route.public
+            return _no_method(methods), next(iter(methods.values())).access
+        return route.handler, route.access
 
     def _find_parent(self, exchange: Exchange) -> dict[str, Route] | None:
         parent, slash, rest = exchange.path, "", ""

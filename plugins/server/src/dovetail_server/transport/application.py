@@ -11,11 +11,11 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from dovetail.errors import DovetailError
 from dovetail_server.protocol.errors import APIError, api_error
-from dovetail_server.routes.table import RouteTable
+from dovetail_server.routes.table import Access, RouteTable
 from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.body import BodyReader, ClientLeftError
 from dovetail_server.transport.exchange import Exchange, Send
@@ -25,15 +25,24 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """Ids of clients that a response repeats. The engine never uses them."""
 
-Guard = Callable[[Exchange, bool], None]
-"""Checks a request before its route runs; the flag states that the route is public."""
+
+class RequestGuard(Protocol):
+    """Checks requests before their routes run."""
+
+    def check(self, exchange: Exchange, access: Access) -> None:
+        """Raise APIError if the request must not be served."""
+
+    def is_preflight(self, exchange: Exchange) -> bool:
+        """Whether a browser asks for permission to send a request."""
+
+    async def answer_preflight(self, exchange: Exchange) -> None:
+        """Respond to a browser that asks for permission."""
 
 
 class Application:
     """The application of one listener. exchanges: the requests that are being served."""
 
-    def __init__(self, table: RouteTable, guard: Guard, settings: ServerSettings) -> None:
-        """guard: raises APIError for a request that must not be served."""
+    def __init__(self, table: RouteTable, guard: RequestGuard, settings: ServerSettings) -> None:
         self.exchanges: set[Exchange] = set()
         self._table = table
         self._guard = guard
@@ -62,9 +71,12 @@ class Application:
     async def _serve(self, exchange: Exchange) -> None:
         error: Exception
         try:
-            route, public = self._table.find(exchange)
-            self._guard(exchange, public)
-            await route(exchange)
+            if self._guard.is_preflight(exchange):
+                await self._guard.answer_preflight(exchange)
+                return
+            handler, access = self._table.find(exchange)
+            self._guard.check(exchange, access)
+            await handler(exchange)
             return
         except asyncio.CancelledError:
             if exchange.failure is None and not exchange.left:

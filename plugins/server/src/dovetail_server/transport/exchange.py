@@ -32,10 +32,11 @@ class Exchange:
     """A request and its response.
 
     method, path, query, headers: of the request; names of headers are in lower case. rest: the end
-    of the path behind a route that ends with "/*". request_id: of the response. caller: the name
-    of the API key, or "". started: whether the response has begun. failure: the error with which
-    the server ends the request from outside. left: whether the client has left.
-    extra_headers: further headers of the response.
+    of the path behind a route that ends with "/*". request_id: of the response. caller: the name of
+    the API key, or "". answer_id: the field `id` of a generated answer, or "". started, ended:
+    whether the response has begun, and is complete. failure: the error with which the server ends
+    the request from outside. left: whether the client has left. extra_headers: further headers of
+    the response.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Exchange:
         "_settings",
         "_task",
         "_watcher",
+        "answer_id",
         "caller",
         "ended",
         "extra_headers",
@@ -77,6 +79,7 @@ class Exchange:
         self.rest = ""
         self.request_id = ""
         self.caller = ""
+        self.answer_id = ""
         self.started = self.ended = self.left = self._sends_events = False
         self.failure: APIError | None = None
         self.extra_headers: list[Header] = []
@@ -93,9 +96,12 @@ class Exchange:
         self._watcher = asyncio.create_task(self._watch())
         return body
 
-    async def read_object(self) -> dict[str, Any]:
+    async def read_object(self, *, may_be_empty: bool = False) -> dict[str, Any]:
         """Return the JSON object in the body; raise APIError if it is something else."""
-        return read_json_object(self.headers, await self.read_body(), self._settings)
+        body = await self.read_body()
+        if may_be_empty and not body:
+            return {}
+        return read_json_object(self.headers, body, self._settings)
 
     async def respond(
         self, content: object, *, status: int = 200, headers: Iterable[Header] = ()

@@ -1,0 +1,62 @@
+"""Listening sockets and TLS. Errors name the option."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+from dovetail.errors import ConfigError
+from dovetail_server.settings import ServerSettings
+
+BACKLOG = 2048
+
+
+def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
+    """Return a listening socket; raise ConfigError if the address cannot be used.
+
+    option: the option that sets the port, for errors.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"--host {host} cannot be used: {error.strerror}.") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Port {port} of {host} cannot be used: {error.strerror}.\n"
+            f"Choose another one with {option}, or {option} 0 for a free one."
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the address of a listening socket as "host:port"."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """Return the TLS settings of a server, or None; raise ConfigError for an unusable file."""
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {error}.") from None
+    if settings.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(settings.ssl_ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--ssl-ca-certs: {error}.") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

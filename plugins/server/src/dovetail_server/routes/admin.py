@@ -1,0 +1,159 @@
+"""The routes of operators: pause, resume, abort, prefix cache, sleep, profile.
+
+They are served on a listener of their own (`--admin-port`) or behind a key of their own
+(`--admin-key`), and otherwise not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from dovetail.errors import DovetailError, EngineDeadError, StalledError, UnavailableError
+from dovetail.interfaces import PauseScope
+from dovetail_server.protocol.errors import APIError, unavailable
+from dovetail_server.routes.table import Access, Handler, Route
+from dovetail_server.state import ServerState
+from dovetail_server.transport.exchange import Exchange
+
+MAX_IDS = 10_000
+Exchanges = Callable[[], Iterable[Exchange]]
+
+
+def admin_routes(state: ServerState, exchanges: Exchanges) -> list[Route]:
+    """Return the routes. exchanges: returns the requests that are being served."""
+    routes = AdminRoutes(state, exchanges)
+    handlers: dict[str, Handler] = {
+        "/pause": routes.pause,
+        "/resume": routes.resume,
+        "/abort": routes.abort,
+        "/reset_prefix_cache": routes.reset_prefix_cache,
+        "/sleep": routes.sleep,
+        "/wake_up": routes.wake_up,
+        "/start_profile": routes.start_profile,
+        "/stop_profile": routes.stop_profile,
+    }
+    found = [
+        Route(method="POST", path=path, handler=handler, access=Access.ADMIN)
+        for path, handler in handlers.items()
+    ]
+    return [
+        *found,
+        Route(method="GET", path="/is_paused", handler=routes.is_paused, access=Access.ADMIN),
+    ]
+
+
+class AdminRoutes:
+    """Handles requests of operators."""
+
+    def __init__(self, state: ServerState, exchanges: Exchanges) -> None:
+        self._state = state
+        self._exchanges = exchanges
+
+    async def pause(self, exchange: Exchange) -> None:
+        """Hold requests until `resume`; the field `scope` is "all" or "new"."""
+        scope = _choice(
+            await _fields(exchange, "scope"), "scope", [str(PauseScope.ALL), str(PauseScope.NEW)]
+        )
+        await self._state.slot.llm.pause(scope)
+        await exchange.respond({"paused": scope})
+
+    async def resume(self, exchange: Exchange) -> None:
+        """End a pause."""
+        await _fields(exchange)
+        await self._state.slot.llm.resume()
+        await exchange.respond({"paused": None})
+
+    async def is_paused(self, exchange: Exchange) -> None:
+        """Respond with the scope of the pause, or null."""
+        paused = self._state.slot.llm.client.paused
+        await exchange.respond({"paused": None if paused is None else str(paused)})
+
+    async def abort(self, exchange: Exchange) -> None:
+        """End requests by the ids of their responses; the field `all` ends all of them."""
+        given = await _fields(exchange, "request_ids", "all")
+        ids, everything = given.get("request_ids", []), given.get("all", False)
+        if type(everything) is not bool:
+            raise APIError("all must be a boolean.", code="invalid_type", param="all")
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            raise APIError(
+                "request_ids must be a list of strings.", code="invalid_type", param="request_ids"
+            )
+        if not everything and not 0 < len(ids) <= MAX_IDS:
+            raise APIError(
+                f"request_ids must have 1 to {MAX_IDS} ids; or set all=true.", param="request_ids"
+            )
+        wanted, error = set(ids), unavailable("The request was aborted by the operator.")
+        error.code, error.retry_after_s = "aborted", None
+        num_aborted = 0
+        for one in list(self._exchanges()):
+            if one.answer_id and (everything or {one.request_id, one.answer_id} & wanted):
+                one.interrupt(error)
+                num_aborted += 1
+        await exchange.respond({"num_aborted": num_aborted})
+
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        """Drop all cached prefixes; the status 409 reports that requests are running."""
+        await _fields(exchange)
+        if not await self._state.slot.llm.reset_prefix_cache():
+            raise APIError(
+                "The prefix cache cannot be reset while requests are running.",
+                status=409,
+                code="requests_running",
+            )
+        await exchange.respond({"reset": True})
+
+    async def sleep(self, exchange: Exchange) -> None:
+        """Release device memory; the field `level` is 1 or 2."""
+        level = (await _fields(exchange, "level")).get("level", 1)
+        if type(level) is not int or level not in (1, 2):
+            raise APIError("level must be 1 or 2.", param="level")
+        await _run(self._state.slot.llm.client.sleep(level))
+        await exchange.respond({"sleeping": True})
+
+    async def wake_up(self, exchange: Exchange) -> None:
+        """Allocate the released memory again."""
+        await _fields(exchange)
+        await _run(self._state.slot.llm.client.wake_up())
+        await exchange.respond({"sleeping": False})
+
+    async def start_profile(self, exchange: Exchange) -> None:
+        """Start to record a profile in every worker."""
+        await self._profile(exchange, start=True)
+
+    async def stop_profile(self, exchange: Exchange) -> None:
+        """Stop the profile, and write it."""
+        await self._profile(exchange, start=False)
+
+    async def _profile(self, exchange: Exchange, *, start: bool) -> None:
+        await _fields(exchange)
+        await _run(self._state.slot.llm.collective_rpc("profile", start))
+        await exchange.respond({"profiling": start})
+
+
+async def _run(operation: Awaitable[Any]) -> None:
+    """Await an operation of the engine; raise APIError if this engine does not support it."""
+    try:
+        await operation
+    except (EngineDeadError, StalledError, UnavailableError):
+        raise
+    except DovetailError as error:
+        raise APIError(str(error), code="unsupported_operation") from None
+
+
+async def _fields(exchange: Exchange, *known: str) -> dict[str, Any]:
+    """Return the fields of a body, which may be empty; raise APIError for unknown fields."""
+    given = await exchange.read_object(may_be_empty=True)
+    for name in given:
+        if name not in known:
+            raise APIError(
+                f"The field {name[:80]!r} is not known.", code="unknown_parameter", param=name[:80]
+            )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _choice(given: dict[str, Any], name: str, choices: list[str]) -> str:
+    value = given.get(name, choices[0])
+    if value not in choices:
+        raise APIError(f"{name} must be one of: {', '.join(choices)}.", param=name)
+    return str(value)

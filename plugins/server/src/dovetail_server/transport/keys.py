@@ -1,0 +1,75 @@
+"""API keys: read from options and a file, and compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+
+from dovetail.cli.terminal import read_text_file
+from dovetail.errors import ConfigError
+from dovetail_server.settings import MIB, ServerSettings
+
+MIN_KEY_CHARS = 4
+MAX_KEY_CHARS = 512
+
+
+class KeyRing:
+    """A set of keys, of which only digests are kept."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        """Raise ConfigError for a key that a client cannot send."""
+        for key in keys:
+            _check_key(key)
+        self._digests = tuple(dict.fromkeys(_digest(key) for key in keys))
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def identify(self, headers: Mapping[str, str]) -> str:
+        """Return the name of the key in the headers of a request; "" for a wrong or missing key.
+
+        Compares the key with every key of the ring, so that the time does not depend on the key.
+        """
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")
+        asked = _digest(given.strip())
+        found = ""
+        for digest in self._digests:
+            if hmac.compare_digest(digest, asked):
+                found = f"key-{digest.hex()[:16]}"
+        return found
+
+
+def client_keys(settings: ServerSettings) -> KeyRing:
+    """Return the keys of clients; raise ConfigError for an unusable key or file."""
+    file = settings.api_key_file
+    found = parse_keys(read_text_file("--api-key-file", file, max_bytes=MIB)) if file else []
+    if file and not found:
+        raise ConfigError(f"--api-key-file {file} contains no key; write one key in each line.")
+    return KeyRing([*settings.api_keys, *found])
+
+
+def admin_keys(settings: ServerSettings) -> KeyRing:
+    """Return the keys of operators; raise ConfigError for an unusable key."""
+    return KeyRing(settings.admin_keys)
+
+
+def parse_keys(text: str) -> list[str]:
+    """Return the keys in the text of a file: one in each line; lines with "#" are comments."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _check_key(key: str) -> None:
+    usable = key.isascii() and key.isprintable() and " " not in key
+    if not usable or not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
+        raise ConfigError(
+            f"An API key must have {MIN_KEY_CHARS} to {MAX_KEY_CHARS} printable ASCII characters "
+            "without spaces."
+        )

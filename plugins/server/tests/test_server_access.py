@@ -1,0 +1,258 @@
+"""Keys, hosts, web pages, TLS, admin routes and limits of connections."""
+
+import asyncio
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+
+import pytest
+
+from dovetail.errors import ConfigError
+from dovetail_server.listening import tls_context
+from dovetail_server.protocol.errors import APIError
+from dovetail_server.routes.table import Access
+from dovetail_server.settings import ServerSettings
+from dovetail_server.transport.exchange import Exchange
+from dovetail_server.transport.guard import Guard
+from dovetail_server.transport.keys import KeyRing, client_keys
+
+KEY, OTHER, ADMIN = "key-of-clients", "another-key", "key-of-operators"
+LIMIT = 20_000
+
+
+@pytest.fixture(scope="module")
+def closed(serving, tmp_path_factory):
+    """A server with keys, an admin key, and small limits."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"# a comment\n\n{OTHER}\n")
+    options = ("--api-key", KEY, "--api-key-file", str(file), "--admin-key", ADMIN)
+    limits = ("--max-body-bytes", str(LIMIT), "--header-timeout-s", "2", "--strict-params")
+    tls = ("--cors-origin", "https://example.org", "--cache-salt-by", "key")
+    with serving("--model", "demo", "--max-model-len", "128", *options, *limits, *tls) as running:
+        yield running.wait_until_ready()
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+PATHS = [
+    ("GET", "/version"),
+    ("GET", "/load"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/demo"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/score"),
+    ("POST", "/v1/rerank"),
+    ("POST", "/classify"),
+    ("POST", "/pooling"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
+    ("POST", "/pause"),
+    ("POST", "/abort"),
+    ("POST", "/unknown"),
+    ("PUT", "/v1/completions"),
+    ("POST", "//v1/completions"),
+    ("POST", "/live/../v1/completions"),
+    ("GET", "/v1%2Fmodels"),
+    ("GET", "/live/v1/models"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS, ids=str)
+def test_every_route_but_health_needs_a_key(closed, method, path):
+    for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": KEY}):
+        reply = closed.send(method, path, {} if method == "POST" else None, headers)
+        assert reply.status == 401 and reply.error["code"] == "invalid_api_key", headers
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_routes_need_no_key(closed):
+    for path in ("/live", "/health", "/ready"):
+        assert closed.get(path).status == 200
+
+
+def test_each_key_is_accepted(closed):
+    for headers in (bearer(KEY), bearer(OTHER), {"X-Api-Key": KEY}):
+        assert closed.send("GET", "/v1/models", headers=headers).status == 200
+
+
+def test_admin_routes_need_the_admin_key(closed):
+    for key in (KEY, OTHER):
+        assert closed.post("/resume", None, **bearer(key)).status == 401
+    assert closed.post("/pause", {"scope": "new"}, **bearer(ADMIN)).json == {"paused": "new"}
+    assert closed.get("/is_paused", **bearer(ADMIN)).json == {"paused": "new"}
+    assert closed.post("/resume", {}, **bearer(ADMIN)).json == {"paused": None}
+    assert closed.post("/reset_prefix_cache", {}, **bearer(ADMIN)).json == {"reset": True}
+    for path, body, param in (
+        ("/pause", {"scope": "some"}, "scope"),
+        ("/abort", {}, "request_ids"),
+        ("/abort", {"request_ids": [1]}, "request_ids"),
+        ("/abort", {"all": 1}, "all"),
+        ("/sleep", {"level": 3}, "level"),
+        ("/resume", {"zzz": 1}, "zzz"),
+    ):
+        reply = closed.post(path, body, **bearer(ADMIN))
+        assert reply.status == 400 and reply.error["param"] == param
+    # The demo model's worker supports neither; the error says so.
+    for path in ("/sleep", "/start_profile"):
+        assert 400 <= closed.post(path, {}, **bearer(ADMIN)).status < 500
+
+
+def test_an_operator_aborts_a_request_by_its_id(closed):
+    body = {
+        "prompt": "one",
+        "max_tokens": 100,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    closed.post("/pause", {}, **bearer(ADMIN))
+    connection = http.client.HTTPConnection(closed.host, closed.port, timeout=60)
+    headers = bearer(KEY) | {"Content-Type": "application/json", "X-Request-Id": "mine"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    aborted = 0
+    while not aborted:
+        reply = closed.post("/abort", {"request_ids": ["mine"]}, **bearer(ADMIN))
+        aborted = reply.json["num_aborted"]
+    response = connection.getresponse()
+    assert response.status == 503 and json.loads(response.read())["error"]["code"] == "aborted"
+    connection.close()
+    closed.post("/resume", {}, **bearer(ADMIN))
+
+
+def test_without_an_admin_key_there_are_no_admin_routes(server):
+    for path in ("/pause", "/resume", "/abort", "/sleep", "/reset_prefix_cache"):
+        assert server.post(path, {}).status == 404
+
+
+def test_unknown_fields_are_refused_on_request(closed):
+    reply = closed.post("/v1/completions", {"prompt": "a", "temprature": 1}, **bearer(KEY))
+    assert reply.status == 400 and reply.error["param"] == "temprature"
+    assert "temperature" in reply.error["message"]
+
+
+def test_a_body_above_the_limit_is_refused(closed):
+    body = {"prompt": "a" * (2 * LIMIT)}
+    assert closed.post("/v1/completions", body, **bearer(KEY)).status == 413
+    with closed.connect() as connection:  # the length is not stated
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        )
+        more = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(f"{head}{more}".encode() + b"%x\r\n" % (2 * LIMIT) + b"a" * 2 * LIMIT)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+    with closed.connect() as connection:  # refused before the body is sent
+        connection.sendall(
+            f"{head}Content-Type: application/json\r\nContent-Length: 9999999\r\n\r\n".encode()
+        )
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_long_headers_and_slow_clients_are_refused(closed):
+    with closed.connect() as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 40_000)
+        connection.sendall(b"\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 431")
+    with closed.connect() as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: loc")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+    with closed.connect() as connection:
+        connection.sendall(b"not http\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_only_named_web_pages_may_send_requests(closed, server):
+    asked = {"Access-Control-Request-Method": "POST"}
+    allowed = closed.send(
+        "OPTIONS", "/v1/completions", headers=asked | {"Origin": "https://example.org"}
+    )
+    assert allowed.status == 204
+    assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+    for one, origin in ((closed, "https://evil.example"), (server, "https://example.org")):
+        reply = one.send("OPTIONS", "/v1/completions", headers=asked | {"Origin": origin})
+        assert "access-control-allow-origin" not in reply.headers
+
+
+def test_a_local_server_without_keys_accepts_only_local_hosts(server, closed):
+    for host in ("localhost", "localhost:80", "127.0.0.1:1", "[::1]:8000"):
+        assert server.get("/live", Host=host).status == 200
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example"):
+        assert server.get("/live", Host=host).error["code"] == "host_not_allowed"
+    assert closed.get("/live", Host="evil.example").status == 200
+
+
+def test_callers_with_different_keys_do_not_share_cached_prefixes(closed):
+    prompt = "one two three four five six seven eight nine ten " * 4
+
+    def num_cached(key):
+        body = {"prompt": prompt, "max_tokens": 1}
+        usage = closed.post("/v1/completions", body, **bearer(key)).json["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    assert num_cached(KEY) == 0 and num_cached(KEY) > 0
+    assert num_cached(OTHER) == 0
+
+
+def test_no_key_is_written_to_the_log(closed):
+    closed.send("GET", "/v1/models", headers=bearer("a-wrong-key"))
+    log = "\n".join(line for line in closed.lines if line)
+    assert not any(key in log for key in (KEY, OTHER, ADMIN, "a-wrong-key"))
+    assert KEY not in repr(ServerSettings(api_keys=(KEY,), admin_keys=(ADMIN,)))
+
+
+@pytest.mark.parametrize("key", ["", "abc", "a b c d", "ключ-ключ", "a" * 600])
+def test_a_key_that_cannot_be_sent_is_an_error(key):
+    with pytest.raises(ConfigError, match="API key"):
+        KeyRing([key])
+
+
+def test_a_key_file_that_cannot_be_used_is_an_error(tmp_path):
+    empty = tmp_path / "empty"
+    empty.write_text("# nothing\n")
+    for file in (empty, tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigError, match="--api-key-file"):
+            client_keys(ServerSettings(api_key_file=str(file)))
+
+
+def test_keys_of_any_bytes_are_compared():
+    async def check():
+        ring = KeyRing([KEY])
+        guard = Guard(ServerSettings(), ring, KeyRing())
+        for value in (b"Bearer \xff\xfe", b"bearer " + KEY.encode(), b"Bearer " + b"a" * 10_000):
+            scope = {"method": "GET", "path": "/", "query_string": b""}
+            exchange = Exchange(
+                scope | {"headers": [(b"authorization", value)]}, None, None, None, None
+            )
+            if value.lower().endswith(KEY.encode()):
+                guard.check(exchange, Access.KEY)
+                assert exchange.caller.startswith("key-")
+            else:
+                with pytest.raises(APIError, match="API key"):
+                    guard.check(exchange, Access.KEY)
+
+    asyncio.run(check())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_certificate_is_loaded_and_wrong_files_are_errors(tmp_path):
+    made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    files = ["-keyout", str(key), "-out", str(made)]
+    kind = ["-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run(["openssl", "req", *kind, *files], check=True, capture_output=True)
+    settings = ServerSettings(ssl_certfile=str(made), ssl_keyfile=str(key), ssl_ca_certs=str(made))
+    assert tls_context(settings).verify_mode is ssl.CERT_REQUIRED
+    for wrong in (
+        {"ssl_certfile": str(key), "ssl_keyfile": str(key)},
+        {"ssl_certfile": str(tmp_path / "missing")},
+        {"ssl_certfile": str(made), "ssl_keyfile": str(key), "ssl_ca_certs": str(key)},
+    ):
+        with pytest.raises(ConfigError, match="--ssl-"):
+            tls_context(ServerSettings(**wrong))
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        ServerSettings(ssl_keyfile=str(key))

@@ -1,0 +1,69 @@
+"""The routes of the tokenizer, and those of pooling models."""
+
+import pytest
+
+TEXT = "One and two"
+
+
+def test_a_text_is_tokenized_as_by_the_tokenizer(server, offline):
+    tokenizer = offline.get_tokenizer()
+    body = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json
+    assert body["tokens"] == tokenizer.encode(TEXT) and body["count"] == len(body["tokens"])
+    assert body["max_model_len"] == 512 and "".join(body["token_strs"][1:]) == TEXT
+    without = server.post("/tokenize", {"prompt": TEXT, "add_special_tokens": False}).json
+    assert without["tokens"] == tokenizer.encode(TEXT, add_special_tokens=False)
+    assert server.post("/detokenize", {"tokens": without["tokens"]}).json == {"prompt": TEXT}
+
+
+def test_a_conversation_is_tokenized_as_by_a_chat(server):
+    messages = [{"role": "user", "content": "reverse: robot, bank, window"}]
+    chat = server.chat(messages=messages, return_token_ids=True).json["prompt_token_ids"]
+    assert server.post("/tokenize", {"messages": messages}).json["tokens"] == chat
+
+
+def test_the_tokenizer_is_described(server, offline):
+    info = server.get("/tokenizer_info").json
+    assert info["eos_token"] == "<|eos|>" and info["bos_token"] == "<|bos|>"
+    assert info["eos_token_id"] == offline.get_tokenizer().eos_token_id
+    assert "messages" in info["chat_template"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": None}, "prompt"),
+        ("/tokenize", {"prompt": 1}, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "another"}, "model"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": "no"}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{}]}, "messages"),
+        ("/tokenize", {"messages": "a"}, "messages"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": None}, "tokens"),
+        ("/detokenize", {"tokens": "1"}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [1.5]}, "tokens"),
+        ("/detokenize", {"tokens": [2048]}, "tokens"),
+        ("/detokenize", {"tokens": [2**63]}, "tokens"),
+        ("/detokenize", {"tokens": [1], "model": 1}, "model"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named(server, path, body, param):
+    reply = server.post(path, body)
+    assert 400 <= reply.status < 500, reply.content
+    assert reply.error["param"].split("[")[0].split(".")[0] == param and reply.error["code"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/score", "/v1/rerank", "/classify", "/pooling"]
+)
+def test_a_route_of_pooling_models_names_the_tasks_of_the_model(server, path):
+    reply = server.post(path, {"input": "a", "model": "demo"})
+    assert reply.status == 400 and reply.error["code"] == "unsupported_task"
+    assert "generate" in reply.error["message"] and reply.error["param"] == "model"
+    assert server.post(path, {"model": "another"}).error["code"] == "model_not_found"
+    assert server.post(path, {"model": 1}).error["param"] == "model"
