@@ -127,7 +127,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
 
 
 def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
-    """Each change of the batch merges the stop tokens of all members, which would be slow."""
+    """Each change of the batch merges the stop tokens of its members; many tokens are slow."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)
     driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))

@@ -101,7 +101,7 @@ START = {"engine": "dovetail-again", "case": "startup"}
 RUNS = [("a", "bf16"), ("a", "int8"), ("a", "bf16"), ("b", "bf16")]
 
 
-def test_the_page_is_written_from_stored_results(tmp_path):
+def test_the_results_page_is_written_from_stored_results(tmp_path):
     """Runs on the same machine are in one section, and their rounds are numbered continuously."""
     page, files = tmp_path / "page.md", []
     for number, (processor, weights) in enumerate(RUNS):

@@ -278,7 +278,7 @@ STREAM = {
 
 @st.composite
 def arguments(draw, known):
-    """Return a strategy that draws factories of some arguments in `known`."""
+    """Return a strategy that draws some of the arguments in `known`, as factories."""
     names = draw(st.lists(st.sampled_from(sorted(known)), max_size=2, unique=True))
     return {name: draw(either(known[name], weight=4)) for name in names}
 

@@ -68,7 +68,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("value", RECORDS, ids=lambda value: type(value).__name__)
-def test_the_records_of_the_contracts_round_trip(value):
+def test_the_data_classes_of_the_contracts_round_trip(value):
     assert unpack_value(pack_value([value])) == [value]
 
 
