@@ -1,4 +1,4 @@
-"""The code path of asynchronous devices, through whole workers and engines, on CPU tensors.
+"""Workers and engines that use CPU tensors with the code path of asynchronous devices.
 
 Tokens and log-probabilities must equal those of the CPU worker exactly.
 """

@@ -91,7 +91,7 @@ def test_matrix_products_are_correct_for_unaligned_sizes(name, in_features, part
 
 @pytest.fixture(params=range(4))
 def level(request):
-    """An instruction set level that this processor has, active for one test."""
+    """Select an instruction set level that this processor supports, for one test."""
     from dovetail_cpu_kernels import LEVELS, library
 
     before = library().dk_level()
@@ -122,7 +122,7 @@ def test_every_instruction_set_reads_the_same_packed_bytes(name, level):
 
 
 @torch.inference_mode()
-def test_quantization_errors_grow_with_fewer_bits_within_bounds():
+def test_quantization_errors_increase_with_fewer_bits_and_stay_within_bounds():
     x_TI = torch.randn(16, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     errors = []
     for name in LIMITS:

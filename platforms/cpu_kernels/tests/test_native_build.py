@@ -131,7 +131,7 @@ def test_header_and_package_have_the_same_abi_version():
 
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
 def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path):
-    """The linker would keep only one copy of it, which an older CPU might not be able to run."""
+    """The linker keeps one copy of a shared function, which an older CPU may not be able to run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]
     setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))

@@ -76,7 +76,7 @@ def test_only_operations_of_the_recording_thread_are_recorded(tensors):
     recording.replay()
 
 
-def test_a_recording_ends_with_its_block_even_after_an_error(tensors):
+def test_a_recording_ends_at_the_end_of_its_with_block_even_after_an_error(tensors):
     x, y = tensors
     with pytest.raises(RuntimeError, match="enough"), Recording():
         gate_mul(x, y)

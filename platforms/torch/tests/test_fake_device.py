@@ -52,7 +52,10 @@ def test_new_tensors_on_the_device_equal_new_tensors_on_the_host(make, device):
 
 
 def program(x, indices, mask):
-    """Views, writes in place, through views and masks, `out=`, products, reductions, sorting."""
+    """Run writes to views and masks, `out=`, products, reductions and sorting.
+
+    Return all results.
+    """
     y = x.clone()
     y[1] = 5.0
     y[:, 1:3] += x[:, :2]

@@ -157,7 +157,7 @@ def test_staging_slots_that_are_reused_too_early_are_detected(checkpoint, monkey
         run_ahead(context_of(checkpoint))
 
 
-def test_a_result_that_is_read_too_early_is_wrong(checkpoint, monkeypatch):
+def test_a_result_that_is_read_before_the_copy_is_complete_is_wrong(checkpoint, monkeypatch):
     expected = run_steps(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.reset()
     try:

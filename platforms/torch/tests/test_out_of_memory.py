@@ -46,5 +46,5 @@ def test_other_errors_pass_unchanged(what):
     assert passed.value is OTHERS[what]
 
 
-def test_the_result_of_a_block_without_an_error_is_not_changed():
+def test_explain_oom_does_not_change_the_result_of_a_block_without_an_error():
     assert run(lambda: 7) == 7

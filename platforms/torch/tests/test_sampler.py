@@ -1,4 +1,4 @@
-"""Order, masks, rows and fast path of the sampler."""
+"""The sampler: order of operations, masks, rows and the fast path."""
 
 import time
 from array import array

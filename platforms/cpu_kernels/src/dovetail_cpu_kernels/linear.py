@@ -154,7 +154,7 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
 
 
 def new_args(shape: PackedLinear, packed: int) -> LinearArgs:
-    """Return a struct for `shape` and contiguous rows; x, y and M must be set."""
+    """Return a struct for `shape` and contiguous rows; the caller must set x, y and M."""
     args = LinearArgs(packed=packed, N=shape.N, K=shape.K, ldx=shape.K)
     args.ldy = args.ld_residual = shape.num_outputs
     args.group, args.flags, args.kind = shape.group, shape.flags, shape.kind

@@ -144,7 +144,7 @@ class TorchWorker(WorkerBase):
             if error.__cause__ is None or fails_on_any_device(error.__cause__):
                 raise
             raise AttentionUnknownError(
-                f"the model cannot be created on the device 'meta', without memory for its "
+                "the model cannot be created on the device 'meta', which has no memory for "
                 f"weights: {error}"
             ) from error
         return worker._attention_facts() if worker._layers else None

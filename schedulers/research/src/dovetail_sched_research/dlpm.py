@@ -42,7 +42,7 @@ class DLPMPolicy(Policy):
         self._credits: defaultdict[str, float] = defaultdict(float)
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int, int]:
-        """Return (refills until the tenant has credit, -cached tokens, arrival)."""
+        """Return (number of quanta until the tenant has credit, -cached tokens, arrival)."""
         refills = max(0, 1 + math.floor(-self._credits[request.tenant] / self._options.quantum))
         return refills, -view.num_cached_tokens(request), request.sequence
 

@@ -61,7 +61,7 @@ class MLFQPolicy(OneOrderPolicy):
         self.max_batch = given.max_batch
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (level, arrival); a request that was preempted too often stays on the top."""
+        """Return (level, arrival); a request preempted too often stays on the top level."""
         on_top = request.num_preemptions > self._options.levels
         return 0 if on_top else self._places[request.sequence].level, request.sequence
 

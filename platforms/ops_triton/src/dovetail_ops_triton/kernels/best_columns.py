@@ -73,7 +73,7 @@ def store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
     do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
 )
 def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
-    """Store the id of the best token of all parts of a row. PARTS: upper bound of their number."""
+    """Store the id of the best token of all parts of a row. PARTS: maximum number of parts."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     sort_keys = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)

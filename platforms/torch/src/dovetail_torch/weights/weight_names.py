@@ -51,7 +51,7 @@ class WeightNames:
         return (name,), False
 
     def to_checkpoint(self, name: str) -> str:
-        """Return the checkpoint's name of a model's weight."""
+        """Return the name in the checkpoint of a weight of the model."""
         for rule in self._rules:
             for target in rule.targets:
                 if found := target.fullmatch(name):
