@@ -18,6 +18,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +38,33 @@ FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 OPTIMISATION = "-O3"
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-# Order: DK_PORTABLE ... DK_AVX512_BF16 of dovetail_kernels.h.
-LEVELS: dict[str, tuple[str, ...]] = {
-    "portable": (),
-    "avx2": AVX2,
-    "avx512": AVX512,
-    "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+AVX512_BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """An instruction set. number: DK_LEVEL. only: stems of its sources; if empty, all but TILES."""
+
+    number: int
+    flags: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+GROUPS = ("linear_groups_level",)
+TILES = ("group_tiles_level", "linear_tiles_level")
+# Order: DK_PORTABLE ... DK_AVX512_AMX of dovetail_kernels.h.
+LEVELS = {
+    "portable": Level(number=0),
+    "avx2": Level(number=1, flags=AVX2),
+    "avx2_vnni": Level(number=1, flags=(*AVX2, "-mavxvnni"), only=GROUPS),
+    "avx512": Level(number=2, flags=AVX512),
+    "avx512_vnni": Level(number=2, flags=(*AVX512, "-mavx512vnni"), only=GROUPS),
+    "avx512_bf16": Level(number=3, flags=AVX512_BF16),
+    "avx512_amx": Level(
+        number=3,
+        flags=(*AVX512_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        only=TILES,
+    ),
 }
 
 
@@ -64,7 +86,7 @@ def is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-def plan(folder: Path) -> list[Object]:
+def plan(folder: Path, levels: Iterable[str] = LEVELS) -> list[Object]:
     """Return the compilations into `folder`, in linking order: lowest level first (dispatch.h)."""
     sources = sorted((ROOT / "src/native").glob("*.cpp"))
     levelled = [source for source in sources if source.stem.endswith("_level")]
@@ -73,12 +95,29 @@ def plan(folder: Path) -> list[Object]:
         for source in sources
         if source not in levelled
     ]
-    for number, (name, flags) in enumerate(LEVELS.items()):
-        macros = (f"-DDK_LEVEL={number}", f"-DDK_LEVEL_NAMESPACE={name}")
-        for source in levelled if name == "portable" or is_x86() else ():
+    for name in levels if is_x86() else ("portable",):
+        level = LEVELS[name]
+        macros = (f"-DDK_LEVEL={level.number}", f"-DDK_LEVEL_NAMESPACE={name}")
+        stems = level.only or {source.stem for source in levelled}.difference(TILES)
+        for source in (source for source in levelled if source.stem in stems):
             path = folder / f"{source.stem}.{name}.o"
-            objects.append(Object(source=source, path=path, flags=(*macros, *flags)))
+            objects.append(Object(source=source, path=path, flags=(*macros, *level.flags)))
     return objects
+
+
+def accepted_levels(compiler: list[str]) -> list[str]:
+    """Return the levels whose flags the compiler knows; the library lacks the others."""
+    command = [*compiler, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
+    accepted = []
+    for name, level in LEVELS.items():
+        try:
+            run([*command, *level.flags], f"testing the level {name}")
+        except BuildError:
+            if not level.flags:
+                raise
+            continue
+        accepted.append(name)
+    return accepted
 
 
 def run(command: list[str], purpose: str) -> str:
@@ -130,7 +169,7 @@ def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> st
     made_by = hashlib.sha256(f"{shlex.join([*compiler, *flags])}\n{version}".encode()).hexdigest()
     folder = folder / made_by[:12]
     folder.mkdir(parents=True, exist_ok=True)
-    objects = plan(folder)
+    objects = plan(folder, accepted_levels(compiler))
     compile_all(compiler, objects, flags)
     fresh = target.with_suffix(".tmp.so")
     paths = [str(one.path) for one in objects]

@@ -33,7 +33,7 @@ from dovetail_devkit.suites.attention import (
 )
 
 CPU = torch.device("cpu")
-LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()
+LEVELS = native.usable_levels()
 needs_library = pytest.mark.skipif(not LEVELS, reason=native.status().reason or "no library")
 TOLERANCE = 2e-2
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from dovetail import machine
+from dovetail_cpu import platform
 from dovetail_cpu.cores import default_threads
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
@@ -32,6 +34,22 @@ def test_the_number_of_threads_is_the_requested_number_or_the_default():
     assert torch.get_num_threads() == 1
     runtime.activate(0, num_threads=None)
     assert torch.get_num_threads() == default_threads(1).number
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("1073741824\n", 1 << 30), ("max\n", None)])
+def test_the_memory_of_the_platform_is_at_most_the_limit_of_the_cgroup(
+    tmp_path, monkeypatch, limit, expected
+):
+    mounted, proc = tmp_path / "mounted", tmp_path / "proc"
+    (mounted / "job").mkdir(parents=True)
+    proc.mkdir()
+    (proc / "cgroup").write_text("0::/job\n")
+    (proc / "mountinfo").write_text(f"30 23 0:26 / {mounted} rw - cgroup2 cgroup2 rw\n")
+    monkeypatch.setattr(platform, "read_cgroup_limits", lambda: machine.read_cgroup_limits(proc))
+    without_limit = CPUPlatform().total_memory_bytes()
+    (mounted / "job/memory.max").write_text(limit)
+    assert CPUPlatform().total_memory_bytes() == (expected or without_limit)
+    assert without_limit > 1 << 30
 
 
 def test_peak_memory_is_measured_since_the_last_reset():

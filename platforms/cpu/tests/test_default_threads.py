@@ -10,7 +10,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.machine import CgroupLimits
-from dovetail_cpu import cores, runtime
+from dovetail_cpu import cores, platform, runtime
 from dovetail_cpu.cores import default_threads
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
@@ -35,7 +35,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(cores, "_CPU_FOLDER", tmp_path)
         monkeypatch.setattr(cores, "allowed_cpus", lambda: frozenset(range(cpus)))
         monkeypatch.setattr(cores, "read_cgroup_limits", lambda: limits)
-        monkeypatch.setattr(runtime, "read_cgroup_limits", lambda: limits)
+        monkeypatch.setattr(platform, "read_cgroup_limits", lambda: limits)
 
     return pretend
 

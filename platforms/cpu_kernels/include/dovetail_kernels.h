@@ -18,17 +18,33 @@
 #define DK_API __attribute__((visibility("default")))
 #endif
 
-/* Incremented whenever a struct, a function or a packed format changes. */
-#define DK_ABI_VERSION 3
+/* Incremented whenever a struct or a function changes. */
+#define DK_ABI_VERSION 4
+/* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
+#define DK_PACK_VERSION 3
 
-/* Instruction set levels. Each includes the lower ones. */
-enum { DK_PORTABLE = 0, DK_AVX2 = 1, DK_AVX512 = 2, DK_AVX512_BF16 = 3 };
+/* Instruction set levels, slowest first. A CPU may have a higher level and lack AVX2_VNNI or
+ * AVX512_VNNI (byte products, without bf16). */
+enum {
+  DK_PORTABLE = 0,
+  DK_AVX2 = 1,
+  DK_AVX2_VNNI = 2,
+  DK_AVX512 = 3,
+  DK_AVX512_VNNI = 4,
+  DK_AVX512_BF16 = 5, /* and VNNI */
+  DK_AVX512_AMX = 6   /* and the matrix tiles of bytes and bf16 */
+};
 
 DK_API int64_t dk_abi_version(void);
+DK_API int64_t dk_pack_version(void);
+/* The size of the struct with this name, or 0: bindings compare it with theirs. */
+DK_API int64_t dk_struct_bytes(const char* name);
 DK_API int64_t dk_level(void);         /* the level in use */
 DK_API int64_t dk_highest_level(void); /* the highest that the CPU and the system support */
-/* Use `level`, or the highest supported one if `level` is above it. Returns the level in use. Must
- * not be called while operations run. Packed weights are the same at every level. */
+DK_API int64_t dk_supports_level(int64_t level); /* 1, or 0: not the CPU or not the library */
+/* Use `level`, or the next lower one that the CPU and the system support and that the library was
+ * compiled for. Returns the level in use. Must not be called while operations run. Packed weights
+ * are the same at every level. */
 DK_API int64_t dk_set_level(int64_t level);
 
 /* The team of this process: `n` threads (1 to 64) including the caller, started on first use. */

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dovetail_cpu_kernels as native
+from dovetail_cpu_kernels.structs import STRUCTS
 
 MEMBER = Path(__file__).resolve().parents[1]
 PROGRAM = (
@@ -103,11 +104,12 @@ def test_an_environment_variable_lowers_the_instruction_set_level():
     source = MEMBER / "src"
     highest = status_of(source, DOVETAIL_CPU_LEVEL="")
     assert highest["available"] and not highest["reason"]
-    for level in native.LEVELS[: native.LEVELS.index(highest["level"])]:
+    assert native.LEVELS[native.usable_levels()[-1]] == highest["level"]
+    for level in (native.LEVELS[number] for number in native.usable_levels()[:-1]):
         status = status_of(source, DOVETAIL_CPU_LEVEL=level)
         assert status["level"] == level and highest["level"] in status["reason"]
     refused = status_of(source, DOVETAIL_CPU_LEVEL="mmx")
-    assert not refused["available"] and "portable, avx2, avx512" in refused["reason"]
+    assert not refused["available"] and ", ".join(native.LEVELS) in refused["reason"]
 
 
 @needs_library
@@ -123,10 +125,65 @@ def test_an_older_library_is_refused(tmp_path):
     assert not status["available"] and "ABI version" in status["reason"]
 
 
+def copy_package(folder, *, file, before, after):
+    """A copy of the installed package with a text of one file replaced; returns its path."""
+    source = folder / "src"
+    package = shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
+    text = (Path(package) / file).read_text("utf-8")
+    assert before in text
+    (Path(package) / file).write_text(text.replace(before, after, 1))
+    return source
+
+
 @needs_library
-def test_header_and_package_have_the_same_abi_version():
+@pytest.mark.parametrize(
+    ("file", "before", "after", "says"),
+    [
+        ("library.py", "PACK_VERSION = ", "PACK_VERSION = 90 + ", "packed format"),
+        (
+            "linear.py",
+            '("kind", ctypes.c_int64),',
+            '("kind", ctypes.c_int64), ("new", ctypes.c_int64),',
+            "bytes of dk_pack_linear_args:",
+        ),
+    ],
+)
+def test_a_library_with_other_structs_or_packed_bytes_is_refused(
+    tmp_path, file, before, after, says
+):
+    status = status_of(copy_package(tmp_path, file=file, before=before, after=after))
+    assert not status["available"]
+    assert says in status["reason"] and "install dovetail-cpu-kernels again" in status["reason"]
+
+
+@needs_library
+def test_every_struct_of_the_headers_is_compared_with_the_package():
+    texts = [path.read_text("utf-8") for path in (MEMBER / "include").glob("*.h")]
+    found = {name for text in texts for name in re.findall(r"^} (dk_\w+);", text, re.M)}
+    assert found - {"dk_call"} == set(STRUCTS)
+    assert native.library().dk_struct_bytes(b"dk_call") == 0
+
+
+@needs_library
+def test_header_and_package_have_the_same_versions():
     header = (MEMBER / "include/dovetail_kernels.h").read_text("utf-8")
     assert f"#define DK_ABI_VERSION {native.library().dk_abi_version()}" in header
+    assert f"#define DK_PACK_VERSION {native.library().dk_pack_version()}" in header
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no c++")
+def test_levels_that_the_compiler_does_not_know_are_left_out(tmp_path):
+    """An old compiler refuses the newest flags, which must not cost the other levels."""
+    setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
+    old = tmp_path / "c++"
+    old.write_text('#!/bin/sh\ncase "$*" in *-mamx*|*-mavxvnni*) exit 1;; esac\nexec c++ "$@"\n')
+    old.chmod(0o755)
+    known = setup["accepted_levels"](["c++"])
+    expected = [name for name in known if name not in ("avx2_vnni", "avx512_amx")]
+    assert setup["accepted_levels"]([str(old)]) == expected
+    names = {one.path.name for one in setup["plan"](tmp_path, expected)}
+    assert not any("amx" in name for name in names)
+    assert ("linear_level.avx512_bf16.o" in names) == setup["is_x86"]()
 
 
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")

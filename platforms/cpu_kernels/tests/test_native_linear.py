@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not native.status().available, reason=native.sta
 # Relative error in norm. bf16 outputs: at most 2^-9 per element. float32: sums of up to 1,024
 # terms; groups and gates add one rounding per group and a vector exponential.
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float32: 3e-6}
-LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()
+LEVELS = native.usable_levels()
 KINDS = [
     (linear.BF16, 0),
     (linear.INT8, 0),
@@ -190,6 +190,19 @@ def test_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
             begin = chance.randrange(len(x) - rows + 1)
             batch = weight.apply(x[begin : begin + rows], dtype=torch.float32)
             assert torch.equal(batch, alone[begin : begin + rows]), (rows, threads)
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[1:])
+@pytest.mark.parametrize("rows", [5, 37, 150])
+def test_codes_in_groups_give_the_same_bits_at_every_level_with_vectors(kind, group, rows):
+    """Their sums are exact integers, with products of bytes, pairs or matrix tiles alike."""
+    weight = Weight(kind, 70, 1200, group=group)
+    x = weight.random(rows, 1200)
+    results = []
+    for level in LEVELS[1:]:
+        native.library().dk_set_level(level)
+        results.append(weight.apply(x, dtype=torch.float32))
+    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[1:3])

@@ -22,7 +22,7 @@ from dovetail_cpu.linear_kernel import PANEL_FEATURES, Arena, LinearKernel, pack
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod
 from dovetail_cpu.packed_cache import PACKED_FORM
-from dovetail_cpu_kernels.library import ABI_VERSION
+from dovetail_cpu_kernels.library import PACK_VERSION
 from dovetail_cpu_kernels.linear import BF16, PackedLinear
 
 
@@ -120,8 +120,8 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return product_TO
 
     def packed_format(self) -> str:
-        """Return the name of the format and the library's version."""
-        return f"{type(self).__name__}/{ABI_VERSION}"
+        """Return the name of the format and the version of its bytes."""
+        return f"{type(self).__name__}/{PACK_VERSION}"
 
     def packed_bytes(self, layer: nn.Module) -> int:
         """Return the size of the layer's packed weights; 0 if it is not packed natively."""

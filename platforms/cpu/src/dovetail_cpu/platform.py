@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
+from dovetail.machine import read_cgroup_limits
 from dovetail_cpu.cores import has_affinity
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ class CPUPlatform(Platform):
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "collectives"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return the machine's memory."""
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        """Return the memory of the machine, or of this process's cgroup if that is less."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(total, read_cgroup_limits().memory_bytes or total)
 
     def prefer(self, kind: str) -> Sequence[str]:
         """Return the plugin names that this platform prefers, best first."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail.machine import read_cgroup_limits
 from dovetail_cpu.cores import ThreadChoice, default_threads, unbind_thread
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.pairwise_ranks import PairwiseRanks
+from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.rank_memory import share_memory
 from dovetail_cpu.rank_sockets import connect_ranks
 from dovetail_cpu.thread_supply import start_threads
@@ -80,9 +80,7 @@ class CPURuntime:
 
     def total_memory_bytes(self) -> int:
         """Return this process's part of the memory of the machine or of its cgroup."""
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = read_cgroup_limits().memory_bytes
-        return min(total, limit or total) // self.num_sharing
+        return CPUPlatform().total_memory_bytes() // self.num_sharing
 
     def memory_in_use_bytes(self) -> int:
         """Return this process's resident memory."""

@@ -12,6 +12,7 @@ from dovetail_cpu_kernels.library import (
     num_threads,
     set_num_threads,
     status,
+    usable_levels,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "num_threads",
     "set_num_threads",
     "status",
+    "usable_levels",
 ]

@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 3
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # DK_PORTABLE ... DK_AVX512_BF16
+ABI_VERSION = 4
+PACK_VERSION = 3  # of the bytes of packed weights
+LEVELS = (
+    "portable",
+    "avx2",
+    "avx2_vnni",
+    "avx512",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_amx",
+)
 LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
 MAX_THREADS = 64
 LIBRARY = Path(__file__).with_name("_native.so")
@@ -24,6 +33,9 @@ BUILD_REPORT = Path(__file__).with_name("_build.json")
 _INT64 = ctypes.c_int64
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "dk_abi_version": (_INT64, []),
+    "dk_pack_version": (_INT64, []),
+    "dk_struct_bytes": (_INT64, [ctypes.c_char_p]),
+    "dk_supports_level": (_INT64, [_INT64]),
     "dk_level": (_INT64, []),
     "dk_highest_level": (_INT64, []),
     "dk_set_level": (_INT64, [_INT64]),
@@ -72,17 +84,13 @@ def library() -> ctypes.CDLL:
         raise NativeUnavailableError(_missing_reason())
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
+        loaded.dk_abi_version.restype = _INT64
+        _check_layout(loaded)
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"{LIBRARY.name} cannot be loaded: {error}") from error
-    found = loaded.dk_abi_version()
-    if found != ABI_VERSION:
-        raise NativeUnavailableError(
-            f"{LIBRARY.name} has ABI version {found}, but this package needs {ABI_VERSION}: "
-            "install dovetail-cpu-kernels again"
-        )
     wish = _wished_level()
     if wish is not None:
         loaded.dk_set_level(wish)
@@ -104,6 +112,16 @@ def status() -> NativeStatus:
     return NativeStatus(available=True, level=LEVELS[level], reason=reason, compiler=compiler)
 
 
+def usable_levels() -> list[int]:
+    """Return the levels, as indices of LEVELS, that this CPU and the library support; maybe none.
+
+    Of two levels the higher may be usable and the lower not.
+    """
+    if not status().available:
+        return []
+    return [level for level in range(len(LEVELS)) if library().dk_supports_level(level)]
+
+
 def set_num_threads(num_threads: int) -> None:
     """Set the number of threads of the team, including the caller; stops the previous workers.
 
@@ -119,6 +137,27 @@ def set_num_threads(num_threads: int) -> None:
 def num_threads() -> int:
     """Return the number of threads of the team, including the caller."""
     return int(library().dk_num_threads())
+
+
+def _check_layout(loaded: ctypes.CDLL) -> None:
+    """Raise NativeUnavailableError if the library and this package differ in their ABI.
+
+    The version is compared first, because an older library may lack the other functions.
+    """
+    from dovetail_cpu_kernels.structs import STRUCTS
+
+    differences = [("ABI version", loaded.dk_abi_version(), ABI_VERSION)]
+    if differences[0][1] == ABI_VERSION:
+        differences.append(("packed format", loaded.dk_pack_version(), PACK_VERSION))
+        for name, struct in STRUCTS.items():
+            found = loaded.dk_struct_bytes(name.encode())
+            differences.append((f"bytes of {name}:", found, ctypes.sizeof(struct)))
+    for what, found, needed in differences:
+        if found != needed:
+            raise NativeUnavailableError(
+                f"{LIBRARY.name} has {what} {found}, but this package needs {needed}: "
+                "install dovetail-cpu-kernels again"
+            )
 
 
 def _wished_level() -> int | None:

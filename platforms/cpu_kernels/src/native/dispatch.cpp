@@ -3,9 +3,13 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+
+#include "linear.h"
 
 #if DK_X86
 #include <cpuid.h>
@@ -24,26 +28,65 @@ uint64_t enabled_state() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-int detect_level() {
-  constexpr uint64_t kYmmState = 0x06, kZmmState = 0xe6;
+bool is_intel() {
+  constexpr unsigned kGenu = 0x756e6547;  // the first letters of the vendor's name
   unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return DK_PORTABLE;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == kGenu;
+}
+
+// Linux lets a process use the registers of matrix tiles only on request.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// The supported levels as bits.
+unsigned detect_levels() {
+  constexpr uint64_t kYmmState = 0x06, kZmmState = 0xe6, kTileState = 0x60000;
+  unsigned a, b, c, d, found = 1u << DK_PORTABLE;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
   const bool fma = has(c, 12), f16c = has(c, 29), osxsave = has(c, 27), avx = has(c, 28);
-  if (!(fma && f16c && osxsave && avx)) return DK_PORTABLE;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return DK_PORTABLE;
+  if (!(fma && f16c && osxsave && avx)) return found;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
   const bool avx2 = has(b, 5), vnni = has(c, 11);
   const bool avx512 = has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31);  // f, dq, bw, vl
+  const bool tiles = has(d, 22) && has(d, 24) && has(d, 25);                 // bf16, tile, int8
   const uint64_t state = enabled_state();
-  if (!avx2 || (state & kYmmState) != kYmmState) return DK_PORTABLE;
-  if (!avx512 || (state & kZmmState) != kZmmState) return DK_AVX2;
-  const bool bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, 5);
-  return vnni && bf16 ? DK_AVX512_BF16 : DK_AVX512;
+  if (!avx2 || (state & kYmmState) != kYmmState) return found;
+  found |= 1u << DK_AVX2;
+  const bool more = __get_cpuid_count(7, 1, &a, &b, &c, &d);
+  if (more && has(a, 4)) found |= 1u << DK_AVX2_VNNI;
+  if (!avx512 || (state & kZmmState) != kZmmState) return found;
+  found |= 1u << DK_AVX512;
+  if (!vnni) return found;
+  found |= 1u << DK_AVX512_VNNI;
+  if (!more || !has(a, 5)) return found;
+  found |= 1u << DK_AVX512_BF16;
+  if (!tiles || (state & kTileState) != kTileState || !may_use_tiles()) return found;
+  return found | 1u << DK_AVX512_AMX;
 }
 #else
-int detect_level() { return DK_PORTABLE; }
+bool is_intel() { return false; }
+unsigned detect_levels() { return 1u << DK_PORTABLE; }
 #endif
 
-const int highest_level = detect_level();
+// Every level that was compiled has one of these tables.
+const LinearKernels* const kGroupTables[kNumLevels] = DK_ALL_TABLES(linear_groups);
+const LinearKernels* const kTileTables[kNumLevels] = DK_ALL_TABLES(group_tiles);
+
+bool supports(int level) {
+  if (level == DK_PORTABLE) return true;
+  static const unsigned supported = detect_levels();
+  return (supported >> level & 1) && (kGroupTables[level] || kTileTables[level]);
+}
+
+// The highest level up to `level` that is supported.
+int possible_level(int level) {
+  while (!supports(level)) --level;
+  return level;
+}
+
+const int highest_level = possible_level(DK_AVX512_AMX);
 std::atomic<int> level_in_use{highest_level};
 
 constexpr int64_t kHugePage = 2 << 20;
@@ -53,6 +96,8 @@ int64_t whole_pages(int64_t num_bytes) {
 
 }  // namespace
 
+const bool streams_bypass_cache = !is_intel();
+
 int current_level() { return level_in_use.load(std::memory_order_relaxed); }
 
 }  // namespace dk
@@ -61,9 +106,13 @@ int64_t dk_abi_version(void) { return DK_ABI_VERSION; }
 int64_t dk_level(void) { return dk::current_level(); }
 int64_t dk_highest_level(void) { return dk::highest_level; }
 
+int64_t dk_supports_level(int64_t level) {
+  return level >= DK_PORTABLE && level <= DK_AVX512_AMX && dk::supports(static_cast<int>(level));
+}
+
 int64_t dk_set_level(int64_t level) {
-  const int64_t possible = std::clamp<int64_t>(level, DK_PORTABLE, dk::highest_level);
-  dk::level_in_use.store(static_cast<int>(possible));
+  const int64_t wished = std::clamp<int64_t>(level, DK_PORTABLE, DK_AVX512_AMX);
+  dk::level_in_use.store(dk::possible_level(static_cast<int>(wished)));
   return dk_level();
 }
 

@@ -1,11 +1,14 @@
-// Levels: how a kernel is compiled once for each instruction set, and how one is selected.
+// Levels: how a kernel is compiled for each instruction set, and how one is selected.
 //
-// A source named `*_level.cpp` is compiled once per level with that level's flags and with
+// A source named `*_level.cpp` is compiled once per level with that level's flags (setup.py) and
+// with
 //     DK_LEVEL            0 portable, 1 avx2, 2 avx512 (f, bw, vl, dq), 3 avx512_bf16 (vnni, bf16)
-//     DK_LEVEL_NAMESPACE  portable, avx2, avx512, avx512_bf16
-// All other sources are compiled once for the baseline of the architecture. A level source
-// defines, in namespace dk::DK_LEVEL_NAMESPACE, a constant table of function pointers; a baseline
-// source declares the table of every level and picks one when called:
+//     DK_LEVEL_NAMESPACE  the level's name
+// Levels with an extension of another (avx2_vnni, avx512_vnni, avx512_amx) have its DK_LEVEL; only
+// the sources that use the extension are compiled for them, and test the compiler's own macros. All
+// other sources are compiled once for the baseline of the architecture. A level source defines, in
+// namespace dk::DK_LEVEL_NAMESPACE, a constant table of function pointers; a baseline source
+// declares the tables and picks one when called:
 //
 //     struct OpsTable { void (*rms_norm)(const Job&, int64_t begin, int64_t end); };
 //     DK_DECLARE_TABLES(OpsTable, ops_table)                        // in ops.h, global scope
@@ -28,30 +31,44 @@
 
 #define DK_INLINE inline __attribute__((always_inline))
 
-#if DK_X86
-#define DK_DECLARE_TABLES(Type, name)                          \
-  namespace dk { namespace portable { extern const Type name; } } \
-  namespace dk { namespace avx2 { extern const Type name; } }     \
-  namespace dk { namespace avx512 { extern const Type name; } }   \
-  namespace dk { namespace avx512_bf16 { extern const Type name; } }
-#define DK_ALL_TABLES(name) \
-  &dk::portable::name, &dk::avx2::name, &dk::avx512::name, &dk::avx512_bf16::name
+// A level that was not compiled, or has no table of its own, has a null address.
+#ifdef DK_LEVEL
+#define DK_IF_COMPILED
 #else
-#define DK_DECLARE_TABLES(Type, name) \
-  namespace dk { namespace portable { extern const Type name; } }
-#define DK_ALL_TABLES(name) &dk::portable::name
+#define DK_IF_COMPILED __attribute__((weak))
 #endif
+#define DK_DECLARE_TABLE(level, Type, name) \
+  namespace dk { namespace level { extern const Type name DK_IF_COMPILED; } }
+#define DK_DECLARE_TABLES(Type, name)       \
+  DK_DECLARE_TABLE(portable, Type, name)    \
+  DK_DECLARE_TABLE(avx2, Type, name)        \
+  DK_DECLARE_TABLE(avx2_vnni, Type, name)   \
+  DK_DECLARE_TABLE(avx512, Type, name)      \
+  DK_DECLARE_TABLE(avx512_vnni, Type, name) \
+  DK_DECLARE_TABLE(avx512_bf16, Type, name) \
+  DK_DECLARE_TABLE(avx512_amx, Type, name)
+// Addresses by level: DK_PORTABLE ... DK_AVX512_AMX.
+#define DK_ALL_TABLES(name)                                                             \
+  {&dk::portable::name,    &dk::avx2::name,        &dk::avx2_vnni::name, &dk::avx512::name, \
+   &dk::avx512_vnni::name, &dk::avx512_bf16::name, &dk::avx512_amx::name}
 
 namespace dk {
 
-// The level in use, one of DK_PORTABLE ... DK_AVX512_BF16.
+constexpr int kNumLevels = DK_AVX512_AMX + 1;
+
+// Whether streams should be prefetched past the last-level cache. On Intel's processors that halves
+// the rate of a stream.
+extern const bool streams_bypass_cache;
+
+// The level in use, one of DK_PORTABLE ... DK_AVX512_AMX.
 int current_level();
 
-// The table of the level in use, from one pointer per compiled level, lowest first.
-template <class Table, class... Pointers>
-DK_INLINE const Table& pick(const Table* lowest, Pointers... higher) {
-  const Table* tables[] = {lowest, higher...};
-  return *tables[current_level()];
+// The table of the level in use, or of the next lower one that has a table.
+template <class Table>
+DK_INLINE const Table& pick(const Table* const (&tables)[kNumLevels]) {
+  int level = current_level();
+  while (!tables[level]) --level;
+  return *tables[level];
 }
 #define DK_PICK(name) dk::pick(DK_ALL_TABLES(name))
 

@@ -8,12 +8,18 @@
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-constexpr bool kUnpacks = DK_LEVEL >= 3;  // tiles read codes of 4 bits as bytes
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define DK_HAS_VNNI 1
+#else
+#define DK_HAS_VNNI 0
+#endif
+
+constexpr bool kUnpacks = DK_HAS_VNNI && DK_LEVEL >= 2;  // tiles read codes of 4 bits as bytes
 // Without VNNI, bytes are read as signed numbers, without their offset: 16 bit sums of two products
 // would saturate.
-constexpr int32_t kByteOffset = DK_LEVEL == 1 || DK_LEVEL == 2 ? 0 : 128;
+constexpr int32_t kByteOffset = DK_LEVEL == 0 || DK_HAS_VNNI ? 128 : 0;
 
-#if DK_LEVEL >= 3
+#if DK_HAS_VNNI && DK_LEVEL >= 2
 // With few rows there are registers for a second set of sums, which hides the instruction's
 // latency.
 template <int kRows, int kUnits>
@@ -77,13 +83,45 @@ DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVec
 }
 
 // Codes of 4 bits to bytes, in the order of add_bytes.
-void unpack_group(const char* codes, int64_t num_bytes, char* out) {
+DK_INLINE void unpack_group(const char* codes, int64_t num_bytes, char* out) {
   const VI mask = _mm512_set1_epi8(15);
   for (int64_t i = 0; i < num_bytes / 64; ++i) {
     const VI both = _mm512_load_si512(codes + i * 64);
     char* const to = out + i / 2 * 256 + i % 2 * 64;
     _mm512_store_si512(to, _mm512_and_si512(both, mask));
     _mm512_store_si512(to + 128, _mm512_and_si512(_mm512_srli_epi16(both, 4), mask));
+  }
+}
+#elif DK_HAS_VNNI
+DK_INLINE VI add_products(VI sums, VI codes, uint32_t x) {
+  return _mm256_dpbusd_avx_epi32(sums, codes, set1_int(static_cast<int>(x)));
+}
+
+template <int kRows, int kUnits>
+DK_INLINE void add_bytes(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
+  const auto* words = reinterpret_cast<const int32_t*>(codes);
+  DK_UNROLL for (int u = 0; u < kUnits; ++u) {
+    DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+      const VI code = load_int(words + u * kColumns + v * kWidth);
+      DK_UNROLL for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = add_products(sums[r][v], code, x[u * kRows + r]);
+      }
+    }
+  }
+}
+
+template <int kRows>
+DK_INLINE void add_nibbles(const char* codes, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
+  const auto* words = reinterpret_cast<const int32_t*>(codes);
+  DK_UNROLL for (int u = 0; u < 4; ++u) {
+    DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) {
+      const VI both = load_int(words + u * kColumns + v * kWidth);
+      const VI low = low_nibbles(both), high = high_nibbles(both);
+      DK_UNROLL for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = add_products(sums[r][v], low, x[2 * u * kRows + r]);
+        sums[r][v] = add_products(sums[r][v], high, x[(2 * u + 1) * kRows + r]);
+      }
+    }
   }
 }
 #elif DK_LEVEL >= 1

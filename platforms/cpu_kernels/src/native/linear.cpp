@@ -15,17 +15,18 @@
 namespace dk {
 namespace {
 
-constexpr int64_t kSharedPackingRows = 16;  // fewer are packed by the caller alone
+constexpr int64_t kFewTiledRows = 128;    // up to so many, registers are as fast as matrix tiles
+constexpr int64_t kSharedPacking = 8192;  // fewer activations are packed by the caller alone
 
 int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // The tile height with the least work: padding counts as rows, and each tile has a fixed cost.
 int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
   const int64_t highest = kernels.max_tile_rows;
-  if (num_rows <= highest) return num_rows;
+  if (num_rows <= kernels.few_rows) return num_rows;
   int64_t best = highest;
   double least = 1e30;
-  for (int64_t rows = highest; rows >= (highest + 1) / 2; --rows) {
+  for (int64_t rows = highest; rows >= kernels.min_tile_rows; --rows) {
     const double tiles = static_cast<double>((num_rows + rows - 1) / rows);
     const double work = tiles * (static_cast<double>(rows) + kernels.row_cost);
     if (work < least) {
@@ -39,7 +40,8 @@ int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
 // Run one pass. Scratch contains packed activations and four arrays of a number per group.
 void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_panels) {
   const int64_t num_tiles = job.num_tiles(), rows = num_tiles * job.tile_rows;
-  const int64_t packed_bytes = padded(rows * job.num_units * kernels.unit_bytes, 64);
+  const int64_t row_units = padded(job.num_units, kernels.unit_multiple);
+  const int64_t packed_bytes = padded(rows * row_units * kernels.unit_bytes, 64);
   const int64_t array_bytes = padded(rows * job.num_groups * 4, 64);
   char* const memory = scratch(kOperationScratch, packed_bytes + 4 * array_bytes);
   job.activations = memory;
@@ -47,7 +49,7 @@ void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_panels) 
   job.starts = reinterpret_cast<int32_t*>(memory + packed_bytes + array_bytes);
   job.start_products = reinterpret_cast<float*>(memory + packed_bytes + 2 * array_bytes);
   job.sums = reinterpret_cast<float*>(memory + packed_bytes + 3 * array_bytes);
-  if (job.num_rows < kSharedPackingRows) {
+  if (job.num_rows * job.args->K < kSharedPacking) {
     kernels.pack_rows(job, 0, num_tiles);
   } else {
     const auto pack = [&](int64_t begin, int64_t end) { kernels.pack_rows(job, begin, end); };
@@ -62,7 +64,7 @@ struct Cut {
   int64_t tile_rows, num_tiles, num_passes;
   Cut(const LinearKernels& kernels, int64_t num_rows, int64_t row_bytes) {
     const int64_t kept_rows = kKeptBytes / row_bytes;
-    const int64_t most_rows = std::clamp(kept_rows, kFewestRows, kMostRows);
+    const int64_t most_rows = std::clamp(kept_rows, kernels.fewest_rows, kernels.most_rows);
     const int64_t most_tiles = most_rows / kernels.max_tile_rows;
     const bool one_pass = num_rows <= most_tiles * kernels.max_tile_rows;
     tile_rows = one_pass ? pick_tile_rows(kernels, num_rows) : kernels.max_tile_rows;
@@ -91,6 +93,12 @@ void run_linear(const LinearKernels& kernels, int64_t kind, const dk_linear_args
     job.num_groups = kind == DK_BF16 ? 0 : shape.num_units * 4 / format.group;
     run_pass(kernels, job, shape.num_panels);
   }
+}
+
+void run_groups(int64_t kind, const dk_linear_args& args) {
+  static const LinearKernels* const tiles[] = DK_ALL_TABLES(group_tiles);
+  const LinearKernels* const own = tiles[current_level()];
+  run_linear(own && args.M > kFewTiledRows ? *own : DK_PICK(linear_groups), kind, args);
 }
 
 void run_packing(const PackKernels& kernels, int64_t kind, const dk_pack_linear_args& args) {
@@ -129,13 +137,13 @@ void dk_linear_bf16(const dk_linear_args* args) {
 }
 void dk_linear_int8(const dk_linear_args* args) {
   dk::note(dk_linear_int8, args);
-  dk::run_linear(DK_PICK(linear_groups), DK_INT8, *args);
+  dk::run_groups(DK_INT8, *args);
 }
 void dk_linear_int4(const dk_linear_args* args) {
   dk::note(dk_linear_int4, args);
-  dk::run_linear(DK_PICK(linear_groups), DK_INT4, *args);
+  dk::run_groups(DK_INT4, *args);
 }
 void dk_linear_blocks(const dk_linear_args* args) {
   dk::note(dk_linear_blocks, args);
-  dk::run_linear(DK_PICK(linear_groups), args->kind, *args);
+  dk::run_groups(args->kind, *args);
 }

@@ -90,8 +90,12 @@ struct LinearJob {
 
 struct LinearKernels {
   int64_t max_tile_rows;
-  float row_cost;        // fixed cost of a tile, in rows
-  int64_t unit_bytes;    // of packed activations, per unit and row
+  int64_t few_rows;        // up to so many rows are one tile of this height;
+  int64_t min_tile_rows;   // tiles of more rows have at least this height
+  int64_t fewest_rows, most_rows;  // of a pass; between them as many as fit in kKeptBytes
+  float row_cost;          // fixed cost of a tile, in rows
+  int64_t unit_bytes;      // of packed activations, per unit and row
+  int64_t unit_multiple;   // to which packed activations are padded
   void (*pack_rows)(const LinearJob& job, int64_t first_tile, int64_t end_tile);
   void (*compute)(const LinearJob& job, int64_t first_panel, int64_t end_panel);
 };
@@ -120,6 +124,7 @@ DK_INLINE PackedShape packed_shape(int64_t kind, int64_t N, int64_t K, int64_t g
 // The length of blocks that split n into as few as `most` allows, as equal as multiples of `step`
 // permit: each block prefetches as much of the next as its own length.
 DK_INLINE int64_t even_blocks(int64_t n, int64_t most, int64_t step) {
+  if (n == 0) return step;
   const int64_t num_blocks = (n + most - 1) / most;
   return ((n + num_blocks - 1) / num_blocks + step - 1) / step * step;
 }
@@ -132,5 +137,6 @@ DK_INLINE int64_t num_outputs(int64_t N, int64_t flags) { return flags & DK_GATE
 
 DK_DECLARE_TABLES(dk::LinearKernels, linear_bf16)
 DK_DECLARE_TABLES(dk::LinearKernels, linear_groups)
+DK_DECLARE_TABLES(dk::LinearKernels, group_tiles)  // for many rows, at some levels
 DK_DECLARE_TABLES(dk::PackKernels, pack_bf16)
 DK_DECLARE_TABLES(dk::PackKernels, pack_groups)

@@ -9,8 +9,9 @@
 // row's bits do not depend on the batch.
 #include <utility>
 
-#include "activations.h"
+#include "group_activations.h"
 #include "group_codes.h"
+#include "group_scales.h"
 #include "linear_epilogue.h"
 #include "team.h"
 
@@ -20,50 +21,9 @@ namespace {
 constexpr int kStreamAhead = 8192;    // bytes of codes prefetched ahead in one pass over k
 constexpr int64_t kBlockK = 512;      // k of a block: 16 KiB of bytes, kept in the L1 cache
 constexpr int64_t kAheadTiles = 12;   // number of tiles that share the prefetch of the next block
-constexpr int32_t kStartBits = 0x4b400000;
-constexpr float kStart = 12582912.0f;  // 1.5 * 2^23, with these bits
 constexpr int kMaxRows = DK_LEVEL >= 2 ? 6 : DK_LEVEL == 1 ? 2 : 1;
 
-// --- scales and minima --------------------------------------------------------------------------
-
-// Those of one group of a panel; `next` goes to the next group.
-struct Scales {
-  const GroupFormat& format;
-  const char *own, *upper;  // upper: of two levels
-  int64_t left;             // groups in this part of 256 k, of two levels
-
-  DK_INLINE Scales(const GroupFormat& format_, const char* panel, int64_t K, int64_t group)
-      : format(format_), own(nullptr), upper(nullptr), left(0) {
-    if (format.two_levels()) {
-      const int64_t each = kSuperK / format.group;
-      upper = panel + format.all_groups_bytes(K) + group / each * format.super_stride();
-      own = upper + format.upper_bytes() + group % each * format.scale_bytes();
-      left = each - group % each;
-    } else {
-      own = panel + group * format.group_stride() + format.code_bytes();
-    }
-  }
-  DK_INLINE void next() {
-    if (!format.two_levels()) {
-      own += format.group_stride();
-    } else if (--left) {
-      own += format.scale_bytes();
-    } else {
-      upper += format.super_stride();
-      own = upper + format.upper_bytes();
-      left = kSuperK / format.group;
-    }
-  }
-  // kWidth numbers from `place`: a column's scale, or 32 + a column for its minimum.
-  template <ScaleKind kKind>
-  DK_INLINE VF load(int64_t place) const {
-    const auto* const numbers = reinterpret_cast<const uint16_t*>(own) + place;
-    if constexpr (kKind == kBf16Scales) return load_bf16(numbers);
-    if constexpr (kKind == kHalfScales) return load_half(numbers);
-    const auto* const factors = reinterpret_cast<const int8_t*>(own) + place;
-    return mul(load_half(reinterpret_cast<const uint16_t*>(upper) + place), load_int8(factors));
-  }
-};
+// --- tiles in registers --------------------------------------------------------------------------
 
 // What a tile has of a group, of each row (LinearJob).
 struct RowNumbers {
@@ -99,8 +59,6 @@ DK_INLINE void add_scaled(VF (*acc)[kVectorsPerPanel], const VI (*whole)[kVector
     }
   }
 }
-
-// --- tiles -------------------------------------------------------------------------------------
 
 // Some groups of a panel.
 struct Block {
@@ -197,7 +155,7 @@ void compute_tiles(const LinearJob& job, const char* panel, float* sums, char* b
     const int64_t n = job.num_groups - g < most ? job.num_groups - g : most;
     const char* const codes = panel + g * stride;
     Block block{panel, codes, stride, g, n, codes + n * stride, lines};
-#if DK_LEVEL >= 3
+#if DK_HAS_VNNI && DK_LEVEL >= 2
     if constexpr (kUnpack) {
       block.codes = bytes;
       block.code_stride = format.group * kColumns;
@@ -268,37 +226,13 @@ void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
 
 // --- activations: int8 with a scale per row and group -------------------------------------------
 
-void quantise_row(const LinearJob& job, int64_t row, int64_t at, int8_t* q) {
-  const GroupFormat& format = job.format;
-  const int32_t offset = format.bits == 8 ? kByteOffset : static_cast<int32_t>(format.offset());
-  const int64_t K = job.args->K, group = format.group;
-  const uint16_t* const x = job.x + row * job.args->ldx;
-  for (int64_t k = 0; k < K; k += group, q += group, at += job.tile_rows) {
-    const int64_t n = K - k < group ? K - k : group;
-    int32_t sum;
-    job.scales[at] = quantise_group(x + k, n, q, &sum);
-    job.starts[at] = kStartBits - offset * sum;
-    job.start_products[at] = -kStart * job.scales[at];
-    if (format.has_minima) job.sums[at] = job.scales[at] * static_cast<float>(sum);
-    memset(q + n, 0, group - n);
-  }
-}
-
 void pack_rows(const LinearJob& job, int64_t first_tile, int64_t end_tile) {
   const int64_t padded_k = job.num_units * 4;
   for (int64_t t = first_tile; t < end_tile; ++t) {
     const int64_t first_row = t * job.tile_rows, left = job.num_rows - first_row;
     const int64_t rows = left < job.tile_rows ? left : job.tile_rows;
-    const int64_t at = t * job.num_groups * job.tile_rows;
     auto* const q = reinterpret_cast<int8_t*>(scratch(kRegionScratch, rows * padded_k));
-    for (int64_t r = 0; r < rows; ++r) quantise_row(job, first_row + r, at + r, q + r * padded_k);
-    for (int64_t r = rows; r < job.tile_rows; ++r) {
-      for (int64_t g = 0; g < job.num_groups; ++g) {
-        const int64_t place = at + g * job.tile_rows + r;
-        job.scales[place] = job.start_products[place] = job.sums[place] = 0.0f;
-        job.starts[place] = kStartBits;
-      }
-    }
+    quantise_tile(job, t, rows, q, padded_k, job.format.group);
     auto* const out = reinterpret_cast<uint32_t*>(job.activations) + first_row * job.num_units;
     transpose_words(reinterpret_cast<const char*>(q), padded_k, padded_k, rows, out, job.tile_rows,
                     job.num_units);
@@ -309,6 +243,8 @@ constexpr float kRowCost = 1.43f;  // unpacking, scales
 
 }  // namespace
 
-const LinearKernels linear_groups = {kMaxRows, kRowCost, 4, pack_rows, compute};
+const LinearKernels linear_groups = {
+    kMaxRows, kMaxRows, (kMaxRows + 1) / 2, kFewestRows, kMostRows, kRowCost,
+    4, 1, pack_rows, compute};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

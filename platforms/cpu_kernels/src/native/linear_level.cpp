@@ -197,9 +197,19 @@ void pack_rows_bf16(const LinearJob& job, int64_t first_tile, int64_t end_tile) 
                     job.num_units);
 #else
     for (int64_t r = 0; r < job.tile_rows; ++r) {
-      const int64_t length = r < rows.count ? K : 0;
+      const int64_t length = r < rows.count ? K : 0, whole = length / (2 * kWidth) * kWidth;
       const uint16_t* const row = x + r * ld;
-      for (int64_t u = 0; u < job.num_units; ++u) {
+      for (int64_t u = 0; u < whole; u += kWidth) {
+        int32_t even[kWidth], odd[kWidth];
+        const VI both = load_int(reinterpret_cast<const int32_t*>(row + 2 * u));
+        store_int(even, shift_left(both, 16));
+        store_int(odd, upper_half(both));
+        DK_UNROLL for (int i = 0; i < kWidth; ++i) {
+          const int32_t unit[2] = {even[i], odd[i]};
+          memcpy(&out[(u + i) * job.tile_rows + r], unit, sizeof unit);
+        }
+      }
+      for (int64_t u = whole; u < job.num_units; ++u) {
         const float even = 2 * u < length ? bf16_to_float(row[2 * u]) : 0.0f;
         const float odd = 2 * u + 1 < length ? bf16_to_float(row[2 * u + 1]) : 0.0f;
         out[u * job.tile_rows + r] = {even, odd};
@@ -225,7 +235,8 @@ constexpr float kRowCost = 0.12f;
 
 }  // namespace
 
-const LinearKernels linear_bf16 = {Bf16::kMaxRows, kRowCost, sizeof(Bf16::Unit), pack_rows_bf16,
-                                   compute};
+const LinearKernels linear_bf16 = {
+    Bf16::kMaxRows, Bf16::kMaxRows, (Bf16::kMaxRows + 1) / 2, kFewestRows, kMostRows,
+    kRowCost, sizeof(Bf16::Unit), 1, pack_rows_bf16, compute};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -30,9 +30,15 @@
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Prefetch data that is read once per step, bypassing the last-level cache, so that the cache keeps
-// the data of code that runs between kernels (the engine's step).
-DK_INLINE void prefetch_once(const void* address) { __builtin_prefetch(address, 0, 0); }
+// Prefetch data that is read once per step: where that is fast, bypassing the last-level cache, so
+// that the cache keeps the data of code that runs between kernels (the engine's step).
+DK_INLINE void prefetch_once(const void* address) {
+  if (streams_bypass_cache) {
+    __builtin_prefetch(address, 0, 0);
+  } else {
+    __builtin_prefetch(address, 0, 3);
+  }
+}
 
 DK_INLINE float bf16_to_float(uint16_t value) {
   const uint32_t bits = static_cast<uint32_t>(value) << 16;

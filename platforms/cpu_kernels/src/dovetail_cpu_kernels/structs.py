@@ -1,0 +1,33 @@
+"""The structs of the C ABI with their names in the headers: `library` compares their sizes."""
+
+from __future__ import annotations
+
+import ctypes
+
+from dovetail_cpu_kernels.attention import AttentionArgs, AttentionBatchSize
+from dovetail_cpu_kernels.linear import LinearArgs, PackLinearArgs
+from dovetail_cpu_kernels.ops import (
+    AddRMSNormArgs,
+    ArgmaxArgs,
+    EmbeddingArgs,
+    GateMulArgs,
+    RMSNormArgs,
+    RotaryArgs,
+)
+from dovetail_cpu_kernels.probe import ProbeMultiplyArgs, ProbeReadArgs
+
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "dk_attention_batch": AttentionBatchSize,
+    "dk_attention_args": AttentionArgs,
+    "dk_pack_linear_args": PackLinearArgs,
+    "dk_linear_args": LinearArgs,
+    "dk_probe_read_args": ProbeReadArgs,
+    "dk_probe_multiply_args": ProbeMultiplyArgs,
+    "dk_rms_norm_args": RMSNormArgs,
+    "dk_add_rms_norm_args": AddRMSNormArgs,
+    "dk_rotary_args": RotaryArgs,
+    "dk_gate_mul_args": GateMulArgs,
+    "dk_embedding_args": EmbeddingArgs,
+    "dk_argmax_args": ArgmaxArgs,
+}
+"""By the names of `dk_struct_bytes`."""
