@@ -70,7 +70,7 @@ def read_memory() -> Mapping[str, int]:
 def read_cgroup_limits(proc: Path = Path("/proc/self")) -> CgroupLimits:
     """Return the tightest limits of the cgroups of the process; None where there is none.
 
-    The cgroups are of version 1 and 2, from the process's own up to the mount points.
+    All cgroups of version 1 and 2 count, from the process's own up to the mount points.
     proc: the process's folder of /proc.
     """
     quotas: list[float] = []

@@ -263,7 +263,7 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known and pending tokens and drafts that are not computed; 0 if the last is in flight.
+        """Known and pending tokens and drafts not computed yet; 0 if the last token is in flight.
 
         While plans are in flight, the maximum number of drafts is counted.
         """

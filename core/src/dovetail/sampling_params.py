@@ -255,7 +255,7 @@ def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
         raise refuse(name, texts, f"at most {most} strings")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise refuse(name, texts, "strings of at least one character")
+            raise refuse(name, texts, "a list of strings that are not empty")
         check_text(name, text, max_chars=MAX_TEXT_CHARS)
 
 

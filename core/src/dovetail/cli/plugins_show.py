@@ -59,7 +59,7 @@ def show(
 def _described(details: PluginDetails) -> list[tuple[str, str]]:
     about, entry = details.description, details.description.entry
     distribution = f"{about.distribution} {about.version}".strip() or "none (named by its class)"
-    sketch = "; a draft that may still change" if details.is_sketch else ""
+    sketch = "; the contract is a draft and may still change" if details.is_sketch else ""
     rows = [
         ("plugin", f"{about.kind}:{about.name}"),
         ("class", about.target),

@@ -263,7 +263,7 @@ class EngineCore:
         self.executor.collective_rpc("sleep", args=(level,))
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Allocate memory again; after all of it (`tags` empty) requests continue.
+        """Allocate memory again. If all of it is allocated (`tags` empty), requests continue.
 
         Raises UserError if the engine is not asleep, or for an unknown tag.
         """

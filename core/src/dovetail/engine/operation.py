@@ -1,4 +1,4 @@
-"""Operations of the engine port: everything derived from the signature of a declaration.
+"""Operations of the engine port: everything that is derived from the signature of an operation.
 
 The port itself is in `dovetail.engine.port`. Does not depend on sockets or an engine.
 """

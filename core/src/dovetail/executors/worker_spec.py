@@ -1,7 +1,7 @@
 """The specification of a worker, which an executor sends to the process that creates the worker.
 
-An executor whose workers run in its own process calls `construct_worker`. Any other sends a
-`WorkerSpec` to the worker's process, calls `make_worker` there, and returns `describe_plugins` to
+An executor whose workers run in its own process calls `construct_worker`. Any other executor sends
+a `WorkerSpec` to the worker's process, calls `make_worker` there, and returns `describe_plugins` to
 the engine, where `check_plugins` compares what the processes have loaded.
 """
 

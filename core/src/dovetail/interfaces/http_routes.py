@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class HTTPRoutesContext:
-    """Constructor arguments of a plugin of routes.
+    """Constructor arguments of an HTTP routes plugin.
 
     served_model_name: the model's name for clients. engine: the server's `AsyncLLM`, which is
     ready. options: the user's options from `plugin_options`.

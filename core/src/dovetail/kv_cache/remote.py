@@ -174,7 +174,7 @@ class RemoteCache:
         return entry
 
     def _settle_load(self, transfer_id: int, failed: Sequence[int]) -> tuple[Request, bool] | None:
-        """Record the end of a load; return its request and success if they must be reported."""
+        """Record the end of a load; return (request, success) if they must be reported."""
         self.num_failed_loads += bool(failed)
         request = self._loads[transfer_id]
         if request is None or request.status.finished:

@@ -33,7 +33,7 @@ def size_cache(
     available_bytes: int,
     num_blocks: int | None,
 ) -> KVCacheConfig:
-    """Return the number of blocks that fit into memory, even more than `load` needs.
+    """Return the number of blocks that fit into memory, even if `load` needs fewer.
 
     If no group has a cache, it is the number that `load` can use.
     available_bytes: memory for all groups together. num_blocks: the user's number, block 0

@@ -24,7 +24,7 @@ from dovetail.scheduling.scheduler_state import SchedulerState
 
 
 class Mechanism:
-    """Grants and revokes, one step at a time.
+    """Grants and revokes actions, one step at a time.
 
     max_piece: maximum prompt tokens of one request in a step. in_decode_batch: whether decoding
     requests may be batched; the plans are the same, but cheaper. under_pressure: whether this step

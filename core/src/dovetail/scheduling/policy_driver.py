@@ -1,8 +1,9 @@
 """Runs a policy's generator for one step and passes each legal action to the mechanism.
 
-An action is legal if it concerns a live request of this scheduler, in a state that allows it, once
-per step. The mechanism decides what a legal action gets. If the policy raises, it is replaced
-(`policy_host`), and the rest of the step is first come, first served.
+An action is legal if it concerns an unfinished request of this scheduler, if the state of the
+request allows it, and if the request has neither a grant nor a hold in this step. The mechanism
+decides what it grants to a legal action. If the policy raises, it is replaced (`policy_host`), and
+the rest of the step is first come, first served.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class PrefixSharing:
             return False
         position = hit.num_tokens // kv_cache.block_size
         if position >= (request.num_tokens - 1) // kv_cache.block_size:
-            return False  # the last block is computed by every request
+            return False  # every request computes its own last block
         leader = draft.computing.get(kv_cache.block_key(request, position))
         if leader is None or leader not in draft.counts:
             return False

@@ -181,8 +181,8 @@ class RingWriter:
 
         May be called twice.
         """
-        if self._broken != "this process has closed it.":
-            self._broken = "this process has closed it."
+        if self._broken != "this process has closed the ring.":
+            self._broken = "this process has closed the ring."
             self._memory.close()
             for wakeup in self._wakeups:
                 wakeup.close()

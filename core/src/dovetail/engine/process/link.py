@@ -1,8 +1,8 @@
 """The sockets between one front end and an engine's process.
 
 One socket sends, the other receives, so that two threads can use them. Both have the same random
-identity, by which the engine knows this front end. The process's pidfd reports its end, so that no
-caller waits for a dead engine. Any thread may send and close while one receives.
+identity, by which the engine identifies this front end. A pidfd reports the end of the process, so
+that no caller waits for a dead engine. Any thread may send and close while one receives.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class EngineLink(ABC):
         return bool(end.poll(1000 * timeout_s))
 
     def check_open(self) -> None:
-        """Raise the error that ended the engine, or that it was shut down.
+        """Raise the error that ended the engine, or an error that says that it was shut down.
 
         At interpreter exit or garbage collection the link is closed without `close`, even if an
         exit hook, a daemon thread or a `__del__` still uses it.

@@ -52,8 +52,8 @@ class MultiprocExecutor(Executor):
     """Runs a worker process for each rank on this machine.
 
     The result of a step is rank 0's result, with the KV-connector reports of all ranks. If another
-    rank fails while rank 0 waits for its tensors, the handle raises its error; otherwise the next
-    call does.
+    rank fails while rank 0 waits for its tensors, the handle raises the error of that rank;
+    otherwise the next call raises it.
     """
 
     max_world_size: ClassVar[int] = MAX_WORKERS

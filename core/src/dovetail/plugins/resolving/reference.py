@@ -97,7 +97,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def reference_text(reference: str | type) -> str:
-    """Return a reference as text: a class as "module:Class"."""
+    """Return a reference as text; a class becomes "module:Class"."""
     if isinstance(reference, type):
         return f"{reference.__module__}:{reference.__qualname__}"
     return reference
