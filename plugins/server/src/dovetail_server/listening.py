@@ -6,9 +6,11 @@ import socket
 import ssl
 
 from dovetail.errors import ConfigError
-from dovetail_server.settings import ServerSettings
+from dovetail_server.settings import KIB, ServerSettings
 
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 128 * KIB
+"""What the kernel keeps for a client that does not read (it allows twice as much)."""
 
 
 def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
@@ -25,6 +27,7 @@ def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
         raise ConfigError(f"--host {host} cannot be used: {error.strerror}.") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

@@ -1,0 +1,200 @@
+"""Overload, clients that leave or do not read, failures of the engine, and the drain.
+
+The tests pause the engine, so that the moment of each event does not depend on the machine's speed.
+"""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+PROMPT = "Anna and Ben"
+LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+ADMIN = {"Authorization": "Bearer key-of-operators"}
+OPTIONS = ("--model", "demo", "--max-model-len", "512", "--admin-key", "key-of-operators")
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def small(serving):
+    """A server that accepts two requests, one of them running."""
+    limits = ("--max-num-seqs", "1", "--max-waiting", "1", "--drain-timeout-s", "60")
+    with serving(*OPTIONS, *limits, "--write-timeout-s", "1") as running:
+        yield running.wait_until_ready()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def load_of(server):
+    return server.get("/load").json["server_load"]
+
+
+def pause(server):
+    assert server.post("/pause", {}, **ADMIN).status == 200
+
+
+def resume(server):
+    assert server.post("/resume", {}, **ADMIN).status == 200
+
+
+class Sent:
+    """A request whose response is read later."""
+
+    def __init__(self, server, body):
+        self._response = None
+        self._connection = http.client.HTTPConnection(server.host, server.port, timeout=WAIT_S)
+        sent = {"Content-Type": "application/json"}
+        self._connection.request("POST", "/v1/completions", json.dumps(body), sent)
+
+    def read_start(self):
+        """Wait for the first byte of the response."""
+        self._response = self._connection.getresponse()
+        return self._response.read(1)
+
+    def leave(self):
+        self._connection.close()
+        if self._response is not None:
+            self._response.close()
+
+    def read(self):
+        """Return the status and the rest of the response."""
+        response = self._response or self._connection.getresponse()
+        content = response.read()
+        response.close()
+        self._connection.close()
+        return response.status, content
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves_ends_its_request(small, streamed):
+    pause(small)
+    sent = Sent(small, LONG | {"stream": streamed})
+    wait_until(lambda: load_of(small) == 1)
+    sent.leave()
+    wait_until(lambda: load_of(small) == 0)
+    resume(small)
+    assert small.complete(prompt=PROMPT).status == 200
+    wait_until(lambda: small.get("/load").json["num_running"] == 0)
+
+
+def test_a_client_that_leaves_a_running_stream_ends_its_request(small):
+    sent = Sent(small, LONG | {"stream": True})
+    sent.read_start()
+    sent.leave()
+    wait_until(lambda: load_of(small) == 0)
+    wait_until(lambda: small.get("/load").json["kv_cache_usage"] == 0)
+
+
+def test_a_request_beyond_the_limit_is_refused_before_its_body_is_read(small):
+    pause(small)
+    waiting = [Sent(small, LONG | {"max_tokens": 2}) for _ in range(2)]
+    wait_until(lambda: load_of(small) == 2)
+    for body in ({"prompt": PROMPT}, "not even JSON"):
+        reply = small.post("/v1/completions", body)
+        assert reply.status == 429 and reply.error["code"] == "queue_full"
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+    resume(small)
+    assert [one.read()[0] for one in waiting] == [200, 200]
+    assert small.complete(prompt=PROMPT).status == 200
+
+
+def test_completions_count_towards_the_limit(small):
+    reply = small.complete(prompt=PROMPT, n=3)
+    assert reply.status == 400 and reply.error["param"] == "n"
+    pause(small)
+    waiting = Sent(small, LONG | {"max_tokens": 2, "n": 2})
+    wait_until(lambda: load_of(small) == 1)
+    assert small.complete(prompt=PROMPT).status == 429
+    resume(small)
+    assert waiting.read()[0] == 200
+
+
+def test_a_client_that_does_not_read_is_disconnected(small):
+    body = json.dumps(LONG | {"stream": True, "n": 2, "logprobs": 20}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        connection.settimeout(WAIT_S)
+        connection.connect((small.host, small.port))
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        wait_until(lambda: load_of(small) == 1)
+        wait_until(lambda: load_of(small) == 0)
+        received = b""
+        with suppress(ConnectionError):
+            while data := connection.recv(1 << 20):
+                received += data
+    assert b"[DONE]" not in received
+    assert small.complete(prompt=PROMPT).status == 200
+
+
+def engine_of(server):
+    """Return the process id of the engine: the child of the server with sockets and threads."""
+    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
+    children = [pid for one in threads for pid in (one / "children").read_text().split()]
+    return max(children, key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())))
+
+
+def test_a_killed_engine_ends_its_requests_with_an_error_and_is_restarted(small):
+    expected = small.complete(prompt=PROMPT).json["choices"][0]["text"]
+    pause(small)
+    sent = [Sent(small, LONG | {"stream": streamed}) for streamed in (False, True)]
+    wait_until(lambda: load_of(small) == 2)
+    os.kill(int(engine_of(small)), signal.SIGKILL)
+    for one in sent:
+        status, content = one.read()
+        assert status == 503 and json.loads(content)["error"]["code"] == "engine_failed"
+    wait_until(lambda: small.get("/ready").status == 200)
+    resume(small)
+    assert small.complete(prompt=PROMPT).json["choices"][0]["text"] == expected
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(small):
+    pause(small)
+    sent = Sent(small, LONG | {"stream": True, "max_tokens": 20})
+    wait_until(lambda: load_of(small) == 1)
+    small.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: small.get("/ready").status == 503)
+    assert small.get("/ready").json["status"] == "draining"
+    assert small.get("/live").status == small.get("/health").status == 200
+    reply = small.complete(prompt=PROMPT)
+    assert reply.status == 503 and reply.error["code"] == "draining"
+    assert int(reply.headers["retry-after"]) >= 1
+    resume(small)
+    status, content = sent.read()
+    assert status == 200 and content.endswith(b"data: [DONE]\n\n")
+    assert content.count(b"[DONE]") == 1 and b'"error"' not in content
+    assert small.process.wait(WAIT_S) == 0
+
+
+def test_a_second_sigterm_ends_requests_with_an_error(serving):
+    with serving(*OPTIONS, "--log-format", "json") as server:
+        server.wait_until_ready()
+        started = Sent(server, LONG | {"stream": True})
+        first = started.read_start()
+        pause(server)
+        waiting = Sent(server, LONG)
+        wait_until(lambda: server.get("/load").json["num_waiting"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/ready").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        status, content = waiting.read()
+        assert status == 503 and json.loads(content)["error"]["code"] == "shutting_down"
+        events = [one for one in (first + started.read()[1]).decode().split("\n\n") if one]
+        ends = [one for one in events if "[DONE]" in one or '"error"' in one]
+        assert len(ends) == 1 and ends[0] == events[-1]
+        assert server.process.wait(WAIT_S) == 1
+    records = [json.loads(line) for line in server.lines if line is not None]
+    assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
+    assert any("Ready" in record["message"] for record in records)
