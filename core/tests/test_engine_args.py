@@ -120,6 +120,7 @@ PUBLIC_NAMES = [
     "no_plugins",
     "plugins_strict",
     "trust_local_code",
+    "http_routes",
 ]
 
 

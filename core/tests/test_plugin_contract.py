@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -253,6 +254,8 @@ class Words:
     CONTRACT_VERSION = contract_version("tokenizer")
     eos_token_id = None
     special_token_ids: frozenset[int]
+    special_tokens: Mapping[str, str]
+    chat_templates: Mapping[str, str]
 
     @classmethod
     def from_directory(cls, path: Any) -> Any: ...
