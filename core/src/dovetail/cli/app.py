@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 
+from dovetail.cli.frame.config_file import ConfigFile
 from dovetail.cli.frame.help_page import FLAG, HelpFormatter
 from dovetail.cli.frame.version import version_text
 from dovetail.errors import DovetailError, nearest
@@ -29,7 +30,17 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench throughput", "dovetail.cli.bench:throughput", "Measure many concurrent requests."),
     ("chat", "dovetail.cli.chat:chat", "Chat with a model."),
     ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine for an issue."),
+    (
+        "complete",
+        "dovetail.cli.client.complete:complete",
+        "Continue a prompt with a server.",
+    ),
     ("demo", "dovetail.cli.demo:demo", "Run a small model with different plugins."),
+    (
+        "config show",
+        "dovetail.cli.frame.config_show:show",
+        "Show the values of options, and where they come from.",
+    ),
     ("generate", "dovetail.cli.generate:generate", "Generate text for prompts."),
     (
         "plugins explain",
@@ -43,6 +54,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 
 GROUPS = {
     "bench": "Measure an engine on random prompts.",
+    "config": "Show options.",
     "plugins": "Inspect, check and create plugins.",
 }
 """The command groups (first words of commands with two words) and their help lines."""
@@ -56,10 +68,10 @@ _SUMMARY = "LLM inference in which every part is a plugin."
 _TRACEBACK_HELP = "Print the traceback of an error."
 
 
-def make_app(*, show_all: bool = False) -> App:
+def make_app(*, config: ConfigFile | None = None, show_all: bool = False) -> App:
     """Return the command line with all its commands, without importing them.
 
-    show_all: whether help pages show rare options.
+    config: reads the file of `--config`. show_all: whether help pages show rare options.
     """
     # `main` turns Ctrl-C into an exit code; the parser would raise SystemExit for it. The texts are
     # plain, because the import of a Markdown parser takes longer than a help page.
@@ -67,6 +79,7 @@ def make_app(*, show_all: bool = False) -> App:
         name="dovetail",
         help=_SUMMARY,
         version=version_text,
+        config=config or ConfigFile(),
         help_format="plaintext",
         help_formatter=HelpFormatter(show_all=show_all),
     )
@@ -78,6 +91,13 @@ def make_app(*, show_all: bool = False) -> App:
         group_name, _, name = words.rpartition(" ")
         parent = groups[group_name] if group_name else app
         parent.command(path, name=name, help=text)
+    return app
+
+
+def load_app(tokens: Sequence[str], config: ConfigFile) -> App:
+    """Return the command line with the command in `tokens`, also of an installed package."""
+    app = make_app(config=config)
+    _add_installed(app, tokens)
     return app
 
 
@@ -191,7 +211,7 @@ def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
             end_of_options_delimiter=delimiter,
         )
     except CycloptsError as error:
-        _complain(f"{_explain(error)}\nTry '{_words_of(app, tokens)} --help'.")
+        _complain(f"{explain(error)}\nTry '{_words_of(app, tokens)} --help'.")
         return 2
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
@@ -203,7 +223,7 @@ def _words_of(app: App, tokens: Sequence[str]) -> str:
     return " ".join(("dovetail", *chain))
 
 
-def _explain(error: CycloptsError) -> str:
+def explain(error: CycloptsError) -> str:
     """Return the message for an error in the command line, with the most similar valid word."""
     words = error.unused_tokens or []
     if isinstance(error, UnknownCommandError) and words and words[0].startswith("-"):

@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.chat_session import ChatSession
-from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.client.connection import API_KEY_FILE_HELP, URL_HELP, read_server
+from dovetail.cli.client.remote_session import RemoteSession
+from dovetail.cli.engine_options import (
+    EngineOptions,
+    changed_options,
+    engine_args,
+    make_optional_model,
+)
+from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.sampling_options import (
     NO_OVERRIDES,
     SETTINGS,
     SamplingOptions,
     named_settings,
-    with_settings,
 )
 from dovetail.cli.terminal import (
     Ask,
@@ -32,11 +39,19 @@ from dovetail.cli.terminal import (
     tell,
 )
 from dovetail.entrypoints.interrupts import watch_for_interrupt
-from dovetail.errors import RequestError, nearest
+from dovetail.errors import ConfigError, RequestError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+if TYPE_CHECKING:
+    OptionalModelOptions = EngineOptions
+    NO_OPTIONS: EngineOptions
+else:
+    OptionalModelOptions = make_optional_model()
+    NO_OPTIONS = OptionalModelOptions()
+
+Session = ChatSession | RemoteSession
 MAX_TOKENS = 512
 _SYSTEM_HELP = "System prompt."
 _TEMPLATE_HELP = "File with a chat template that replaces the model's."
@@ -55,12 +70,41 @@ def chat(
     *,
     system: Annotated[str, Parameter(help=_SYSTEM_HELP)] = "",
     chat_template: Annotated[Path | None, Parameter(help=_TEMPLATE_HELP)] = None,
+    config: ConfigOption = None,
     sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
-    engine: Annotated[EngineOptions, Parameter(name="*")],
+    url: Annotated[str | None, Parameter(help=URL_HELP)] = None,
+    api_key_file: Annotated[Path | None, Parameter(help=API_KEY_FILE_HELP)] = None,
+    engine: Annotated[OptionalModelOptions, Parameter(name="*")] = NO_OPTIONS,
 ) -> int:
-    """Chat with a model."""
+    """Chat with a model, which runs in this process or, with --url, in a server."""
     forgive_encodings()
-    template = _read_template(chat_template)
+    if url is not None:
+        _check_remote(engine, chat_template)
+        server = read_server(url, api_key_file)
+        model = None if engine.model is None else str(engine.model)
+        remote = RemoteSession(server, sampling, model=model, system=system, max_tokens=MAX_TOKENS)
+        _start(remote, remote.model)
+        return 0
+    if engine.model is None or api_key_file is not None:
+        raise ConfigError(
+            "Give the model with --model NAME, or the address of a server with --url URL."
+        )
+    _chat_here(engine, sampling, system, _read_template(chat_template))
+    return 0
+
+
+def _check_remote(engine: OptionalModelOptions, chat_template: Path | None) -> None:
+    """Raise ConfigError for options that have no effect on a server."""
+    wrong = [*changed_options(engine), *(["--chat-template"] if chat_template else [])]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]} has no effect with --url. Give the option to the server: dovetail serve."
+        )
+
+
+def _chat_here(
+    engine: OptionalModelOptions, sampling: SamplingOptions, system: str, template: str | None
+) -> None:
     args = engine_args(engine)
     from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
@@ -68,16 +112,18 @@ def chat(
     try:
         params = sampling.apply_to(llm.default_sampling_params(), max_tokens=MAX_TOKENS)
         session = ChatSession(llm, params, system=system, chat_template=template)
-        if sys.stdin.isatty():
-            name = llm.config.model.served_model_name
-            tell(f"Type a message to {name}. /help lists the commands.")
-        _converse(session, keyboard())
+        _start(session, llm.config.model.served_model_name)
     finally:
         llm.shutdown()
-    return 0
 
 
-def _converse(session: ChatSession, ask: Ask) -> None:
+def _start(session: Session, name: str) -> None:
+    if sys.stdin.isatty():
+        tell(f"Type a message to {name}. /help lists the commands.")
+    _converse(session, keyboard())
+
+
+def _converse(session: Session, ask: Ask) -> None:
     continues = True
     while continues:
         try:
@@ -92,7 +138,7 @@ def _converse(session: ChatSession, ask: Ask) -> None:
             tell(f"dovetail: {' '.join(str(error).split())}")
 
 
-def _respond(session: ChatSession, text: str) -> bool:
+def _respond(session: Session, text: str) -> bool:
     """Answer a message or execute a command; return False if the command ends the session."""
     if found := _COMMAND.match(text):
         return _execute(session, found[0], text[found.end() :].strip())
@@ -101,7 +147,7 @@ def _respond(session: ChatSession, text: str) -> bool:
     return True
 
 
-def _answer(session: ChatSession, text: str) -> None:
+def _answer(session: Session, text: str) -> None:
     """Print the answer to `text` while it is generated."""
     shown = printable if sys.stdout.isatty() else str
     has_notice = False
@@ -123,7 +169,7 @@ def _print_dropped(count: int) -> None:
     )
 
 
-def _execute(session: ChatSession, command: str, rest: str) -> bool:
+def _execute(session: Session, command: str, rest: str) -> bool:
     """Execute a command; return False if it ends the session. Raises RequestError if unknown."""
     if command == "/exit":
         return False
@@ -135,9 +181,9 @@ def _execute(session: ChatSession, command: str, rest: str) -> bool:
     return True
 
 
-def _params(session: ChatSession, rest: str) -> None:
+def _params(session: Session, rest: str) -> None:
     if rest:
-        session.params = with_settings(session.params, rest)
+        session.set_params(rest)
     for name in named_settings(rest) or SETTINGS:
         print(f"{name:<20} {_written(getattr(session.params, name))}")
 
@@ -148,18 +194,18 @@ def _written(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _reset(session: ChatSession, rest: str) -> None:
+def _reset(session: Session, rest: str) -> None:
     session.reset()
     tell("(The conversation was deleted.)")
 
 
-def _help(session: ChatSession, rest: str) -> None:
+def _help(session: Session, rest: str) -> None:
     print(_HELP)
 
 
 _MAX_TEMPLATE_BYTES = 2**20
 
-_ACTIONS: dict[str, Callable[[ChatSession, str], None]] = {
+_ACTIONS: dict[str, Callable[[Session, str], None]] = {
     "/params": _params,
     "/reset": _reset,
     "/help": _help,

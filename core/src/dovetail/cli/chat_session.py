@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from dovetail.cli.sampling_options import with_settings
 from dovetail.errors import RequestError
 from dovetail.outputs import RequestOutputKind
 
@@ -55,6 +56,10 @@ class ChatSession:
         self._num_answers = 0
         # Reports a missing or invalid template before the user types a message.
         self._encode([_user("?")])
+
+    def set_params(self, text: str) -> None:
+        """Change parameters with settings such as "temperature=0.2"; raise RequestError."""
+        self.params = with_settings(self.params, text)
 
     def reset(self) -> None:
         """Drop all messages. The system prompt and the parameters do not change."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from types import UnionType
@@ -61,7 +62,7 @@ def engine_args(options: EngineOptions) -> EngineArgs:
 
         check_model_path(model)
     values = {option.name: getattr(options, option.name) for option in fields(EngineArgs)}
-    for name in _MAPPINGS:
+    for name in MAPPINGS:
         text = values.pop(name)
         if text is not None:
             values[name] = _read_object(name, text)
@@ -111,7 +112,8 @@ def _is_mapping(hint: Any) -> bool:
 
 
 _HINTS = get_type_hints(EngineArgs)
-_MAPPINGS = tuple(option.name for option in fields(EngineArgs) if _is_mapping(_HINTS[option.name]))
+MAPPINGS = tuple(option.name for option in fields(EngineArgs) if _is_mapping(_HINTS[option.name]))
+"""The options whose values are JSON objects."""
 
 if TYPE_CHECKING:
     EngineOptions = EngineArgs
@@ -124,3 +126,26 @@ else:
     )
     # `make_dataclass` sets the module "types", whose classes the parser treats as built-in.
     EngineOptions.__module__ = __name__
+
+
+def make_optional_model() -> Any:
+    """Return a class like `EngineOptions`, in which the model may be missing (None)."""
+    flags = [_flag(option, _HINTS[option.name]) for option in fields(EngineArgs)]
+    name, hint, _ = flags[0]
+    kind, parameter = get_args(hint)
+    flags[0] = name, Annotated[kind | None, parameter], field(default=None)
+    made = make_dataclass("OptionalModelOptions", flags, frozen=True, kw_only=True)
+    made.__module__ = __name__
+    setattr(sys.modules[__name__], made.__name__, made)
+    return made
+
+
+def changed_options(options: EngineOptions) -> list[str]:
+    """Return the flags of the options that do not have their default, without the model."""
+    names = [one.name for one in fields(EngineArgs) if one.name != "model"]
+    defaults = type(options)() if options.model is None else type(options)(model=options.model)
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if getattr(options, name) != getattr(defaults, name)
+    ]

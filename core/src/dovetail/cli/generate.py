@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
 from dovetail.cli.terminal import forgive_encodings, printable, read_text_file, tell
 from dovetail.errors import ConfigError
@@ -38,6 +39,7 @@ def generate(
     ] = None,
     chat: Annotated[bool, Parameter(negative="", help=_CHAT_HELP)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+    config: ConfigOption = None,
     sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:

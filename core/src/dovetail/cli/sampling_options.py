@@ -65,9 +65,15 @@ class SamplingOptions:
 
         Raises RequestError with the parameter, its value and its bounds.
         """
+        return replace(params, **{"max_tokens": max_tokens, **self._values()})
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were set."""
+        return {name: value for name, value in self._values().items() if value is not False}
+
+    def _values(self) -> dict[str, Any]:
         values = {option.name: getattr(self, option.name) for option in fields(self)}
-        given = {name: value for name, value in values.items() if value is not None}
-        return replace(params, **{"max_tokens": max_tokens, **given})
+        return {name: value for name, value in values.items() if value is not None}
 
 
 NO_OVERRIDES = SamplingOptions()

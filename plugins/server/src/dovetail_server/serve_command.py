@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter
 
 from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.frame.help_page import more_options
 from dovetail_server.settings import ServerSettings
 
@@ -99,6 +100,7 @@ DEFAULTS = ServerOptions()
 
 def serve(
     *,
+    config_file: ConfigOption = None,
     server: Annotated[ServerOptions, Parameter(name="*")] = DEFAULTS,
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:

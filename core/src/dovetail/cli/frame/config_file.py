@@ -1,0 +1,218 @@
+"""`--config FILE`: options of a command in a YAML file, with the names of the flags.
+
+    max-model-len: 4096
+    plugin-options: {fcfs: {}}
+
+Options on the command line have precedence over the file, and the file over the defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args, get_origin
+
+from cyclopts import Parameter, Token
+
+from dovetail.cli.terminal import read_text_file
+from dovetail.errors import ConfigError, nearest
+from dovetail.value_checks import shorten
+
+if TYPE_CHECKING:
+    from cyclopts import App
+    from cyclopts.argument import Argument, ArgumentCollection
+
+MAX_BYTES = 1 << 16
+MAX_DEPTH = 16
+MAX_NODES = 10_000
+FLAG = "--config"
+
+ConfigOption = Annotated[
+    Path | None,
+    Parameter(name=FLAG, help="YAML file with options; the command line has precedence."),
+]
+"""The annotation of the parameter of a command that accepts a configuration file."""
+
+_TAG = "tag:yaml.org,2002:"
+_TYPES = {
+    bool: (("bool",), "true or false"),
+    int: (("int",), "an integer"),
+    float: (("int", "float"), "a number"),
+}
+
+
+class ConfigFile:
+    """Adds the options of the file `--config` to the parsed options.
+
+    arguments: the options of the last command, with their values and the sources of these.
+    """
+
+    def __init__(self) -> None:
+        self.arguments: ArgumentCollection | None = None
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Add the file's values to options that are not on the command line."""
+        self.arguments = arguments
+        options = {_flag(one): one for one in arguments if one.parse and _flag(one)}
+        given = options.pop(FLAG, None)
+        if given is None or not given.tokens:
+            return
+        file = given.tokens[-1].value
+        for key, name, node in _entries(file):
+            argument = options.get(name)
+            if argument is None:
+                raise ConfigError(
+                    f"{_place(file, key)}: unknown option {shorten(key.value)}."
+                    f"{nearest(name.removeprefix('--'), _plain(options))}"
+                )
+            if not argument.has_tokens:
+                for index, value in enumerate(_values(file, node, argument)):
+                    argument.append(
+                        Token(keyword=name, value=value, source=_place(file, key), index=index)
+                    )
+
+
+def _flag(argument: Argument) -> str:
+    return next((name for name in argument.names if name.startswith("--")), "")
+
+
+def _plain(options: Mapping[str, Argument]) -> list[str]:
+    return [name.removeprefix("--") for name in options]
+
+
+def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
+    """Yield (key node, flag, value node) of the mapping in a file; raise ConfigError."""
+    root = _read(file)
+    if root is None:
+        return
+    if type(root).__name__ != "MappingNode":
+        raise ConfigError(f"{file} must have one option in each line, such as port: 8000.")
+    seen: dict[str, Any] = {}
+    for key, value in root.value:
+        if type(key).__name__ != "ScalarNode":
+            raise ConfigError(f"{_place(file, key)}: the name of an option must be a plain text.")
+        name = f"--{key.value.removeprefix('--').replace('_', '-')}"
+        if name in seen:
+            raise ConfigError(
+                f"{_place(file, key)}: the option {shorten(key.value)} is already in line "
+                f"{seen[name].start_mark.line + 1}. Remove one of them."
+            )
+        seen[name] = key
+        yield key, name, value
+
+
+def _values(file: str, node: Any, argument: Argument) -> list[str]:
+    """Return the values of an option as on the command line; raise ConfigError."""
+    kind = type(node).__name__
+    if kind == "MappingNode":
+        if not _is_mapping(argument):
+            _refuse(file, node, argument, "a mapping")
+        return [json.dumps(_construct(file, node))]
+    if kind == "SequenceNode":
+        if not _is_list(argument):
+            _refuse(file, node, argument, "a list")
+        return [_scalar(file, one, argument) for one in node.value]
+    if node.tag == f"{_TAG}null":
+        return []
+    return [_scalar(file, node, argument)]
+
+
+def _scalar(file: str, node: Any, argument: Argument) -> str:
+    """Return a value as on the command line: true, false, a number, or a text as it is written."""
+    if type(node).__name__ != "ScalarNode":
+        _refuse(file, node, argument, "a nested value")
+    wanted = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
+    if wanted is None:
+        return str(node.value)
+    tag = node.tag.removeprefix(_TAG)
+    if tag not in _TYPES[wanted][0] or ":" in node.value:  # 1:30 is a number of YAML 1.1
+        _refuse(file, node, argument, shorten(node.value))
+    return str(_construct(file, node)).lower()
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _is_list(argument: Argument) -> bool:
+    return any(get_origin(one) is tuple for one in _members(argument.hint))
+
+
+def _is_mapping(argument: Argument) -> bool:
+    from dovetail.cli.engine_options import MAPPINGS
+
+    return _flag(argument).removeprefix("--").replace("-", "_") in MAPPINGS
+
+
+def _refuse(file: str, node: Any, argument: Argument, found: str) -> NoReturn:
+    wanted = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
+    words = "a list of texts" if _is_list(argument) else "a text"
+    words = "a mapping" if _is_mapping(argument) else words
+    words = _TYPES[wanted][1] if wanted else words
+    name = _flag(argument).removeprefix("--")
+    raise ConfigError(f"{_place(file, node)}: {name} is {found}; it must be {words}.")
+
+
+def _place(file: str, node: Any) -> str:
+    return f"{file}, line {node.start_mark.line + 1}"
+
+
+def _read(file: str) -> Any:
+    """Return the root node of a YAML file, None for an empty file; raise ConfigError."""
+    import yaml  # slow to import
+
+    text = read_text_file(FLAG, file, max_bytes=MAX_BYTES)
+    try:
+        _check_events(file, yaml.parse(text, Loader=yaml.SafeLoader))
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{file}{line} is not valid YAML: {problem}.") from None
+
+
+def _check_events(file: str, events: Any) -> None:
+    """Refuse anchors, aliases, tags, deep nesting and several documents, in linear time."""
+    depth = documents = 0
+    for count, event in enumerate(events):
+        kind = type(event).__name__
+        documents += kind == "DocumentStartEvent"
+        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+        problem = ""
+        if getattr(event, "anchor", None) is not None:
+            problem = "anchors and aliases are not allowed"
+        elif getattr(event, "tag", None) is not None:
+            problem = "tags are not allowed"
+        elif depth > MAX_DEPTH:
+            problem = f"values are nested more than {MAX_DEPTH} levels deep"
+        elif count > MAX_NODES:
+            problem = f"it has more than {MAX_NODES} values"
+        elif documents > 1:
+            problem = "it has more than one document"
+        if problem:
+            raise ConfigError(f"{_place(file, event)}: {problem}.")
+
+
+def _construct(file: str, node: Any) -> Any:
+    """Return the value of a node, for JSON; raise ConfigError for duplicate keys and dates."""
+    kind = type(node).__name__
+    if kind == "SequenceNode":
+        return [_construct(file, one) for one in node.value]
+    if kind == "MappingNode":
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if type(key).__name__ != "ScalarNode" or key.value in found:
+                raise ConfigError(
+                    f"{_place(file, key)}: each key must be a text that occurs once in a mapping."
+                )
+            found[key.value] = _construct(file, value)
+        return found
+    import yaml
+
+    if node.tag.removeprefix(_TAG) in ("bool", "int", "float", "null"):
+        return yaml.safe_load(node.value)
+    return node.value
