@@ -53,6 +53,7 @@ PATHS = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"),
+    ("GET", "/openapi.json"),
     ("POST", "/pause"),
     ("POST", "/abort"),
     ("POST", "/unknown"),

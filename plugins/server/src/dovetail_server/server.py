@@ -21,6 +21,7 @@ from dovetail_server.lifecycle.shutdown import Drain
 from dovetail_server.listening import BACKLOG, address_of, tls_context
 from dovetail_server.routes.admin import admin_routes
 from dovetail_server.routes.completions import completion_routes
+from dovetail_server.routes.openapi import openapi_route
 from dovetail_server.routes.plugin_routes import PluginRoutes
 from dovetail_server.routes.pooling import pooling_routes
 from dovetail_server.routes.status import status_routes
@@ -76,6 +77,7 @@ class Server:
                 *pooling_routes(state),
             ]
         )
+        self.table.add(openapi_route(self.table))
         self._state = state
         self._listeners = listeners
         self._plugins = ExitStack()

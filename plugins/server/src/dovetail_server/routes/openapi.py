@@ -1,0 +1,126 @@
+"""The OpenAPI document of the server, derived from the request classes and the table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from dovetail_server.protocol.fields import ChatRequest, CompletionRequest
+from dovetail_server.routes.table import Access, Route, RouteTable
+from dovetail_server.routes.tokens import Detokenize, TokenizeChat, TokenizeText
+from dovetail_server.transport.exchange import Exchange
+
+BODIES: Mapping[str, tuple[type, ...]] = {
+    "/v1/completions": (CompletionRequest,),
+    "/v1/chat/completions": (ChatRequest,),
+    "/tokenize": (TokenizeText, TokenizeChat),
+    "/detokenize": (Detokenize,),
+}
+"""The classes of the bodies, by path. Other routes take any JSON object."""
+
+_REFERENCE = "#/components/schemas/{name}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code", "request_id"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+                "request_id": {"type": "string"},
+            },
+        }
+    },
+}
+_USAGE = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "properties": {
+        "prompt_tokens": {"type": "integer"},
+        "completion_tokens": {"type": "integer"},
+        "total_tokens": {"type": "integer"},
+        "prompt_tokens_details": {"type": "object"},
+    },
+}
+_ANSWER = {
+    "type": "object",
+    "required": ["id", "object", "created", "model", "choices", "usage"],
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"type": "string"},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "choices": {"type": "array", "items": {"type": "object"}},
+        "usage": _USAGE,
+    },
+}
+
+
+def openapi_route(table: RouteTable) -> Route:
+    """Return the route of the document about `table`, to which plugins may add routes later."""
+
+    async def respond(exchange: Exchange) -> None:
+        await exchange.respond(make_document(table.routes()))
+
+    return Route(method="GET", path="/openapi.json", handler=respond)
+
+
+def make_document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document about `routes`."""
+    classes = [one for kinds in BODIES.values() for one in kinds]
+    _, schemas = msgspec.json.schema_components(classes, ref_template=_REFERENCE)
+    paths: dict[str, Any] = {}
+    for route in routes:
+        path = route.path.replace("/*", "/{name}")
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Dovetail", "version": version("dovetail-core")},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, "Error": _ERROR, "Answer": _ANSWER},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    error = {"application/json": {"schema": _ref("Error")}}
+    generates = route.path in ("/v1/completions", "/v1/chat/completions")
+    content: dict[str, Any] = {
+        "application/json": {"schema": _ref("Answer") if generates else {"type": "object"}}
+    }
+    if generates:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    operation: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('*', 'name')}",
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            "4XX": {"description": "The request is refused.", "content": error},
+            "503": {"description": "The server cannot serve now.", "content": error},
+        },
+        "security": [] if route.access is Access.PUBLIC else [{}, {"key": []}],
+    }
+    if route.path.endswith("/*"):
+        operation["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if route.method == "POST":
+        schemas = [_ref(one.__name__) for one in BODIES.get(route.path, ())]
+        schema = {"anyOf": schemas} if len(schemas) > 1 else (schemas or [{"type": "object"}])[0]
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=name)}
