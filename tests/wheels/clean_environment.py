@@ -39,6 +39,7 @@ def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[st
     names = [requirement for one in installed for requirement in _dependencies(one)] + list(tools)
     for needed in _closure(names, here):
         _link(needed, site_packages)
+        _link_programs(needed, interpreter.parent)
     return interpreter
 
 
@@ -72,4 +73,15 @@ def _link(one: Distribution, site_packages: Path) -> None:
     for top in tops - {"__pycache__"}:
         source, link = Path(str(one.locate_file(top))), site_packages / top
         if source.exists() and not link.exists():
+            link.symlink_to(source)
+
+
+def _link_programs(one: Distribution, folder: Path) -> None:
+    """Link binaries, such as ruff. Scripts would run in the environment of the tests."""
+    for file in one.files or ():
+        if file.parts[0] != ".." or file.parent.name != "bin":
+            continue
+        source = Path(str(one.locate_file(file))).resolve()
+        link = folder / source.name
+        if source.is_file() and not link.exists() and source.read_bytes()[:2] != b"#!":
             link.symlink_to(source)

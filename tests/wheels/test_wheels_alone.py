@@ -101,7 +101,7 @@ def test_the_tests_of_a_small_member_pass_with_only_its_dependencies(wheels, tmp
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
 def test_the_tests_of_a_member_pass_with_only_its_dependencies(member, wheels, tmp_path):
     run_own_tests(member, wheels, tmp_path)
