@@ -80,8 +80,8 @@ class SoakRun:
             else:
                 self._passed[section.name] = took_s
                 self._write()
-        seconds = sum(self._passed.values())
-        self._say(f"soak: {len(self._passed)} of {len(sections)} sections passed, {seconds:.0f} s")
+        passed = [self._passed[one.name] for one in sections if one.name in self._passed]
+        self._say(f"soak: {len(passed)} of {len(sections)} sections passed, {sum(passed):.0f} s")
         if failed:
             self._say(f"soak: failed: {', '.join(failed)}. Run the same command to try them again.")
         return 1 if failed else 0
