@@ -1,4 +1,7 @@
-"""llama.cpp through the C API of llama-cpp-python; one chunk per batch, a float16 KV cache."""
+"""llama.cpp through the C API of llama-cpp-python; one chunk per batch, a float16 KV cache.
+
+Weights keep their own layout: the AMX layout of llama-cpp-python 0.3.36 crashes on rows of 576.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     native.llama_log_set(quiet, None)
     native.llama_backend_init()
     path = job["model"]
-    model = native.llama_model_load_from_file(path.encode(), native.llama_model_default_params())
+    settings = native.llama_model_default_params()
+    settings.use_extra_bufts = False
+    model = native.llama_model_load_from_file(path.encode(), settings)
     if not model:
         raise RuntimeError(f"llama.cpp could not load {path}")
     longest = max(len(ids) for chunks in job["chunks"].values() for ids in chunks)
