@@ -250,7 +250,7 @@ class ScaledMethod(LinearMethod):
 def test_a_head_cannot_be_tied_if_the_linear_method_has_additional_parameters() -> None:
     context = make_context(linear_method=ScaledMethod())
     embed = VocabParallelEmbedding(context, 11, 4)
-    with pytest.raises(ModelError, match="ScaledMethod keeps head as qweight, scales"):
+    with pytest.raises(ModelError, match="ScaledMethod stores head as qweight, scales"):
         ParallelLMHead(context, "head", 11, 4, tied_to=embed)
 
 
