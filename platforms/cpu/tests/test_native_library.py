@@ -1,16 +1,25 @@
 """Native kernels are usable, or else probes, explanations and errors give the reason."""
 
+import json
+import os
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import dovetail_cpu_kernels
 from dovetail.errors import PluginError
 from dovetail.interfaces import Probe
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import Criteria, choose, choose_platform, explain
 from dovetail_cpu import native_library
 from dovetail_cpu.native_library import find_library, probe_any, probe_fast
+
+EXPLAIN = "from dovetail.cli import main; main()"
 
 
 def pretend(monkeypatch, **facts):
@@ -24,7 +33,9 @@ def pretend(monkeypatch, **facts):
 def test_native_kernels_of_a_supported_instruction_set_are_usable(monkeypatch):
     pretend(monkeypatch)
     for probe in (probe_any(), probe_fast()):
-        assert probe.usable and "avx2" in probe.reasons[0] and "one thread" in probe.reasons[0]
+        assert probe.usable
+        for fact in ("bfloat16", "avx2", "one thread"):
+            assert fact in probe.reasons[0]
     assert find_library() == "the library"
 
 
@@ -49,6 +60,24 @@ def test_portable_kernels_are_used_only_if_the_user_selects_them(monkeypatch):
     assert "slower than torch's" in probe_fast().reasons[0]
     monkeypatch.setenv(native_library.LEVEL_VARIABLE, "portable")
     assert probe_fast().usable
+
+
+@pytest.mark.skipif(not probe_any().usable, reason="native kernels are not usable")
+@pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("attention", "torch")])
+def test_explain_says_that_a_library_of_another_version_was_refused(tmp_path, kind, instead):
+    """The package was updated, and the library in its folder was not."""
+    package = Path(dovetail_cpu_kernels.__file__).parent
+    copied = Path(shutil.copytree(package, tmp_path / package.name))
+    text = (copied / "library.py").read_text("utf-8")
+    (copied / "library.py").write_text(re.sub(r"(?m)^ABI_VERSION = .*", "ABI_VERSION = 999", text))
+    command = [sys.executable, "-c", EXPLAIN, "plugins", "explain", kind, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["chosen"] == [instead]
+    refused = [one for one in told["verdicts"] if "ABI version" in " ".join(one["reasons"])]
+    assert refused and all("install dovetail-cpu-kernels again" in str(one) for one in refused)
 
 
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("ops", "torch")])

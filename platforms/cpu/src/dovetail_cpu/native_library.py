@@ -25,7 +25,10 @@ def probe_any() -> Probe:
         return Probe(
             usable=False, reasons=(f"the native kernels are not available: {status.reason}",)
         )
-    text = f"native kernels for the instruction set {status.level}; torch computes on one thread"
+    text = (
+        f"native kernels for bfloat16 and the instruction set {status.level}; "
+        "torch computes on one thread"
+    )
     return Probe(usable=True, reasons=(text,))
 
 
