@@ -2,9 +2,9 @@
 
 Run `python bench/all_reduce.py --ranks 2`. Method: one process for each rank, with one torch
 thread. "pairwise" is the CPU platform's method over unix sockets, "gloo" the all_reduce of torch's
-gloo over loopback. A round is CALLS consecutive calls, as the layers of a model make them. A figure
-is the time per call on rank 0: median of the rounds, with the fastest and the slowest. Three
-warm-up rounds are not counted.
+gloo over loopback. A round is CALLS consecutive calls, like the calls of a model's layers. A figure
+is the time per call on rank 0: the median of the rounds, with the fastest and the slowest round.
+Three warm-up rounds are not counted.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Step:
 
 
 def make_batch(step: Step, block_size: int) -> tuple[AttentionBatch, int]:
-    """Return the batch of a step, with shuffled blocks, and the number of cache blocks."""
+    """Return the batch of a step, with blocks in random order, and the number of cache blocks."""
     num_rows, query_len = len(step.contexts), step.query_len
     seq_lens = tuple(context + query_len for context in step.contexts)
     width = -(-max(seq_lens) // block_size)

@@ -3,11 +3,11 @@
 Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). Needs the
 members of this repository and a native library.
 
-Method: several layers are called in turn, as in a model. Their KV caches are separate and larger
-than the processor's cache, and block tables are shuffled. Each figure is the median of all rounds
-after the first two, with the fastest and the slowest round. The rate of decodes counts the bytes of
-keys and values of useful tokens and is compared with the read probe of the same round. Prefills
-count 4 H D for each pair of a token and a token that it attends to. torch:
+Method: several layers are called one after the other, as in a model. Their KV caches are separate
+and larger than the processor's cache, and blocks are in random order. Each figure is the median of
+all rounds after the first two, with the fastest and the slowest round. The rate of decodes counts
+the bytes of keys and values of useful tokens and is compared with the read probe of the same round.
+Prefills count 4 H D for each pair of a token and a token that it attends to. torch:
 `scaled_dot_product_attention` on contiguous keys, without a cache and without the time to gather
 keys, on the same number of threads.
 """
@@ -126,7 +126,7 @@ def work_of(step: Step, setting: Setting) -> tuple[str, float]:
 
 
 def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Call the functions in turn; return the ns per layer by name and round, without warm-up."""
+    """Call the functions alternately; return the ns per layer by name and measured round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, call in calls.items():

@@ -6,7 +6,7 @@ measurement also probes, in the same run and with the same threads, the read ban
 the peak of the multiply instruction in registers. The first percentage is weight bytes per second
 relative to the bandwidth, the second is operations per second relative to the peak. Each figure is
 the median of 7 passes, or of 3 passes above 64 rows. `--team` measures a pass as in a decode step,
-alone and beside one busy process.
+without and with another busy process.
 
     python bench/cpu_kernels.py [--kinds bf16,int8,int4,Q4_K] [--group 32] [--threads 1,2]
         [--rows 1,2,4,8,16,32,64,256,512] [--shapes qkv,o,gate_up,down,head] [--team] [--json FILE]
@@ -167,7 +167,7 @@ def burn() -> None:
 
 
 def measure_team() -> dict[str, float]:
-    """Return the ms of a pass of 112 linear layers, alone and beside a busy process."""
+    """Return the ms of a pass of 112 linear layers, without and with another busy process."""
     shapes = [linear.PackedLinear(kind=linear.BF16, N=N, K=K) for N, K in list(SHAPES.values())[:4]]
     sizes = [-(-shape.num_bytes // 4096) * 4096 for shape in shapes]
     native.set_num_threads(os.cpu_count() or 1)

@@ -1,16 +1,16 @@
 """Compare Dovetail with other engines on the CPU: same checkpoints, same cases, in one run.
 
 Method: every engine runs in a separate process (and optionally a separate environment), is loaded
-once per weight format, and runs the cases round by round in turn with the other engines
+once per weight format, and alternates with the other engines in each round of the cases
 (`peers/race.py`). Requests are greedy, ignore EOS, have exact numbers of tokens and new prompts
 each time (`cases.py`). Around each repetition, probes measure the machine's read bandwidth and GEMM
 rates (`peers/probe.py`), which give a limit for the case (`peers/limits.py`). Repetitions that
 other processes disturbed are marked and measured again. Prints medians with their spread,
 Dovetail's ratio to the best peer, and its share of the limit (`peers/tables.py`).
 
-`startup` is the time from the start of a process to its first token; `hog` measures beside a
-process that keeps one core busy. Peers are optional: `peers/README.md` describes their set-up. A
-peer that fails or hangs is reported, and the run continues.
+`startup` is the time from the start of a process to its first token; in `hog`, another process
+keeps one core busy. Peers are optional: `peers/README.md` describes their set-up. A peer that fails
+or hangs is reported, and the run continues.
 
     python bench/cpu_vs.py [--model DIR …] [--peers auto|a,b] [--peers-file FILE]
         [--formats bf16,int8,int4] [--cases decode1,conc16,varied64,prefill1024,startup,hog]

@@ -1,12 +1,12 @@
 """Measure the cost of a separate engine process: throughput and time to the first token.
 
 Method: a random-weight Llama of 160 M parameters in bfloat16, created once under `.bench/` from a
-fixed seed. An in-process engine and an engine with its own process take turns, run by run, on the
-same number of threads, after one warm-up each. The order within a pair alternates. Throughput:
-output tokens per second of 16 simultaneous greedy requests from `cases.py` (128 prompt tokens, 64
-output tokens). First token: the time of `LLM.generate` for one request of 32 prompt tokens and one
-output token, on an idle engine. Prints medians and quartiles, and the median cost of the process
-over the pairs.
+fixed seed. An in-process engine and an engine in a separate process run alternately, with the same
+number of threads, after one warm-up each. The order within a pair alternates. Throughput: output
+tokens per second of 16 simultaneous greedy requests from `cases.py` (128 prompt tokens, 64 output
+tokens). First token: the time of `LLM.generate` for one request of 32 prompt tokens and one output
+token, on an idle engine. Prints medians and quartiles, and the median cost of the process over the
+pairs.
 
     python bench/engine_process.py [--model PATH] [--repeats 9] [--first 200] [--threads 2]
 """
@@ -72,12 +72,12 @@ def first_token_ms(llm: LLM, case: Case, repeat: int) -> float:
 def in_turns(
     measure: Callable[[LLM, Case, int], float], engines: tuple[LLM, LLM], case: Case, repeats: int
 ) -> list[tuple[float, float]]:
-    """Return pairs of the first and the second engine's figure for the same prompts."""
+    """Return the figures of the first and the second engine for the same prompts, as pairs."""
     pairs = []
     for repeat in range(-1, repeats):
         order = engines if repeat % 2 else engines[::-1]
         found = {id(llm): measure(llm, case, repeat + 1) for llm in order}
-        if repeat >= 0:  # the run before is the warm-up
+        if repeat >= 0:  # the previous run was the warm-up
             pairs.append((found[id(engines[0])], found[id(engines[1])]))
     return pairs
 

@@ -2,11 +2,11 @@
 
 Method: two random-weight checkpoints in bfloat16 (Qwen3-0.6B's shape; a Llama of 125 M parameters),
 created once under `.bench/` from a fixed seed. The cases are those of `cases.py` (one request, 16
-at once, 64 mixed): greedy, EOS ignored, fixed numbers of tokens. Both engines run in one process on
-the same threads and alternate run by run after one warm-up each. Prints the medians of output
-tokens per second, their spread, and the median of the ratios of each pair of runs. transformers
-runs one left-padded batch with its default cache and SDPA attention; the tokens that it generates
-beyond a request's own number are not counted.
+at once, 64 mixed): greedy, EOS ignored, fixed numbers of tokens. Both engines use the same threads
+in one process. After one warm-up each, their runs alternate. Prints the medians of output tokens
+per second, their spread, and the median of the ratios of each pair of runs. transformers runs one
+left-padded batch with its default cache and SDPA attention; the tokens that it generates beyond a
+request's own number are not counted.
 
     python bench/offline.py [--models llama-160m …] [--repeats 5] [--threads 2] [--json FILE]
 """
@@ -85,7 +85,7 @@ def timed(engine: Ours | Theirs, case: Case) -> float:
 
 
 def compare(ours: Ours, theirs: Theirs, case: Case, repeats: int) -> dict[str, Any]:
-    """Run both engines in turn and return medians, spreads and the median ratio."""
+    """Run both engines alternately and return medians, spreads and the median ratio."""
     ours.generate(case)
     theirs.generate(case)
     pairs = [(timed(ours, case), timed(theirs, case)) for _ in range(repeats)]

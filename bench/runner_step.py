@@ -1,4 +1,4 @@
-"""Measure the model runner without a model: host µs of a step in which all requests decode.
+"""Measure the model runner without a model: host time (µs) of a step of decoding requests.
 
 Run `python bench/runner_step.py`. Method: all rows decode in every step, and each row starts a new
 block in every sixteenth step. The model returns random logits of width 256 and has no attention.
@@ -118,7 +118,7 @@ def make_runner(num_rows: int, parts: DeviceParts) -> ModelRunner:
 
 
 def plans(num_rows: int, num_steps: int, settings: dict[str, Any]) -> Iterator[SchedulerOutput]:
-    """Yield the prompts, all in one plan, and then one plan for each token."""
+    """Yield a plan that runs all prompts, then plans in which every row decodes one token."""
     builder = StepBuilder()
     for row in range(num_rows):
         builder.join(

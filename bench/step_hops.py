@@ -50,7 +50,7 @@ class HopRecorder:
 
 
 def follow_request() -> dict[tuple[str, str, str], int]:
-    """Return (file of the caller, file of the function, function) to the number of calls."""
+    """Return the number of calls by (file of the caller, file of the function, function)."""
     params = SamplingParams(temperature=0.0, max_tokens=1)
     with LLM("demo", max_num_seqs=4, num_threads=1) as llm:
         for number in range(4):  # warm-up: fill caches, record the shape of the step

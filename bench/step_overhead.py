@@ -106,7 +106,7 @@ def add_request(core: EngineCore, number: int, max_tokens: int = NUM_STEPS) -> N
 
 
 def timed_step(core: EngineCore) -> float:
-    """Return the milliseconds of one step."""
+    """Run one step; return its time in milliseconds."""
     begin = time.perf_counter()
     core.step()
     return (time.perf_counter() - begin) * 1e3

@@ -1,10 +1,11 @@
 """Measure the attention backend `torch` on the CPU: µs per layer and builder call, bfloat16.
 
 Run `python bench/torch_attention.py`. Method: several layers, each with its own cache, are called
-in turn, as a model does, so that no data of the previous call is in the processor's cache; block
-tables are shuffled. After two warm-up rounds, each figure is the median of the rounds, with the
-fastest and the slowest. "ragged" rows have context lengths evenly distributed from a quarter to the
-full length. GiB/s counts the keys and values that decodes must read, once each.
+one after the other, as in a model, so that no data of the previous call is in the processor's
+cache; blocks are in random order. After two warm-up rounds, each figure is the median of the
+rounds, with the fastest and the slowest round. "ragged" rows have context lengths evenly
+distributed from a quarter to the full length. GiB/s counts the keys and values that decodes must
+read, once each.
 """
 
 from __future__ import annotations

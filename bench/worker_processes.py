@@ -1,4 +1,4 @@
-"""Measure the cost of worker processes per step, and the planning time that depth 2 hides.
+"""Measure the cost of worker processes per step, and how much planning overlaps at depth 2.
 
 Method: a scripted worker takes a fixed time per step (it sleeps, as a host that waits for a
 device), and a scheduler takes a fixed extra time (it computes); N requests decode through the
@@ -62,7 +62,7 @@ class TimedWorker(NullWorker):
         self._step_s = context.options["step_ms"] / 1e3
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Sleep for the time of a step, and keep the plan."""
+        """Sleep for the time of a step, and store the plan."""
         if self._step_s:
             time.sleep(self._step_s)
         super().execute_model(plan)

@@ -3,8 +3,8 @@
     python examples/own_policy.py [MODEL]
 
 MODEL is a model directory; without it, the demo model answers. The policy ranks requests; the
-scheduler owns rows, KV blocks and token budgets. A policy needs no installation: name it by its
-module, from anywhere on the import path.
+scheduler owns rows, KV blocks and token budgets. A policy need not be installed: select it by the
+name of its module, which must be on the import path.
 
     export PYTHONPATH=examples
     dovetail generate --model demo --scheduler-cls own_policy:ShortestPromptFirst "Spell fox."

@@ -4,11 +4,11 @@ Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`).
 reports that and exits with 3.
 
 Method: several layers with separate caches, together at least four times the GPU's last-level
-cache, are called in turn, as a model does, with shuffled blocks; the calls are captured in a graph,
-so that the figures exclude the host's work. Each figure is the median of the rounds without the
-first two. The rate of decodes counts the bytes of keys and values of useful tokens. It is compared
-with the rate of a copy in the same process, which counts bytes read and written. Prefills count 4 H
-D for each pair of a token and a token that it attends to.
+cache, are called one after the other, as in a model, with blocks in random order; the calls are
+captured in a graph, so that the figures exclude the host's work. Each figure is the median of the
+rounds without the first two. The rate of decodes counts the bytes of keys and values of useful
+tokens. It is compared with the rate of a copy in the same process, which counts bytes read and
+written. Prefills count 4 H D for each pair of a token and a token that it attends to.
 """
 
 from __future__ import annotations

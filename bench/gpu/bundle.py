@@ -36,7 +36,7 @@ from gpu.bundle_contents import BUNDLE, INDEX  # noqa: E402
 MAX_BYTES = 60 * 10**6
 NATIVE = frozenset({"dovetail-cpu-kernels"})
 PROVIDED = frozenset({"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors"})
-"""Packages of a machine with torch for its GPU; the bundle must not replace their builds."""
+"""Packages that the GPU machine has in builds for its GPU; the bundle must not replace them."""
 TOOLS = ("pytest",)
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")

@@ -34,7 +34,7 @@ class FigureSpec:
 
     @property
     def aim(self) -> str:
-        """The target as tables show it; "" for no target."""
+        """The target as text for tables; "" for no target."""
         if self.at_least is not None:
             return f"≥ {self.at_least:,g} {self.unit}".rstrip()
         return "" if self.at_most is None else f"≤ {self.at_most:,g} {self.unit}".rstrip()
@@ -50,9 +50,11 @@ class FigureSpec:
 class SectionSpec:
     """One part of the check, which runs in a separate process.
 
-    question: the question that it answers. deadline_s: time limit on a device. on_cpu: whether its
-    result is useful on a CPU. figures: what it measures. module: the module with its `run`; "" for
-    the module of the same name in `gpu.sections`.
+    question: the question that the section answers.
+    deadline_s: time limit on a device.
+    on_cpu: whether its result is useful on a CPU.
+    figures: what it measures.
+    module: the module with its `run`; "" for the module of the same name in `gpu.sections`.
     """
 
     name: str

@@ -5,7 +5,7 @@
     python bench/gpu/check.py --device fake --small  the same on a fake device
 
 Each section runs in a separate process with a deadline, and its result is on disk before the next
-section begins. A section that fails, hangs or lacks a package loses only its own figures. If
+section begins. If a section fails, hangs or lacks a package, only its own figures are missing. If
 `.gpu-bundle` exists (`make gpu-bundle`), its wheels are installed into a private folder first. Exit
 code 0: all sections pass and every target is reached; 1: a failure; 2: there is no GPU. This
 program needs only the standard library.
@@ -131,9 +131,9 @@ class Check:
         )
         found = read_report(report) | {"seconds": round(ended.seconds, 2)}
         if ended.code is None:
-            return found | {"state": LATE, "why": f"after {deadline_s:.0f} s; {ended.said}"}
+            return found | {"state": LATE, "why": f"after {deadline_s:.0f} s; {ended.output}"}
         if not ending.is_file():
-            return found | {"state": DIED, "why": f"exit code {ended.code}; {ended.said}"}
+            return found | {"state": DIED, "why": f"exit code {ended.code}; {ended.output}"}
         return found | json.loads(ending.read_text(encoding="utf-8"))
 
     def _learn_machine(self, found: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ def _git(*words: str) -> str:
 
 
 def suits(bundle: Path) -> bool:
-    """Return whether there is a bundle for this Python; print a warning if it does not fit."""
+    """Return whether a bundle for this Python exists; warn about a bundle for another version."""
     told = read_bundle(bundle)
     if not told:
         return False
@@ -193,7 +193,7 @@ def install(bundle: Path, site: Path, scratch: Path) -> str:
         folder=scratch,
         deadline_s=_INSTALL_S,
     )
-    return "" if ended.code == 0 else f"pip ended with {ended.code}: {ended.said}"
+    return "" if ended.code == 0 else f"pip ended with {ended.code}: {ended.output}"
 
 
 def _unrun(state: str, why: str) -> dict[str, Any]:

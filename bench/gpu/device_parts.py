@@ -1,7 +1,7 @@
 """The plugins of each device: platform, worker, attention backends to test, suites to run.
 
-"fake" is the torch layer's fake device. With it every section runs the device code path on any
-machine, to test the check itself; it proves nothing about devices. Standard library only.
+"fake" is the torch layer's fake device. With the fake device, every section runs the device code
+path on any machine. This tests the check itself, not a device. Standard library only.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ PARTS: Mapping[str, DeviceParts] = MappingProxyType(
 """Devices by command-line name, which is the device type except for the fake device."""
 
 STAND_INS = frozenset({"cpu", "fake"})
-"""Names of entries that are not devices: a run on them proves nothing about devices."""
+"""Names of entries that are not real devices; runs on them do not verify a device."""
 
 
 def prepare_device(name: str) -> None:

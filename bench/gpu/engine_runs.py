@@ -83,7 +83,7 @@ def run_engine(
 
 
 def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
-    """Return parameters with sampling: greedy texts of random models soon repeat themselves."""
+    """Return parameters for random sampling, because greedy texts of random models soon repeat."""
     return SamplingParams(
         temperature=1.0, seed=seed, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
     )
@@ -119,7 +119,7 @@ class EngineOracle:
 
 
 def report_agreement(agreements: Sequence[Agreement], report: Report) -> None:
-    """Report the worst of several agreements, and a failure if the margin rule does not hold."""
+    """Report the worst of several comparisons, and a failure if the margin rule is violated."""
     positions = sum(one.positions for one in agreements)
     clear = sum(one.qualifying + one.tokens_qualifying for one in agreements)
     equal = sum(one.qualifying_equal + one.tokens_equal for one in agreements)

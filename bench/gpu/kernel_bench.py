@@ -33,11 +33,11 @@ def run_script(name: str, task: Task, report: Report) -> None:
         apart=False,
     )
     if ended.code == NO_DEVICE_CODE:
-        raise NeedsDeviceError(ended.said)
+        raise NeedsDeviceError(ended.output)
     if ended.code is None:
-        report.fail(f"{name}.py was not done within {deadline_s:.0f} s; {ended.said}")
+        report.fail(f"{name}.py was not done within {deadline_s:.0f} s; {ended.output}")
     elif ended.code != 0:
-        report.fail(f"{name}.py ended with {ended.code}: {ended.said}")
+        report.fail(f"{name}.py ended with {ended.code}: {ended.output}")
     if file.is_file():
         for one in json.loads(file.read_text(encoding="utf-8"))["figures"]:
             report.figure(

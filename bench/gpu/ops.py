@@ -188,7 +188,7 @@ def draw_columns(num_rows: int, top_k: int, top_p: float, device: torch.device) 
 
 
 def draw_by_sorting(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Sample tokens with plain torch."""
+    """Sample tokens with torch operations."""
     probs = (logits / 0.8).softmax(-1)
     if top_k == VOCAB_SIZE and top_p == 1.0:
         return probs.multinomial(1)

@@ -14,11 +14,15 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The end of a process. code: None if killed at the deadline. said: last output lines."""
+    """How a process ended.
+
+    code: exit code; None if killed at the deadline.
+    output: last output lines.
+    """
 
     code: int | None
     seconds: float
-    said: str
+    output: str
 
 
 def run_until(
@@ -35,7 +39,7 @@ def run_until(
     Its output goes to `folder`/output.txt.
 
     apart: run the command in a new session, so that its child processes are killed with it;
-    otherwise it runs in this process's session.
+    otherwise run it in the session of this process.
     """
     log = folder / "output.txt"
     begun = time.monotonic()
@@ -58,7 +62,7 @@ def run_until(
             _end(process, apart=apart)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     seconds = time.monotonic() - begun
-    return Ended(code=code, seconds=seconds, said="\n".join(lines[-num_lines:]))
+    return Ended(code=code, seconds=seconds, output="\n".join(lines[-num_lines:]))
 
 
 def _end(process: subprocess.Popen[bytes], *, apart: bool) -> None:

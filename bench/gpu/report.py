@@ -97,7 +97,7 @@ class Report:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message of an error in a few lines, and the place where it was raised."""
+    """Return the message of an error in a few lines, and the code location that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[-_NUM_FRAMES:]
     places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
     told = "".join(traceback.format_exception_only(error)).strip().splitlines()

@@ -75,7 +75,7 @@ def page_block(run: Run | None) -> str:
 
 
 def plugins_block(runs: Mapping[str, Run]) -> str:
-    """Return a Markdown table of the device plugins and where each was verified."""
+    """Return a Markdown table of device plugins and the devices that verified them."""
     lines = ["| plugin | verified on |", "|---|---|"]
     lines += [f"| `{plugin}` | {verified_text(runs, plugin)} |" for plugin in DEVICE_PLUGINS]
     return "\n".join(lines)

@@ -3,8 +3,8 @@
 The model has random weights from the loader `dummy` in bf16. Requests have random prompts of 128
 tokens and 256 output tokens, greedy, without a prefix cache. Figures are the median of three runs
 for one request and of two runs for 256 requests, each after a short warm-up of the same kind. The
-host's part of a step is its time without waiting for results; launching is the worker's part of
-that.
+host time of a step excludes the time that the host waits for results; the launch time is the part
+that the worker uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs other inference engines, each in a separate process and environment, by a line protocol.
+"""Runs other inference engines in separate processes, which exchange one JSON object per line.
 
 `cpu_vs.py` and `vs_vllm_scheduler.py` are the commands; README.md describes the set-up of peers.
 Dovetail needs no module of this package. Only the `engine_*` and `scheduler_*` files, which run in

@@ -20,11 +20,11 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parents[1]
 GRACE_S = 5.0
-"""Seconds for a responsive child to exit after its input ends."""
+"""Time in seconds in which a child must exit after its stdin is closed."""
 
 
 class ChildError(Exception):
-    """A child answered with an error, exited, or did not answer in time."""
+    """A child process answered with an error, exited, or did not answer in time."""
 
 
 class Child:

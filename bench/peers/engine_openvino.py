@@ -1,7 +1,6 @@
 """Runs OpenVINO GenAI's continuous batching pipeline on the CPU with a converted model.
 
-It computes 16-bit weights in bfloat16. The KV cache keeps the default of 8 bits per value, which
-users get.
+It computes 16-bit weights in bfloat16. The KV cache has the default of 8 bits per value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Holds the loaded engines.
+"""Owns the loaded engines.
 
-An engine starts at its first use; its peak memory is recorded at its end. The module does not
-depend on cases. Every engine is a child process that serves the protocol.
+An engine starts when it is first used; its peak memory is recorded when it exits. The module does
+not depend on cases. Every engine is a child process that serves the protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHECK = Case(name="check", prompt_lens=(32,) * 16, output_lens=(1,) * 16, seed=1
 
 
 class EnginePool:
-    """Holds at most one child per contender. seen: information on each loaded engine."""
+    """Owns at most one child process per engine. seen: information on each loaded engine."""
 
     def __init__(self, checkpoint: Path, threads: int, deadline_s: float) -> None:
         """checkpoint: the model's directory; deadline_s: for loading."""
@@ -29,7 +29,7 @@ class EnginePool:
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}
 
     def get(self, contender: Contender, weights: str) -> Child:
-        """Return the contender's child with a loaded model.
+        """Return the child process of an engine, with a loaded model.
 
         If the model cannot be loaded, closes the child and raises ChildError.
         """
@@ -53,7 +53,7 @@ class EnginePool:
         return [child.pid for child, _ in self._children.values() if child is not but]
 
     def load(self, child: Child, contender: Contender, weights: str) -> dict[str, Any]:
-        """Load the contender's model in a child; return its answer."""
+        """Load the model of an engine in a child process; return its answer."""
         return child.ask(
             "load",
             self._deadline_s,
@@ -64,7 +64,7 @@ class EnginePool:
         )
 
     def _first_tokens(self, child: Child) -> list[int]:
-        """Return one token for each of a few fixed prompts, to compare the engines' models."""
+        """Return the first tokens for fixed prompts, to check that engines run the same model."""
         answer = child.ask(
             "generate",
             self._deadline_s,
@@ -75,7 +75,7 @@ class EnginePool:
         return tokens
 
     def close(self, name: str) -> None:
-        """Close a contender's child, if there is one, and record its peak memory."""
+        """Close the child process of an engine, if it exists, and record its peak memory."""
         if name not in self._children:
             return
         child, weights = self._children.pop(name)

@@ -74,7 +74,7 @@ def _prompts(send: SendCase, case: Case) -> dict[str, float]:
 
 
 def _beside_a_hog(send: SendCase, case: Case) -> dict[str, float]:
-    """Return output tokens per second, alone and beside a process that keeps one core busy."""
+    """Return output tokens per second, without and with a process that keeps one core busy."""
     alone = _outputs(send, case)["value"]
     with busy_core():
         beside = _outputs(send, case)["value"]

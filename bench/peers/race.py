@@ -1,4 +1,4 @@
-"""Runs the engines interleaved: they take turns, case by case and round by round.
+"""Runs the engines alternately, case by case and round by round.
 
 Weight formats are run one by one. Within a format all engines stay loaded and wait while one runs
 (or, one at a time, are restarted for each round). The probes run before and after each repetition,
@@ -48,7 +48,7 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RacePlan:
-    """The plan of a run. attempts: maximum repetitions of a disturbed turn."""
+    """The settings of a run. attempts: maximum repetitions of a disturbed measurement."""
 
     checkpoint: Path
     formats: tuple[str, ...]
@@ -63,7 +63,7 @@ class RacePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """The turn of one engine in one case, in round `number`."""
+    """The measurement of one engine in one case, in round `number`."""
 
     contender: Contender
     weights: str
@@ -72,7 +72,7 @@ class Turn:
 
 
 class Race:
-    """The race of all engines on one checkpoint. Call `run` once, then `close`, then `result`."""
+    """Compares all engines on one checkpoint. Call `run` once, then `close`, then `result`."""
 
     def __init__(self, plan: RacePlan, contenders: Sequence[Contender], report: Report) -> None:
         """Start the probe. contenders: Dovetail first. Raises ChildError if it does not start."""
@@ -94,7 +94,7 @@ class Race:
             self._pool.close_all()
 
     def result(self) -> dict[str, Any]:
-        """Return the turns, the engines (with peak memory if closed) and the failures so far."""
+        """Return the measurements, the engines and the failures so far; peak memory if closed."""
         failures = [
             {"engine": name, "weights": weights, "case": case, "reason": reason}
             for (name, weights, case), reason in self._failures.items()

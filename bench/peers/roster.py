@@ -1,8 +1,8 @@
 """Finds the participants: Dovetail, and each peer with an interpreter and a converted model.
 
 A peer is described by a table of a TOML file or by environment variables, which take precedence. A
-peer that can be imported here and reads the checkpoints directly needs no description. README.md
-shows a file.
+peer that this Python can import and that reads the checkpoints directly needs no description.
+README.md shows a file.
 
     [openvino]
     python = "/where/it/is/bin/python"
@@ -74,7 +74,7 @@ class Contender:
 def find_contenders(
     wanted: str, file: str | None, environ: Mapping[str, str]
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Return the participants, Dovetail first, and the reasons of the absent peers by name.
+    """Return the engines, Dovetail first, and for each missing peer the reason by name.
 
     wanted: "auto" for all that can be found, or names separated by commas. file: the TOML file.
     Raises ValueError for a name that neither the file nor this module knows.

@@ -1,9 +1,9 @@
 """Formats results as tables: medians with spread, ratios to the best peer, shares of the limit.
 
-A result is the return value of `Race.result`. Disturbed repetitions count only if a round has no
-undisturbed one; such figures are marked with `*`. Ratios are medians over rounds of Dovetail's
-figure to that of the best peer (by median) in the same round. All functions are pure and return
-text.
+A result is the return value of `Race.result`. Disturbed repetitions are used only if all
+repetitions of a round were disturbed; such figures are marked with `*`. Ratios are medians over
+rounds of Dovetail's figure to that of the best peer (by median) in the same round. All functions
+are pure and return text.
 """
 
 from __future__ import annotations

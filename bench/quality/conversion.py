@@ -1,4 +1,4 @@
-"""The files that formats read: made once per run and per weights, in the folder of the run."""
+"""Converts weights to the files that formats read, once per run, in the folder of the run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ OPENVINO_INT4 = ("--group-size", "64", "--ratio", "1.0", "--sym")
 def model_paths(
     source: Path, directory: Path, formats: Sequence[Format], pythons: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the path of the model by the name of the format, and the reasons of absent ones.
+    """Return the path of the model for each format, and the reason for each missing format.
 
-    source: the GGUF file. directory: the same weights as a Hugging Face directory; conversions are
-    written beside it. pythons: interpreters by engine.
+    source: the GGUF file.
+    directory: the same weights as a Hugging Face directory; converted files are written next to it.
+    pythons: interpreters by engine.
     """
     paths, absent = {}, {}
     for engine in dict.fromkeys(one.engine for one in formats):
@@ -41,7 +42,7 @@ def _path(one: Format, source: Path, directory: Path) -> Path:
 
 
 def _convert(engine: str, python: str | None, directory: Path, kinds: Sequence[str]) -> str:
-    """Convert for one engine; return why it cannot, or ""."""
+    """Convert for one engine; return the error, or "" on success."""
     if python is None:
         return f"no interpreter for {engine} was given"
     out = directory.with_name(f"{directory.name}-{engine}")

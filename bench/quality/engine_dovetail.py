@@ -1,7 +1,7 @@
-"""Dovetail through the public `LLM` API; a worker extension takes the logits of prompt tokens.
+"""Runs Dovetail through the public `LLM` API; a worker extension copies prompt logits.
 
-Prompt log-probabilities make the engine compute the logits of every position; the extension copies
-them where the runner measures them. Everything else is as in serving, including the KV cache.
+Because prompt log-probabilities are requested, the engine computes the logits of every position.
+Everything else is as in serving, including the KV cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenVINO's runtime with a converted model and the settings of its speed run (bfloat16)."""
+"""Runs OpenVINO with a converted model and the settings of the speed benchmark (bfloat16)."""
 
 from __future__ import annotations
 

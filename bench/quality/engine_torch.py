@@ -1,4 +1,4 @@
-"""torch through transformers: float32, or dynamic int8 quantization of the linear layers."""
+"""Runs torch through transformers: float32, or dynamic int8 quantization of linear layers."""
 
 from __future__ import annotations
 

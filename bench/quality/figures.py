@@ -1,7 +1,7 @@
-"""Figures from logits: negative log-likelihood, KL divergence from references, best tokens.
+"""Computes figures from logits: log-likelihood, KL divergence from references, best tokens.
 
-Needs only numpy, because peers have interpreters of their own. The logits of a reference lie in
-files and are mapped; rows are processed in slabs, so memory does not grow with the text.
+Needs only numpy, because peers have separate Python environments. The logits of a reference are in
+memory-mapped files. Some rows are processed at a time, so memory does not grow with the text.
 Legend: P positions, V vocabulary.
 """
 
@@ -38,7 +38,7 @@ class Figures:
 
 
 class Recorder:
-    """Receives the logits of one chunk after the other.
+    """Receives the logits of each chunk.
 
     references: folders with the logits of references, by name. save_to: a folder for the logits
     of this engine, or None.
@@ -50,7 +50,7 @@ class Recorder:
         self.texts: dict[str, Figures] = {}
 
     def begin(self, text: str, number: int, token_ids: Sequence[int]) -> None:
-        """Start a chunk: the logits after each token except the last one will follow."""
+        """Start a chunk; then pass the logits after each token except the last one to `take`."""
         self._figures = self.texts.setdefault(text, Figures(list(self._folders)))
         self._targets = np.array(token_ids[1:], dtype=np.int64)
         self._done = 0
@@ -62,7 +62,7 @@ class Recorder:
         }
 
     def add(self, logits_PV: np.ndarray) -> None:
-        """Take the logits of the next positions, float32."""
+        """Process the logits of the next positions, float32."""
         for start in range(0, len(logits_PV), SLAB_ROWS):
             self._add_slab(logits_PV[start : start + SLAB_ROWS])
 

@@ -1,4 +1,4 @@
-"""The formats that are compared: Dovetail's, and those of peers for the same weights."""
+"""The compared formats: formats of Dovetail, and formats of peers for the same weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 FLOAT32, BF16 = "float32", "bf16"
 REFERENCES = (FLOAT32, BF16)
-"""Dovetail's own formats whose logits the others are compared with."""
+"""Dovetail's formats that are the references for all other formats."""
 
 OFF_GRID, PUBLISHED = "off grid", "published"
 WEIGHTS = (OFF_GRID, PUBLISHED)
-"""The weights: judged on the first; the second is for fidelity only."""
+"""The kinds of weights. The first compares formats; the second only checks published files."""
 
 DIRECTORY = "directory"
 SOURCE_FILE = "source"
@@ -20,10 +20,12 @@ SOURCE_FILE = "source"
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One row of the tables. engine: `quality.engine_<engine>`; options: of the engine.
+    """One row of the tables.
 
-    model: what the engine reads: "directory" (Hugging Face), "source" (the GGUF file, only for the
-    published weights), or the name of a conversion.
+    engine: `quality.engine_<engine>`.
+    options: options of the engine.
+    model: the input of the engine: "directory" (Hugging Face), "source" (the GGUF file, only for
+        the published weights), or the name of a conversion.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One format of one engine: reads a job, computes logits of all chunks, writes the figures.
+"""Measures one format of one engine: reads a job, computes all logits, writes the figures.
 
     PYTHON -m quality.job JOB.json RESULT.json
 
@@ -25,11 +25,11 @@ BENCH = Path(__file__).resolve().parents[1]
 
 
 class JobError(Exception):
-    """An engine failed, was late or is not usable."""
+    """An engine failed, exceeded its time limit or is not usable."""
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job in this process; return the figures by text, and facts of the engine."""
+    """Run a job in this process; return the figures by text, and information on the engine."""
     recorder = Recorder(job["references"], job["save_to"])
     engine = importlib.import_module(f"quality.engine_{job['engine']}")
     facts: dict[str, Any] = engine.run(job, recorder)
@@ -37,7 +37,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_apart(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-    """Run a job in a process of its own. Raises JobError with the end of its output."""
+    """Run a job in a separate process. Raises JobError with the end of its output."""
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder, "job.json"), Path(folder, "result.json")
         request.write_text(json.dumps(job), encoding="utf-8")
@@ -47,7 +47,10 @@ def run_apart(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[st
 
 
 def run_tool(command: list[str], deadline_s: float) -> None:
-    """Run a command in the folder of the benchmarks. Raises JobError if it fails or is late."""
+    """Run a command in the folder of the benchmarks.
+
+    Raises JobError if it fails or exceeds its time limit.
+    """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """Errors of single layers of all-MiniLM-L6-v2, whose float32 weights were never quantized.
 
-Real sentences run through the float32 model; each linear layer of the encoder is then computed
-from its own input by each format. Figure: ‖y − y_float32‖ / ‖y_float32‖ over all tokens.
+The float32 model processes real sentences. Then each format computes each linear layer of the
+encoder from the recorded input of the layer. Figure: ‖y − y_float32‖ / ‖y_float32‖ over all tokens.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OURS = {"int8": "int8", "int4": "int4"}
 GGUF_TYPES = ("Q8_0", "Q4_0")
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From inputs [T, I] and weights [O, I] to the outputs [T, O] of a format, without bias."""
+"""A function of inputs [T, I] and weights [O, I]: the outputs [T, O] of a format, without bias."""
 
 
 def layer_errors(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the error of each format by layer, and the means of all layers last."""
+    """Return the error of each format by layer; the last row is the mean of all layers."""
     inputs = record_inputs(folder)
     errors = {
         name: {form: _error(compute, x_TI, weight_OI) for form, compute in formats().items()}
@@ -76,7 +76,7 @@ def _sentences() -> list[str]:
 
 
 def formats() -> dict[str, Compute]:
-    """Return how each format computes a layer."""
+    """Return the function of each format that computes a layer."""
     found: dict[str, Compute] = {name: _through_method(method) for name, method in OURS.items()}
     found["W8 per channel, 16-bit activations"] = _per_channel
     for kind in GGUF_TYPES:

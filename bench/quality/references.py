@@ -1,7 +1,8 @@
-"""References: the model of a GGUF file as a Hugging Face directory in bfloat16.
+"""Writes the model of a GGUF file as a Hugging Face directory in bfloat16, for references.
 
-published: the values of the file. off_grid: each value of a quantized block moved by uniform noise
-of up to half a step of its block, so that no format can find the file's own grid again.
+published: the values of the file.
+off_grid: uniform noise of up to half a quantization step is added to each value of a quantized
+    block, so that no format can recover the quantization of the file.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from dovetail_gguf.weight_loader import restore_rows
 
 SEED = 16
 STEPPED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
-"""Types of blocks that begin with their step, as float16."""
+"""Types of blocks that begin with their quantization step, as float16."""
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
 
 def write_reference(source: Path, folder: Path, *, off_grid: bool, seed: int = SEED) -> Path:
     """Write the directory and return it; with a tokenizer if the file has one.
 
-    Raises ValueError for a quantized tensor whose steps are not known, if `off_grid`.
+    With `off_grid`, raises ValueError for a quantized tensor whose steps are not known.
     """
     file = GGUFFile(source)
     config = read_config(file)

@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Return the document: where the figures come from, then a table for each kind of weights."""
+    """Return the document: the origin of the figures, then a table for each kind of weights."""
     origin = result["origin"]
     parts = [
         f"`{origin['command']}`, commit {origin['commit']}, {origin['date']}. "
@@ -89,7 +89,7 @@ def mean(row: Mapping[str, Any], figure: str, reference: str) -> float:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw bytes per weight against KL for the weights on which formats are judged."""
+    """Draw KL divergence over bytes per weight, for the weights that are not from the file."""
     import matplotlib
 
     matplotlib.use("agg")

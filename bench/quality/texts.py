@@ -1,7 +1,7 @@
-"""Texts: excerpts of files of installed packages, fixed by hash.
+"""The evaluated texts: excerpts of files of installed packages, identified by hash.
 
 Evaluation and calibration texts come from different packages, and French is never used for
-calibration. A text whose file is missing or different is reported and left out.
+calibration. If the file of a text is missing or different, the text is reported and skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 4 << 20
 
 
 class TextError(Exception):
-    """A text is not on this machine, or it is not the expected one."""
+    """A text is missing on this machine or differs from the expected text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Text:
         return text
 
     def unchecked(self) -> str:
-        """Return the excerpt of whatever is installed. Raises TextError if nothing is."""
+        """Return the excerpt of the installed version. Raises TextError if no file is installed."""
         text = self.read()
         begin = text.find(self.start)
         if begin < 0:
@@ -64,7 +64,7 @@ def _read(path: Path) -> bytes:
 
 
 def _package_files(package: str, *names: str) -> Callable[[], str]:
-    """Read files of an installed Python package, by the ends of their paths."""
+    """Read files of an installed Python package; files are given by the ends of their paths."""
 
     def read() -> str:
         try:

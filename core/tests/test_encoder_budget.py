@@ -12,7 +12,7 @@ from dovetail.request import EncoderInput, Request
 from dovetail.scheduling import Scheduler
 from dovetail.scheduling.encoder_budget import EncoderBudget
 from dovetail_devkit.scheduler.playing import play
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import make_kv_cache, random_program
 from dovetail_devkit.suites.scheduler import make_request
 
@@ -157,10 +157,10 @@ def test_random_scheduler_calls_with_encoder_inputs_follow_the_contract():
         limits = replace(
             program.limits, max_num_encoder_tokens=3 + seed % 4, encoder_cache_tokens=4 + seed % 5
         )
-        referee = Referee(
+        driver = SchedulerDriver(
             Scheduler, replace(program, limits=limits), after_step=Scheduler.check_integrity
         )
-        play(referee.program, referee)
-        num_encoded += sum(len(plan.encoder) for plan in referee.plans)
-        num_freed += sum(len(plan.encoder_frees) for plan in referee.plans)
+        play(driver.program, driver)
+        num_encoded += sum(len(plan.encoder) for plan in driver.plans)
+        num_freed += sum(len(plan.encoder_frees) for plan in driver.plans)
     assert num_encoded > 200 and num_freed > 100

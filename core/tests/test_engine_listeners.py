@@ -69,20 +69,20 @@ def make(request, tmp_path):
 
 def notified(cls=RecordingHooks):
     (one,) = Kept.made[cls]
-    return [name for name, _ in one.heard], one
+    return [name for name, _ in one.calls], one
 
 
 def test_hooks_are_notified_of_all_engine_events(make):
     with make(hooks=[RecordingHooks]) as llm:
         names, one = notified()
         assert names == ["on_engine_start"]
-        assert one.heard[0][1] is llm.llm_engine.config  # the resolved configuration
+        assert one.calls[0][1] is llm.llm_engine.config  # the resolved configuration
         (output,) = llm.generate("say", GREEDY)
     llm.shutdown()
     names, one = notified()
     assert names[0] == "on_engine_start" and names[-1] == "on_engine_stop"
     assert names.count("on_engine_stop") == 1
-    steps = [message for name, message in one.heard if name == "on_step"]
+    steps = [message for name, message in one.calls if name == "on_step"]
     assert sum(step.num_new_tokens for step in steps) == len(output.outputs[0].token_ids) == 6
     assert sum(step.num_finished for step in steps) == 1
     assert not any(step.num_failed for step in steps)
@@ -200,7 +200,7 @@ def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
         assert "'" in warnings[1] and "failed in on_step: RuntimeError: tired" in warnings[1]
         (jam,), (well,) = Kept.made[FailingLogger], Kept.made[Logged]
         assert jam.num_closed == 1 and len(well.steps) >= 6
-        assert [name for name, _ in notified(Breaks)[1].heard].count("on_step") == 1
+        assert [name for name, _ in notified(Breaks)[1].calls].count("on_step") == 1
         assert notified()[0].count("on_step") == len(well.steps)
 
 
@@ -208,7 +208,7 @@ def test_rejected_and_failed_requests_are_reported_to_listeners(make, monkeypatc
     with make(hooks=[RecordingHooks]) as llm:
         with pytest.raises(RequestError):
             llm.generate([[5] * 500], GREEDY)
-        message = [message for name, message in notified()[1].heard if name == "on_request_error"]
+        message = [message for name, message in notified()[1].calls if name == "on_request_error"]
         (name, error), *_ = message
         assert name == "0" and error.parameter == "prompt"
         # This engine never fails a running request; another scheduler may.
@@ -225,7 +225,7 @@ def test_rejected_and_failed_requests_are_reported_to_listeners(make, monkeypatc
         monkeypatch.setattr(core.scheduler, "update_from_output", fail)
         (output,) = llm.generate("say", GREEDY)
         assert output.error == "lost its cache"
-        entries = notified()[1].heard
+        entries = notified()[1].calls
         (*_, (name, error)) = [message for hook, message in entries if hook == "on_request_error"]
         assert (name, str(error)) == ("1", "lost its cache")
         assert sum(message.num_failed for hook, message in entries if hook == "on_step") == 1

@@ -106,7 +106,7 @@ def test_an_error_during_shutdown_affects_no_other_listener(caplog):
     hooks = HookPlugins({"bad": Last(None), "fake": fake})
     with caplog.at_level(logging.WARNING):
         hooks.notify_all("on_engine_stop")
-    assert fake.heard == [("on_engine_stop", None)]
+    assert fake.calls == [("on_engine_stop", None)]
     assert caplog.messages == [
         "The hooks plugin 'bad' failed in on_engine_stop: RuntimeError: no end."
     ]

@@ -12,7 +12,7 @@ from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.rows.model import RowModel
 from dovetail_devkit.scheduler.playing import play
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import make_kv_cache, random_program
 from dovetail_devkit.suites.scheduler import make_request
 
@@ -262,14 +262,14 @@ def test_an_engine_gives_the_same_tokens_with_drafts_in_fewer_steps(depth):
 
 
 def test_tokens_are_the_same_with_and_without_drafts():
-    """`Referee` compares the tokens of each request with a run of that request alone."""
+    """`SchedulerDriver` compares the tokens of each request with a run of that request alone."""
     num_verified = 0
     for seed in range(24):
         program = random_program(seed, plain=True)
         limits = replace(program.limits, num_lookahead_tokens=1 + seed % 4)
-        referee = Referee(
+        driver = SchedulerDriver(
             Scheduler, replace(program, limits=limits), after_step=Scheduler.check_integrity
         )
-        play(referee.program, referee)
-        num_verified += referee.drafts.num_verified
+        play(driver.program, driver)
+        num_verified += driver.drafts.num_verified
     assert num_verified > 500

@@ -1,7 +1,7 @@
 """The scheduler as a state machine: it follows its contract under any sequence of calls.
 
-`Referee` checks every call against the contract and compares the tokens of every request with a run
-of the request alone. After each call the scheduler checks its own integrity.
+`SchedulerDriver` checks every call against the contract and compares the tokens of every request
+with a run of the request alone. After each call, the scheduler checks its own integrity.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from dovetail.interfaces import PauseScope, Policy
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import random_program, random_request
 
 
@@ -55,58 +55,58 @@ class SchedulerMachine(RuleBasedStateMachine):
             encoder_cache_tokens=num_encoder_tokens * 2,
         )
         program = replace(program, limits=limits, depth=depth, holds=holds, connected=connected)
-        self.referee = Referee(
+        self.driver = SchedulerDriver(
             Scheduler, program, policy=policy, after_step=Scheduler.check_integrity
         )
         self.num_added = 0
 
     @rule(seed=st.integers(0, 2**32))
     def add(self, seed):
-        limits = self.referee.limits
-        self.referee.add(random_request(Random(seed), f"r{self.num_added}", limits))
+        limits = self.driver.limits
+        self.driver.add(random_request(Random(seed), f"r{self.num_added}", limits))
         self.num_added += 1
 
-    @precondition(lambda self: self.referee.alive)
+    @precondition(lambda self: self.driver.alive)
     @rule(data=st.data())
     def abort(self, data):
-        name = data.draw(st.sampled_from(sorted(self.referee.alive)))
-        self.referee.abort([name, "nobody"])
+        name = data.draw(st.sampled_from(sorted(self.driver.alive)))
+        self.driver.abort([name, "nobody"])
 
-    @precondition(lambda self: self.referee.holds.gate.held)
+    @precondition(lambda self: self.driver.holds.gate.held)
     @rule(data=st.data(), fails=st.booleans())
     def open_gate(self, data, fails):
-        name = data.draw(st.sampled_from(sorted(self.referee.holds.gate.held)))
-        self.referee.open_gate(name, fails=fails)
+        name = data.draw(st.sampled_from(sorted(self.driver.holds.gate.held)))
+        self.driver.open_gate(name, fails=fails)
 
-    @precondition(lambda self: self.referee.num_out < self.referee.program.depth)
+    @precondition(lambda self: self.driver.num_out < self.driver.program.depth)
     @rule(times=st.integers(1, 3))
     def schedule(self, times):
         for _ in range(times):
-            if self.referee.num_out == self.referee.program.depth:
-                self.referee.settle()
-            self.referee.schedule()
+            if self.driver.num_out == self.driver.program.depth:
+                self.driver.settle()
+            self.driver.schedule()
 
-    @precondition(lambda self: self.referee.num_out)
+    @precondition(lambda self: self.driver.num_out)
     @rule()
     def settle(self):
-        self.referee.settle()
+        self.driver.settle()
 
     @rule(scope=st.sampled_from(PauseScope))
     def pause(self, scope):
-        self.referee.pause(scope)
+        self.driver.pause(scope)
 
     @rule()
     def resume(self):
-        self.referee.resume()
+        self.driver.resume()
 
     @rule()
     def reset(self):
-        self.referee.reset()
+        self.driver.reset()
 
     def teardown(self):
-        if hasattr(self, "referee"):
-            self.referee.drain()
-            self.referee.scheduler.shutdown()
+        if hasattr(self, "driver"):
+            self.driver.drain()
+            self.driver.scheduler.shutdown()
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -9,7 +9,7 @@ from dovetail.interfaces import PauseScope, SchedulerLimits
 from dovetail.request import EngineCoreRequest, RequestStatus
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import Program, make_kv_cache
 
 S = RequestStatus
@@ -27,59 +27,59 @@ def request(name, num_prompt=9, *, seed=FREE, max_tokens=4, first=0):
     )
 
 
-def make_referee(*, num_blocks=20, max_num_seqs=2, **program):
+def make_driver(*, num_blocks=20, max_num_seqs=2, **program):
     limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=32, max_model_len=40)
     kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=4)
     given = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, **program)
-    return Referee(Scheduler, given, after_step=Scheduler.check_integrity)
+    return SchedulerDriver(Scheduler, given, after_step=Scheduler.check_integrity)
 
 
-def step(referee):
-    referee.schedule()
-    while referee.num_out:
-        referee.settle()
+def step(driver):
+    driver.schedule()
+    while driver.num_out:
+        driver.settle()
 
 
 def waits():
-    referee = make_referee(max_num_seqs=1)
-    referee.add(request("other", max_tokens=6))
-    step(referee)
-    referee.add(request("r"))
-    return referee
+    driver = make_driver(max_num_seqs=1)
+    driver.add(request("other", max_tokens=6))
+    step(driver)
+    driver.add(request("r"))
+    return driver
 
 
 def waits_at_a_gate():
-    referee = make_referee(holds=True)
-    referee.add(request("r", seed=HELD))
-    return referee
+    driver = make_driver(holds=True)
+    driver.add(request("r", seed=HELD))
+    return driver
 
 
 def waits_for_remote_kvs():
     """Every second load of the fake connector takes longer than its plan."""
-    referee = make_referee(connected=True)
+    driver = make_driver(connected=True)
     for name in ("stored", "loaded at once"):
-        referee.add(request(name))
-        referee.drain()
-        referee.reset()
-    referee.add(request("r"))
-    referee.schedule()
-    return referee
+        driver.add(request(name))
+        driver.drain()
+        driver.reset()
+    driver.add(request("r"))
+    driver.schedule()
+    return driver
 
 
 def runs():
-    referee = make_referee()
-    referee.add(request("r"))
-    step(referee)
-    return referee
+    driver = make_driver()
+    driver.add(request("r"))
+    step(driver)
+    return driver
 
 
 def is_preempted():
-    referee = make_referee(num_blocks=8)
-    referee.add(request("other", 11, max_tokens=8))
-    referee.add(request("r", 11, max_tokens=8, first=15))
-    while status(referee) is not S.PREEMPTED:
-        step(referee)
-    return referee
+    driver = make_driver(num_blocks=8)
+    driver.add(request("other", 11, max_tokens=8))
+    driver.add(request("r", 11, max_tokens=8, first=15))
+    while status(driver) is not S.PREEMPTED:
+        step(driver)
+    return driver
 
 
 WAYS = {
@@ -91,50 +91,50 @@ WAYS = {
 }
 
 
-def status(referee):
-    alive = referee.scheduler._state.requests
+def status(driver):
+    alive = driver.scheduler._state.requests
     return alive["r"].status if "r" in alive else None
 
 
-def abort(referee):
-    referee.abort(["r"])
-    assert status(referee) is None
+def abort(driver):
+    driver.abort(["r"])
+    assert status(driver) is None
 
 
-def finish(referee):
-    referee.drain()
-    assert status(referee) is None
+def finish(driver):
+    driver.drain()
+    assert status(driver) is None
 
 
-def shut_down(referee):
-    referee.scheduler.shutdown()
-    assert referee.scheduler.depth().num_active == 0
+def shut_down(driver):
+    driver.scheduler.shutdown()
+    assert driver.scheduler.depth().num_active == 0
 
 
-def pause(referee, scope):
+def pause(driver, scope):
     """`pause("all")` keeps the status; with `pause("new")` started requests continue."""
-    before = status(referee)
-    referee.pause(scope)
+    before = status(driver)
+    driver.pause(scope)
     for _ in range(3):
-        while referee.num_out == 2:
-            referee.settle()
-        referee.schedule()
+        while driver.num_out == 2:
+            driver.settle()
+        driver.schedule()
     begun = before in {S.RUNNING, S.PREEMPTED, S.WAITING_FOR_REMOTE_KVS}
     if scope is PauseScope.ALL:
         # Running loads finish during a pause.
-        assert status(referee) in {before, S.WAITING}
-        assert referee.scheduler.depth().num_active == 0
+        assert status(driver) in {before, S.WAITING}
+        assert driver.scheduler.depth().num_active == 0
     elif not begun:
-        assert status(referee) is before
-    referee.drain()  # `drain` resumes the scheduler
-    assert not referee.alive
+        assert status(driver) is before
+    driver.drain()  # `drain` resumes the scheduler
+    assert not driver.alive
 
 
-def abort_in_a_pause(referee):
-    referee.pause(PauseScope.ALL)
-    abort(referee)
-    referee.pause(PauseScope.NEW)
-    referee.drain()
+def abort_in_a_pause(driver):
+    driver.pause(PauseScope.ALL)
+    abort(driver)
+    driver.pause(PauseScope.NEW)
+    driver.drain()
 
 
 ACTIONS = {
@@ -151,83 +151,83 @@ ACTIONS = {
 @pytest.mark.parametrize("out", [False, True], ids=["settled", "a plan is out"])
 @pytest.mark.parametrize("where", WAYS, ids=lambda where: where.name)
 def test_every_operation_on_a_request_is_correct_in_every_status(where, out, action):
-    referee = WAYS[where]()
-    assert status(referee) is where
-    if out and not referee.num_out:
-        referee.schedule()
-    ACTIONS[action](referee)
+    driver = WAYS[where]()
+    assert status(driver) is where
+    if out and not driver.num_out:
+        driver.schedule()
+    ACTIONS[action](driver)
     if action != "shut down":
-        referee.drain()
-        referee.reset()
-        assert referee.scheduler.reset_prefix_cache()
+        driver.drain()
+        driver.reset()
+        assert driver.scheduler.reset_prefix_cache()
 
 
 def test_a_request_that_waits_at_a_gate_delays_no_other_request():
-    referee = make_referee(holds=True)
-    referee.add(request("r", seed=HELD))
-    referee.add(request("behind"))
+    driver = make_driver(holds=True)
+    driver.add(request("r", seed=HELD))
+    driver.add(request("behind"))
     for _ in range(4):
-        step(referee)
-    assert set(referee.alive) == {"r"} and status(referee) is S.WAITING_FOR_FSM
-    referee.open_gate("r")
-    step(referee)
-    assert status(referee) is S.RUNNING
+        step(driver)
+    assert set(driver.alive) == {"r"} and status(driver) is S.WAITING_FOR_FSM
+    driver.open_gate("r")
+    step(driver)
+    assert status(driver) is S.RUNNING
 
 
 def test_a_gate_that_fails_ends_its_request_with_a_message():
-    referee = make_referee(holds=True)
-    referee.add(request("r", seed=HELD))
-    referee.open_gate("r", fails=True)
-    referee.schedule()
-    (ending,) = referee.settle().finished
+    driver = make_driver(holds=True)
+    driver.add(request("r", seed=HELD))
+    driver.open_gate("r", fails=True)
+    driver.schedule()
+    (ending,) = driver.settle().finished
     assert (ending.request_id, ending.reason) == ("r", "error")
     assert ending.message == "requested failure: r"
 
 
 def test_a_preempted_request_is_not_checked_by_gates_again():
-    referee = make_referee(num_blocks=8, holds=True)
-    referee.add(request("r", 11, max_tokens=8, seed=HELD, first=15))
-    referee.add(request("other", 11, max_tokens=8))
-    step(referee)
-    referee.open_gate("r")
-    while status(referee) is not S.PREEMPTED:
-        step(referee)
-    assert not referee.holds.gate.held
-    referee.drain()
+    driver = make_driver(num_blocks=8, holds=True)
+    driver.add(request("r", 11, max_tokens=8, seed=HELD, first=15))
+    driver.add(request("other", 11, max_tokens=8))
+    step(driver)
+    driver.open_gate("r")
+    while status(driver) is not S.PREEMPTED:
+        step(driver)
+    assert not driver.holds.gate.held
+    driver.drain()
 
 
 def test_a_request_that_waits_for_remote_kvs_has_no_row_and_delays_no_other_request():
-    referee = waits_for_remote_kvs()
-    assert referee.scheduler.depth().num_running == 0
-    referee.add(request("behind", first=11))
-    referee.schedule()
-    assert [join.request_id for join in referee.plans[-1].joins] == ["behind"]
-    referee.drain()
+    driver = waits_for_remote_kvs()
+    assert driver.scheduler.depth().num_running == 0
+    driver.add(request("behind", first=11))
+    driver.schedule()
+    assert [join.request_id for join in driver.plans[-1].joins] == ["behind"]
+    driver.drain()
 
 
 def test_started_requests_finish_during_a_pause_of_new_requests():
-    referee = make_referee(num_blocks=8)
-    referee.add(request("a", 11, max_tokens=8))
-    referee.add(request("r", 11, max_tokens=8, first=15))
-    step(referee)
-    referee.pause(PauseScope.NEW)
-    referee.add(request("new"))
-    while referee.scheduler.depth().num_active:
-        step(referee)  # r is preempted and admitted again
-    assert set(referee.alive) == {"new"}
-    assert referee.scheduler.depth().num_paused == 1
-    referee.drain()
+    driver = make_driver(num_blocks=8)
+    driver.add(request("a", 11, max_tokens=8))
+    driver.add(request("r", 11, max_tokens=8, first=15))
+    step(driver)
+    driver.pause(PauseScope.NEW)
+    driver.add(request("new"))
+    while driver.scheduler.depth().num_active:
+        step(driver)  # r is preempted and admitted again
+    assert set(driver.alive) == {"new"}
+    assert driver.scheduler.depth().num_paused == 1
+    driver.drain()
 
 
 def test_a_new_pause_scope_replaces_the_previous_one():
-    referee = make_referee()
-    referee.add(request("r"))
-    referee.pause(PauseScope.NEW)
-    referee.pause(PauseScope.ALL)
-    step(referee)
-    referee.pause(PauseScope.NEW)
-    step(referee)
-    assert status(referee) is S.WAITING
-    referee.resume()
-    step(referee)
-    assert status(referee) is S.RUNNING
+    driver = make_driver()
+    driver.add(request("r"))
+    driver.pause(PauseScope.NEW)
+    driver.pause(PauseScope.ALL)
+    step(driver)
+    driver.pause(PauseScope.NEW)
+    step(driver)
+    assert status(driver) is S.WAITING
+    driver.resume()
+    step(driver)
+    assert status(driver) is S.RUNNING

@@ -144,7 +144,7 @@ MUTANTS = {
     ),
     "no shape for an int8 cache": (
         claiming(kv_cache_dtypes=INT8),
-        r"kv_cache_shape returns .* bytes of int8",
+        r"kv_cache_shape returns .* bytes with int8",
     ),
     "casts to int8 without scales": (
         type("Cast", (PagesOfInt8, claiming(kv_cache_dtypes=INT8, layer=CastsToInt8)), {}),

@@ -261,7 +261,7 @@ MUTANTS = [
     ("io_processor", ReturnsNoBatch, "expected an IOBatch"),
     ("io_processor", HidesErrors, "must differ between a failed and a successful prompt"),
     ("io_processor", ChangesOutputs, "must not change the outputs"),
-    ("stat_logger", Prints, "prints to stdout"),
+    ("stat_logger", Prints, "must not print to stdout"),
     ("stat_logger", ClosesOnce, "closed twice"),
     ("stat_logger", DividesByZero, "ZeroDivisionError"),
     ("stat_logger", BlocksTheEngine, "delays the engine"),

@@ -19,10 +19,10 @@ class ReadsTheFuture(Policy):
 
     def rank(self, request, view):
         frame = inspect.currentframe()
-        while frame is not None and "world" not in frame.f_locals:
+        while frame is not None and "variant" not in frame.f_locals:
             frame = frame.f_back
-        world = frame.f_locals["world"] if frame else 0
-        return request.sequence * (-1 if world == 2 else 1)
+        variant = frame.f_locals["variant"] if frame else 0
+        return request.sequence * (-1 if variant == 2 else 1)
 
 
 class ReadsTokens(Policy):
@@ -276,12 +276,12 @@ def test_a_policy_with_declared_dynamic_ranks_passes():
 
 
 def test_a_policy_is_notified_of_all_events():
-    heard = set()
+    calls = set()
 
     class Listener(FakePolicy):
         def on_finish(self, request, view):
             super().on_finish(request, view)
-            heard.update(hook for hook, _ in self.heard)
+            calls.update(hook for hook, _ in self.calls)
 
     check_policy(Listener, num_programs=8)
-    assert heard == {"on_arrival", "on_granted", "on_output", "on_evict", "on_finish"}
+    assert calls == {"on_arrival", "on_granted", "on_output", "on_evict", "on_finish"}

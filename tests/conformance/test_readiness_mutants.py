@@ -15,7 +15,7 @@ from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.remote_loads import RemoteLoads
 from dovetail.scheduling.step_result import process_result
 from dovetail_devkit.scheduler.playing import play
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import random_program
 
 NUM_PROGRAMS = 100
@@ -37,8 +37,10 @@ def play_all():
     for seed in range(NUM_PROGRAMS):
         policy = Urgent if seed % 3 == 2 else None
         program = random_program(seed)
-        referee = Referee(Scheduler, program, policy=policy, after_step=Scheduler.check_integrity)
-        play(program, referee)
+        driver = SchedulerDriver(
+            Scheduler, program, policy=policy, after_step=Scheduler.check_integrity
+        )
+        play(program, driver)
 
 
 def do_nothing(*args, **kwargs):

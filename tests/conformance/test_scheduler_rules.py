@@ -152,7 +152,9 @@ def test_the_policy_suite_detects_starvation():
 
 
 def test_a_scheduler_that_gives_all_groups_the_same_blocks_is_detected():
-    with pytest.raises(AssertionError, match="given to the KV-cache groups 0 and 1") as found:
+    with pytest.raises(
+        AssertionError, match="the KV-cache groups 0 and 1 both have block"
+    ) as found:
         check_scheduler(OneTableForAllGroups)
     expect_rule_first(found.value)
 

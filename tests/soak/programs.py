@@ -1,7 +1,8 @@
 """Random sequences of scheduler calls ("programs"), with every policy and every cache shape.
 
-A program is determined by its number. The `Referee` of the scheduler suite runs it and checks every
-rule in every step; `check_integrity` checks more in every 20th step and at the end.
+The number of a program determines all its calls. `SchedulerDriver`, a part of the scheduler suite,
+runs the program and checks every rule in every step. Every 20 steps and at the end,
+`check_integrity` is also called.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dovetail.interfaces import (
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.expectation import judging
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import Program, random_request
 
 CHECK_EVERY = 20
@@ -178,8 +179,8 @@ def _make_cache(shape: Shape, block_size: int, limits: SchedulerLimits) -> KVCac
     return KVCacheConfig(num_blocks=num_blocks, groups=groups)
 
 
-class SoakReferee(Referee):
-    """The suite's `Referee` for caches of any shape. last_stats: never None."""
+class SoakDriver(SchedulerDriver):
+    """The suite's `SchedulerDriver` for caches of any shape. last_stats: never None."""
 
     last_stats: SchedulerStats
 
@@ -189,7 +190,7 @@ class SoakReferee(Referee):
 
 
 def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
-    """Return the policy class with these options bound, because `Referee` passes no options."""
+    """Return the policy class with fixed options; `SchedulerDriver` passes no options."""
 
     def made(self: Any, options: Any = None) -> None:
         policy_cls.__init__(self, given)  # type: ignore[call-arg]  # this class has options
@@ -200,42 +201,42 @@ def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy
 def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:
     """Run a program; raise AssertionError with the program and the first violated rule."""
     with judging(str(long)):
-        return _play(long, SoakReferee(long, scheduler_cls))
+        return _play(long, SoakDriver(long, scheduler_cls))
 
 
-def _play(long: LongProgram, referee: SoakReferee) -> Tally:
+def _play(long: LongProgram, driver: SoakDriver) -> Tally:
     rng, number = Random(f"play {long.program.seed}"), 0
     for step in range(long.num_steps):
-        while len(referee.alive) < long.num_alive and rng.random() < 0.9:
-            referee.add(_rich_request(rng, f"r{number}", referee.limits))
+        while len(driver.alive) < long.num_alive and rng.random() < 0.9:
+            driver.add(_rich_request(rng, f"r{number}", driver.limits))
             number += 1
-        _disturb(rng, referee, number)
-        referee.schedule()
-        if referee.num_out == long.program.depth:
-            referee.settle()
+        _disturb(rng, driver, number)
+        driver.schedule()
+        if driver.num_out == long.program.depth:
+            driver.settle()
         if not step % CHECK_EVERY:
-            referee.scheduler.check_integrity()
-    referee.drain()
-    referee.scheduler.check_integrity()
-    referee.reset()
-    return _tally(long, referee, number)
+            driver.scheduler.check_integrity()
+    driver.drain()
+    driver.scheduler.check_integrity()
+    driver.reset()
+    return _tally(long, driver, number)
 
 
-def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
+def _disturb(rng: Random, driver: SoakDriver, number: int) -> None:
     """Randomly abort requests, reset the cache, pause, resume or open gates."""
     if rng.random() < 0.1:
         known = [f"r{rng.randrange(max(0, number - 80), number + 1)}" for _ in range(3)]
-        referee.abort([*known, "nobody"])
+        driver.abort([*known, "nobody"])
     if rng.random() < 0.01:
-        referee.reset()
-    if referee.program.holds:
+        driver.reset()
+    if driver.program.holds:
         if rng.random() < 0.02:
-            referee.pause(rng.choice(list(PauseScope)))
+            driver.pause(rng.choice(list(PauseScope)))
         elif rng.random() < 0.4:
-            referee.resume()
-        held = referee.holds.gate.held
+            driver.resume()
+        held = driver.holds.gate.held
         for name in held if rng.random() < 0.5 else ():
-            referee.open_gate(name, fails=rng.random() < 0.1)
+            driver.open_gate(name, fails=rng.random() < 0.1)
 
 
 def _rich_request(rng: Random, name: str, limits: SchedulerLimits) -> Any:
@@ -256,8 +257,8 @@ def _rich_request(rng: Random, name: str, limits: SchedulerLimits) -> Any:
     )
 
 
-def _tally(long: LongProgram, referee: SoakReferee, num_requests: int) -> Tally:
-    stats, plans = referee.last_stats, referee.plans
+def _tally(long: LongProgram, driver: SoakDriver, num_requests: int) -> Tally:
+    stats, plans = driver.last_stats, driver.plans
     counts = Counter(
         {
             "steps": len(plans),
@@ -265,10 +266,10 @@ def _tally(long: LongProgram, referee: SoakReferee, num_requests: int) -> Tally:
             "tokens": sum(plan.total_num_tokens for plan in plans),
             "requests": num_requests,
             "preemptions": stats.num_preemptions,
-            "prefix hits": sum(1 for count in referee.num_cached.values() if count),
+            "prefix hits": sum(1 for count in driver.num_cached.values() if count),
             "aborts": stats.num_aborted,
             "evictions": stats.num_evictions,
-            "verified drafts": referee.drafts.num_verified,
+            "verified drafts": driver.drafts.num_verified,
             "encoder runs": sum(len(plan.encoder) for plan in plans),
         }
     )

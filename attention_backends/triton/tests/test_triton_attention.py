@@ -46,9 +46,9 @@ def test_the_attention_kernels_pass_all_cases_in_the_triton_interpreter():
 def check_interpreted(num_cases, **options):
     folder = Path(__file__).parent / "interpreted"
     counts = run_interpreted(folder, timeout_s=1980 if options else 480, **options)
-    assert not counts.failed, counts.told
-    assert not counts.skipped, counts.told
-    assert counts.passed >= num_cases, counts.told
+    assert not counts.failed, counts.output
+    assert not counts.skipped, counts.output
+    assert counts.passed >= num_cases, counts.output
 
 
 def requirements(**changes):

@@ -80,9 +80,9 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
     """Report a plugin's counts over all parts of its suite, and the failures."""
     counts: Counter[str] = Counter()
     for run in runs:
-        counts.update(read_counts(plugin, run.said))
+        counts.update(read_counts(plugin, run.output))
     report.plugin(plugin, counts)
-    lines = [line for run in runs for line in run.said.splitlines()]
+    lines = [line for run in runs for line in run.output.splitlines()]
     for line in lines:
         if re.match(r"\s+\d+ skipped: ", line):
             report.note(f"{plugin}: {line.strip()}")
@@ -93,7 +93,7 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
         report.fail(f"{plugin}: {' | '.join(told[:12])}")
 
 
-def read_counts(plugin: str, said: str) -> dict[str, int]:
+def read_counts(plugin: str, output: str) -> dict[str, int]:
     """Return the counts of the kit's line about a plugin; an empty dict without such a line."""
-    line = next((one for one in said.splitlines() if one.startswith(f"{plugin}: ")), "")
+    line = next((one for one in output.splitlines() if one.startswith(f"{plugin}: ")), "")
     return {what: int(count) for count, what in _COUNT.findall(line)}

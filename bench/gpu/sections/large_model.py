@@ -1,4 +1,4 @@
-"""Measures the model shape of 8 B parameters, as `gpu.throughput` describes."""
+"""Measures the throughput of a model shape with 8 B parameters; see `gpu.throughput`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Checks that an engine respects its memory limit and does not grow over a thousand steps.
 
 Limit: half of the device memory, for the shape of 0.6 B parameters; the section measures the device
-memory that all processes use after startup. Growth: of device allocations and of this process's
-resident memory, between step 200 and step 1,200, while requests start and finish. On a CPU the
-section measures only host memory, over a few steps.
+memory that all processes use after startup. Growth: the increase of device allocations and of this
+process's resident memory between step 200 and step 1,200, while requests start and finish. On a CPU
+the section measures only host memory, over a few steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks with torch's detector whether the host waits for the device within a step.
+"""Checks with torch's synchronization detector whether steps wait for the device.
 
 Requests of every kind start and finish, and prompts hit the prefix cache. After the first steps,
 every wait that torch detects while a step is launched is recorded with its line. Waiting for a

@@ -29,7 +29,7 @@ _EXIT_STATUS = 3
 POINTS: Mapping[str, str] = {
     "start.plugins": "the plugin registry is created and the plugin options are checked",
     "start.platform": "the platform is selected",
-    "start.configuration": "the options set to auto are resolved",
+    "start.configuration": "options with the value auto are resolved",
     "start.parts": "scheduler, executor, worker and request checks are selected",
     "start.executor": "the executor is created",
     "start.init_device": "the in-process worker initializes its device",

@@ -128,7 +128,7 @@ def test_both_kinds_of_engines_reject_the_same_requests(make):
 
 
 def recorded_errors():
-    return [entry for entry in RecordingHooks.made.heard if entry[0] == "on_request_error"]
+    return [entry for entry in RecordingHooks.made.calls if entry[0] == "on_request_error"]
 
 
 def test_stop_strings_and_aborts_end_requests_in_the_engine(make):

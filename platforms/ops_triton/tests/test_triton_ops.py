@@ -32,8 +32,8 @@ def test_the_op_kernels_pass_all_cases_in_the_triton_interpreter():
 def check_interpreted(num_cases, **options):
     folder = Path(__file__).parent / "interpreted"
     counts = run_interpreted(folder, timeout_s=240, **options)
-    assert (counts.failed, counts.skipped) == (0, 0), counts.told
-    assert counts.passed >= num_cases, counts.told
+    assert (counts.failed, counts.skipped) == (0, 0), counts.output
+    assert counts.passed >= num_cases, counts.output
 
 
 def cases():

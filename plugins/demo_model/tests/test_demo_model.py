@@ -1,4 +1,5 @@
-"""The shipped demo models: sizes, tokenizer, chat template, data split, checkers, accuracy."""
+"""Tests of the included demo models: sizes, tokenizer, chat template, held-out data, grading,
+accuracy."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def test_training_conversations_contain_no_held_out_prompt(training_modules):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_checkers_accept_right_answers_and_reject_wrong_ones(name):
+def test_graders_accept_right_answers_and_reject_wrong_answers(name):
     task, rng = TASKS[name], Random(3)
     pairs = [task.make(rng) for _ in range(60)]
     for prompt, answer in pairs:
@@ -205,7 +206,7 @@ def test_tasks_are_deterministic_and_reject_other_prompts(name):
         ("json", "JSON: name Ada, age 3", '{"age": 3, "name": "Ada"}', '{"age": 3}'),
     ],
 )
-def test_checkers_grade_the_example_answers_correctly(name, prompt, answer, wrong):
+def test_graders_grade_the_example_answers_correctly(name, prompt, answer, wrong):
     assert TASKS[name].check(prompt, answer)
     assert not TASKS[name].check(prompt, wrong)
 
@@ -234,7 +235,7 @@ def test_the_model_is_accurate_on_every_task(training_modules):
     _assert_accurate(evaluate(model_dir(), 200))
 
 
-def test_the_model_answers_a_greeting_and_both_models_end(training_modules):
+def test_the_main_model_answers_a_greeting_and_both_models_stop(training_modules):
     pytest.importorskip("transformers")
     from evaluate import Answerer
 

@@ -21,9 +21,10 @@ from dovetail_demo_model.vocabulary import NOUNS
 class RunFacts:
     """The facts about the training run that the card states.
 
-    `commands` are the arguments of each part of the run, in order. `seconds` is the time of the
-    training steps, without evaluation. `agreement` is the share of answer positions where the draft
-    and the main model have the same most likely token; None for the main model itself.
+    `commands` are the command-line arguments of each part of the run, in order. `seconds` is the
+    time of the training steps, without evaluation. `agreement` is the share of answer positions
+    where the draft and the main model have the same most likely token; None for the main model
+    itself.
     """
 
     size: str

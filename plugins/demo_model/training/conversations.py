@@ -1,6 +1,6 @@
 """The training data of the demo model: conversations drawn from the tasks, plus small talk.
 
-Contract: `draw_conversation` depends on its generator alone and never returns a held-out question.
+Contract: `draw_conversation` depends only on its generator and never returns a held-out question.
 Most conversations are one question and its answer; some have several turns, a system message, or no
 chat format ("raw"). This module does not depend on a tokenizer or a model.
 """
@@ -124,7 +124,10 @@ class Conversation:
 
 
 def draw_turn(rng: Random, weights: Mapping[str, float]) -> tuple[str, str]:
-    """Draw one (user, assistant) pair that is not held out. weights: by task name."""
+    """Draw one (user, assistant) pair that is not held out.
+
+    weights: relative frequency by task name.
+    """
     if rng.random() < SMALL_TALK_SHARE:
         questions, answer = rng.choice(_SMALL_TALK)
         question = rng.choice(questions)

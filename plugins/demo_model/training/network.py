@@ -1,8 +1,8 @@
 """The Llama network for training: float32 weights with the names of Hugging Face checkpoints.
 
 Contract: `Llama(shape)` maps packed rows of ids to hidden states; its `state_dict` loads into
-`transformers.LlamaForCausalLM`. Tokens attend only to their own conversation, also in a shared row.
-The network has no KV cache, because it is used for training only.
+`transformers.LlamaForCausalLM`. Tokens attend only to their own conversation, even if a row
+contains several conversations. The network has no KV cache, because it is used only for training.
 Papers: Touvron et al. 2023 (Llama); Su et al. 2021 (rotary embedding); Ainslie et al. 2023 (GQA).
 
 Shapes: B rows, L tokens of a row, T = B * L, D hidden, H heads, K key-value heads, E head size,
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gate, expand and contract (SwiGLU)."""
+    """The SwiGLU MLP: gate, up and down projection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -144,9 +144,9 @@ class Llama(nn.Module):
     def forward(self, ids_BL: Tensor, owner_BL: Tensor) -> Tensor:
         """Return hidden states (B, L, D), after the last norm.
 
-        owner_BL: the number of each token's conversation within its row. Positions count from the
-        start of the row. Rotary attention depends only on distances, so the result is the same as
-        with positions from the start of each conversation.
+        owner_BL: the number of each token's conversation within its row. Positions are counted from
+        the start of the row. Rotary attention depends only on distances, so the result is the same
+        as with positions from the start of each conversation.
         """
         length = ids_BL.shape[1]
         causal_LL = torch.ones(length, length, dtype=torch.bool, device=ids_BL.device).tril()

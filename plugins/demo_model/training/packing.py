@@ -1,7 +1,7 @@
 """Packing: puts several conversations one after the other into rows of a fixed length.
 
-Contract: `batch(step)` depends on the seed and the step alone, so that a run can be resumed and
-repeated. This module does not depend on the network.
+Contract: `batch(step)` depends only on the seed and the step, so a run can be resumed and repeated.
+This module does not depend on the network.
 
 Shapes: B rows, L tokens of a row.
 """
@@ -73,6 +73,6 @@ class Packer:
 
 
 def _best_row(free: list[int], length: int) -> int:
-    """Return the fitting row with the least free space; -1 if no row has `length` free tokens."""
+    """Return the row with the least space of at least `length` tokens; -1 if there is none."""
     fitting = [(room, row) for row, room in enumerate(free) if room >= length]
     return min(fitting)[1] if fitting else -1

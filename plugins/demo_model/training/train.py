@@ -93,7 +93,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The objects of a run. Training changes the network and the optimizers."""
+    """The objects of a training run. Training changes the network and the optimizers."""
 
     network: Llama
     forward: nn.Module
@@ -114,7 +114,7 @@ class Run:
         return loss.item()
 
     def save(self, progress: Progress) -> None:
-        """Write the checkpoint: everything that the next step depends on."""
+        """Write the checkpoint: all state that the next step depends on."""
         state = {
             "progress": asdict(progress),
             "network": self.network.state_dict(),

@@ -26,7 +26,7 @@ DEADLINE_S = 6.0
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution with one policy, `name`, whose package holds `source`."""
+    """Install a distribution with one policy, `name`; its package contains `source`."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(distribution, name, source=POLICY, *, manifest="", kind="policy"):
@@ -116,8 +116,8 @@ def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(tria
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
 
 
-def test_a_new_process_loads_the_plugins_after_one_that_exits(install, count_as_member):
-    """First-party plugins share a process."""
+def test_a_new_process_loads_the_plugins_after_a_plugin_that_exits(install, count_as_member):
+    """First-party plugins are loaded in one process."""
     for letter in "abc":
         count_as_member(f"dovetail-zz-{letter}", f"doctor_dovetail_zz_{letter}")
     install("dovetail-zz-a", "first", POLICY)
@@ -128,7 +128,7 @@ def test_a_new_process_loads_the_plugins_after_one_that_exits(install, count_as_
     assert [bool(trial.error) for trial in trials] == [False, True, False]
 
 
-def test_an_unusable_platform_gives_a_note(install):
+def test_an_unusable_platform_is_reported_as_a_note(install):
     source = """
 from dovetail.interfaces import Platform, PlatformInfo, Probe
 

@@ -55,7 +55,7 @@ def test_the_other_names_are_derived_from_the_plugin_name(name, package, distrib
         ("class", "letters"),
         ("a" * 31, "30"),
         ("dovetail_mine", "first-party"),
-        ("json", "in use by Python"),
+        ("json", "a name of Python"),
         ("tests", "every package"),
         ("pytest", "is installed"),
         ("cyclopts", "pip uninstall"),
@@ -174,7 +174,7 @@ def run(command, folder, **environment):
 
 
 def check_installed(packages, kinds, folder, *selection):
-    """Install packages like a user, then check each plugin with the conformance kit."""
+    """Install packages as a user does, then check each plugin with the conformance kit."""
     site = folder / "site"
     pip = ("pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
     paths = [packages[kind].folder for kind in kinds]
@@ -201,7 +201,7 @@ QUICK = ("-k", "not float16")
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - {COMMAND}))
 def test_a_new_plugin_passes_its_suite_and_its_tests(packages, tmp_path, kind):
     threads = check_installed(packages, [kind], tmp_path, *QUICK)
-    if kind != "attention":  # its test is the complete suite
+    if kind != "attention":  # the test of the package is the complete suite
         tests = packages[kind].folder / "tests"
         run(["pytest", "-q", "-p", "no:cacheprovider", tests], tmp_path, **threads)
 

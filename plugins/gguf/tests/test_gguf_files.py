@@ -1,4 +1,4 @@
-"""GGUF files: the container, the description of the model, and its weights."""
+"""Tests of GGUF files: the container, the description of the model, and its weights."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_error_for_a_gguf_field_of_a_wrong_type_names_it(tmp_path):
     GGUFFormat().describe(file)
     data = bytearray(file.read_bytes())
     place = data.index(b"llama.block_count") + len(b"llama.block_count")
-    data[place : place + 4] = (5).to_bytes(4, "little")  # int32, so the value is negative
+    data[place : place + 4] = (5).to_bytes(4, "little")  # read as int32, so the value is negative
     file.write_bytes(data)
     with pytest.raises(ModelError, match=r"llama\.block_count"):
         GGUFFormat().describe(file)

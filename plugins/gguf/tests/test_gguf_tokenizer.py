@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: what its metadata says, and metadata that is refused."""
+"""Tests of the tokenizer of a GGUF file: valid metadata, and metadata that is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIECES_OF_TEXT = (
 
 
 def write_bytes_vocabulary(path, *, pre="gpt-2", omit=(), **changes):
-    """Write a small byte-level vocabulary; changes: values of further or other keys."""
+    """Write a small byte-level vocabulary. changes: values that replace or add keys."""
     tokens = [*ALPHABET, *(merge.replace(" ", "") for merge in MERGES), *SPECIAL]
     types = [TokenType.NORMAL] * (len(tokens) - 3)
     types += [TokenType.CONTROL, TokenType.CONTROL, TokenType.USER_DEFINED]
@@ -89,13 +89,13 @@ def names(tokenizer, text, **changes):
     return [tokenizer.decode([token]) for token in tokenizer.encode(text, **changes)]
 
 
-def test_a_byte_level_vocabulary_splits_and_merges(tmp_path):
+def test_a_byte_level_vocabulary_splits_and_merges_words(tmp_path):
     tokenizer = load(write_bytes_vocabulary(tmp_path / "a.gguf"))
     assert names(tokenizer, "hello hi") == ["hello", " hi"]
     assert tokenizer.decode(tokenizer.encode("é 你好\n")) == "é 你好\n"
 
 
-def test_token_types_make_special_and_added_tokens(tmp_path):
+def test_token_types_decide_which_tokens_are_special_or_added(tmp_path):
     tokenizer = load(write_bytes_vocabulary(tmp_path / "a.gguf"))
     ids = tokenizer.encode("<s>hi<tool></s>")
     assert [tokenizer.decode([token]) for token in ids] == ["<s>", "hi", "<tool>", "</s>"]
@@ -142,7 +142,7 @@ def test_the_metadata_states_whether_bos_and_eos_are_added(tmp_path):
 
 
 @pytest.mark.parametrize(("best", "expected"), [("he", ["he", "l"]), ("el", ["h", "el"])])
-def test_the_piece_with_the_highest_score_is_made_first(best, expected, tmp_path):
+def test_sentencepiece_merges_the_piece_with_the_highest_score_first(best, expected, tmp_path):
     pieces = ("h", "e", "l", "he", "el")
     tokens = [*PIECES, *pieces]
     path = write_pieces_vocabulary(
@@ -155,7 +155,7 @@ def test_the_piece_with_the_highest_score_is_made_first(best, expected, tmp_path
     assert names(load(path), "hel", add_special_tokens=False) == expected
 
 
-def test_sentencepiece_joins_pieces(tmp_path):
+def test_sentencepiece_joins_neighboring_pieces(tmp_path):
     tokenizer = load(write_pieces_vocabulary(tmp_path / "a.gguf"))
     first = len(PIECES) + PIECES_OF_TEXT.index("\u2581hello")
     assert tokenizer.encode("hello he") == [1, first, first + 1]
@@ -213,7 +213,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("key", BAD)
-def test_a_wrong_value_is_refused_by_name(key, tmp_path):
+def test_the_error_for_an_invalid_value_names_its_key(key, tmp_path):
     value, message = BAD[key]
     path = write_bytes_vocabulary(tmp_path / "bad.gguf", **{key: value})
     with pytest.raises(ModelError, match=rf"(?s)bad\.gguf.*{message}"):
@@ -221,7 +221,7 @@ def test_a_wrong_value_is_refused_by_name(key, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["model", "tokens", "merges"])
-def test_a_missing_key_is_refused_by_name(key, tmp_path):
+def test_the_error_for_a_missing_key_names_it(key, tmp_path):
     path = write_bytes_vocabulary(tmp_path / "bad.gguf", omit=(key,))
     with pytest.raises(ModelError, match=rf"(?s)bad\.gguf.*tokenizer\.ggml\.{key}.*missing"):
         load(path)

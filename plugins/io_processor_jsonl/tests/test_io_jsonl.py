@@ -1,4 +1,4 @@
-"""Input and result rows: formats, parameters, errors with their line, results."""
+"""Tests of input and result rows: formats, parameters, errors that name the line, results."""
 
 import json
 
@@ -115,7 +115,7 @@ def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
         ([{"prompt": "a", "messages": []}], "got prompt and messages"),
         ([{"prompt": 3}], "prompt=3 must be a string"),
         ([{"messages": "hi"}], "messages must be a list"),
-        ([{"prompt": "a", "max_token": 3}], "'max_token' is not a known field .* 'max_tokens'"),
+        ([{"prompt": "a", "max_token": 3}], "cannot have the field 'max_token'.* 'max_tokens'"),
         ([{"prompt": "a", "top_p": 2}], "row 0: top_p=2 must be above 0 and at most 1"),
         ([{"prompt": "a", "logit_bias": {"x": 1}}], "all keys must be token ids"),
         ([{"prompt": "a", "priority": "high"}], "priority='high' must be an integer"),
@@ -124,7 +124,7 @@ def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
         ([{"messages": []}], "row 0: messages is empty"),
     ],
 )
-def test_invalid_data_is_rejected_with_its_location(data, message):
+def test_the_error_for_invalid_data_names_its_location(data, message):
     with pytest.raises(RequestError, match=message) as caught:
         prompts(data)
     assert caught.value.parameter == "data"

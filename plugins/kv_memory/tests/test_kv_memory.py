@@ -1,4 +1,4 @@
-"""The store, the options, and the conditions for two engines to share blocks."""
+"""Tests of the store, the options, and the conditions under which two engines share blocks."""
 
 from types import SimpleNamespace
 
@@ -68,7 +68,7 @@ def test_a_new_feed_starts_with_all_stored_keys():
     assert store.take_changes(feed) == {b"a": True, b"b": True}
 
 
-def test_a_store_is_shared_by_name_and_freed_with_its_last_user():
+def test_a_store_is_shared_by_name_and_freed_after_its_last_user():
     store = shared_store("name", 100)
     assert shared_store("name", 5) is store and store.capacity_bytes == 100
     assert shared_store("other", 5) is not store

@@ -23,7 +23,8 @@ SCHEDULER = "dovetail.scheduling.scheduler:Scheduler"
 
 @pytest.fixture
 def log(tmp_path):
-    """Record three requests on two seats in five steps of 2 ms; the last has the top priority."""
+    """Record three requests with two seats in five steps of 2 ms; the last request is served
+    first."""
     clock, path = ManualClock(7 * MS), tmp_path / "run.log"
     context = SchedulerContext(
         limits=SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=32),
@@ -145,7 +146,7 @@ def local(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Mine", "MyScheduler"])
-def test_replay_runs_a_recorded_class_in_a_file_only_if_trusted(name, local, capsys, monkeypatch):
+def test_replay_runs_a_recorded_class_from_a_file_only_if_trusted(name, local, capsys, monkeypatch):
     log = local(f"./mine.py:{name}")
     assert main(["lab", "replay", log]) == 2
     told = capsys.readouterr().err
@@ -155,7 +156,7 @@ def test_replay_runs_a_recorded_class_in_a_file_only_if_trusted(name, local, cap
     assert "byte for byte" in capsys.readouterr().out
 
 
-def test_replay_runs_another_scheduler_in_a_file_only_if_trusted(local, capsys):
+def test_replay_runs_another_scheduler_from_a_file_only_if_trusted(local, capsys):
     log = local("./mine.py:Mine")
     assert main(["lab", "replay", log, "--scheduler", "./mine.py:Mine"]) == 2
     assert "--trust-local-code" in capsys.readouterr().err

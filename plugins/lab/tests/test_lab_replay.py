@@ -1,4 +1,4 @@
-"""Replays: every policy makes the same plans again, byte for byte, and a change is detected."""
+"""Tests of replays: every policy creates the same plans again, and a change is detected."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import choose_scheduler
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.scheduler.playing import play
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import random_program
 from dovetail_lab.replay import ReplayClock, replay_log
 from dovetail_lab.summary import summarize
@@ -36,12 +36,12 @@ def recorded(path, name):
 
 
 def record(path, name, seed):
-    """Record random calls of a scheduler or policy; return the `Referee`."""
+    """Record random calls of a scheduler or policy; return the `SchedulerDriver`."""
     made, policy_cls = recorded(path, name)
     program = random_program(seed)
-    referee = Referee(made, program, policy=policy_cls)
-    play(program, referee)
-    return referee
+    driver = SchedulerDriver(made, program, policy=policy_cls)
+    play(program, driver)
+    return driver
 
 
 def replay(path, **given):
@@ -50,36 +50,36 @@ def replay(path, **given):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_replay_makes_the_recorded_plans(name, tmp_path):
+def test_a_replay_creates_the_recorded_plans(name, tmp_path):
     done = dict.fromkeys(("preemptions", "hits", "aborts", "drafts", "deep", "paused"), 0)
     for seed in SEEDS:
         path = tmp_path / f"{seed}.log"
-        referee = record(path, name, seed)
+        driver = record(path, name, seed)
         found = replay(path)
         assert found.difference is None and not found.truncated
-        assert found.num_steps == len(referee.plans) > 20
+        assert found.num_steps == len(driver.plans) > 20
         summary = summarize(LogReader(path), lambda plan, now_ns: None)
         assert summary.num_steps == found.num_steps
         assert summary.num_requests == found.num_requests
-        assert summary.num_tokens == sum(plan.total_num_tokens for plan in referee.plans)
+        assert summary.num_tokens == sum(plan.total_num_tokens for plan in driver.plans)
         done["preemptions"] += summary.num_preemptions
         done["hits"] += summary.num_cached_tokens
         done["aborts"] += summary.num_aborted
-        done["drafts"] += referee.drafts.num_verified
-        done["deep"] += referee.program.depth == 2
+        done["drafts"] += driver.drafts.num_verified
+        done["deep"] += driver.program.depth == 2
         done["paused"] += RecordKind.PAUSE in [one.kind for one in LogReader(path)]
     preempts = name not in ("orca", "static")
     assert all(count for what, count in done.items() if what != "preemptions" or preempts), done
 
 
-def test_a_replay_uses_the_scheduler_and_the_times_of_the_log(tmp_path):
+def test_a_replay_uses_the_scheduler_and_the_times_in_the_log(tmp_path):
     path = tmp_path / "one.log"
-    referee = record(path, CORE, 3)
+    driver = record(path, CORE, 3)
     found = replay(path)
     assert found.scheduler == CORE
-    # `Referee` advances its clock by 1 ms per step, before every reading except the first.
+    # `SchedulerDriver` advances its clock by 1 ms per step, before every reading except the first.
     assert found.covered_ns > 0 and not found.covered_ns % 1_000_000
-    assert found.covered_ns <= len(referee.plans) * 1_000_000
+    assert found.covered_ns <= len(driver.plans) * 1_000_000
 
 
 def newest_first(pool, count):

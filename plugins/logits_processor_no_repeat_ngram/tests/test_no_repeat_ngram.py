@@ -1,4 +1,4 @@
-"""The forbidden tokens, compared with a direct implementation of the rule."""
+"""Compares the forbidden tokens with a direct implementation of the rule."""
 
 import random
 from array import array

@@ -36,7 +36,7 @@ UNNEEDED = {"pytorch_model.bin": b"pickle", "flax_model.msgpack": b"flax", "code
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """The only folder in which pip looks for wheels."""
+    """The only folder in which pip searches for wheels."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", OFFLINE_VARIABLE):
@@ -49,7 +49,7 @@ def wheels(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write_wheel(wheels):
-    """A function that writes a wheel which pip accepts, with members (name or ZipInfo: content)."""
+    """A function that writes a valid wheel; its argument maps a name or ZipInfo to the content."""
 
     def write(members, *, name="tiny-model", metadata="License: MIT\n"):
         stem = f"{name.replace('-', '_')}-1.0"
@@ -83,7 +83,7 @@ def lines():
 
 @pytest.fixture
 def make(cache, lines):
-    """A function that makes a source."""
+    """A function that creates a model source."""
 
     def make(cls=PyPISource):
         return cls(ModelSourceContext(cache_dir=cache, report=lines.append))

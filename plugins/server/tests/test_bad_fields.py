@@ -1,4 +1,4 @@
-"""Every wrong value of every field gets a 4xx that names the field, and harms no other request."""
+"""Wrong values of every field get a 4xx that names the field; other requests are not affected."""
 
 import json
 
@@ -236,7 +236,7 @@ def test_a_body_with_too_many_values_is_refused(server):
     assert reply.status == 413 and reply.error["code"] == "body_too_large"
 
 
-def test_bad_requests_do_not_change_the_answers_of_others(server):
+def test_bad_requests_do_not_change_the_answers_of_other_requests(server):
     expected = server.complete(prompt=PROMPT, max_tokens=32).json["choices"][0]["text"]
     mixed = server.complete(prompt=[PROMPT, [99999]])
     check_refusal(mixed, "prompt")

@@ -1,4 +1,4 @@
-"""Plugins of routes: the shipped one, and how the server checks and serves others."""
+"""Tests of HTTP-routes plugins: the included plugin, and how the server checks other plugins."""
 
 import asyncio
 
@@ -40,11 +40,11 @@ def application_of(*routes):
     return Application(table, OPEN, ServerSettings())
 
 
-def test_the_shipped_routes_meet_their_contract():
+def test_the_included_routes_meet_their_contract():
     load_suite("http_routes")(PropsRoutes)
 
 
-def test_the_shipped_route_is_served_only_if_it_is_enabled(server):
+def test_the_included_route_is_served_only_if_it_is_enabled(server):
     facts = server.get("/props").json
     assert facts["model_alias"] == "demo"
     assert facts["default_generation_settings"]["n_ctx"] == 512

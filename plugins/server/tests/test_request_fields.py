@@ -23,7 +23,7 @@ def ids(server, **body):
     return reply["prompt_token_ids"], reply["choices"][0]["token_ids"]
 
 
-def test_n_completions_have_their_indices_plain_and_streamed(server):
+def test_n_completions_have_indices_with_and_without_streaming(server):
     body = {"prompt": PROMPT, "n": 3, "temperature": 1.0, "seed": 5}
     plain = server.complete(**body).json["choices"]
     assert [choice["index"] for choice in plain] == [0, 1, 2]
@@ -180,7 +180,7 @@ def test_the_answer_of_a_chat_is_as_long_as_the_model_allows(server):
         {"priority": -3, "user": "a tenant", "cache_salt": "salt"},
     ],
 )
-def test_fields_that_keep_the_greedy_text(server, field):
+def test_some_fields_do_not_change_the_greedy_text(server, field):
     assert texts(server.complete(prompt=PROMPT, **field)) == texts(server.complete(prompt=PROMPT))
 
 
@@ -193,7 +193,7 @@ def test_fields_that_keep_the_greedy_text(server, field):
         {"bad_words": ["robot"]},
     ],
 )
-def test_fields_that_change_the_greedy_text(server, field):
+def test_some_fields_change_the_greedy_text(server, field):
     body = {"max_tokens": 48, "ignore_eos": True}
     plain = server.chat(**body).json["choices"][0]["message"]["content"]
     changed = server.chat(**body, **field).json["choices"][0]["message"]["content"]
@@ -228,13 +228,13 @@ def test_a_final_message_can_be_continued(server):
     assert start + reply["choices"][0]["message"]["content"] == answer
 
 
-def test_the_generation_prompt_can_be_left_out(server):
+def test_the_generation_prompt_can_be_omitted(server):
     with_prompt, _ = ids(server)
     without, _ = ids(server, add_generation_prompt=False)
     assert with_prompt[: len(without)] == without and len(with_prompt) == len(without) + 1
 
 
-def test_parts_of_a_content_are_joined(server):
+def test_the_text_parts_of_a_message_are_joined(server):
     parts = [{"type": "text", "text": "reverse: robot,"}, {"type": "text", "text": " bank, window"}]
     joined, _ = ids(server, messages=[{"role": "user", "content": parts}])
     assert joined == ids(server)[0]

@@ -1,4 +1,4 @@
-"""The time, content and destination of the JSON lines."""
+"""Tests of the time, content and destination of the JSON lines."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_closing_writes_the_remaining_steps_once(tmp_path):
     assert (line["num_steps"], line["prefix_hit_rate"]) == (1, None)
 
 
-def test_without_a_path_lines_go_to_stderr(capsys):
+def test_without_a_path_lines_are_written_to_stderr(capsys):
     logger = make(interval_s=0)
     logger.record(make_step(1, 5 * SECOND))
     (line,) = lines_of(capsys.readouterr().err)

@@ -1,15 +1,15 @@
 """First come, first served: the order of arrival, and the conformance suites."""
 
 from dovetail.interfaces import SchedulerLimits
-from dovetail_devkit.scheduler.program import Program, Referee, make_kv_cache
+from dovetail_devkit.scheduler.program import Program, SchedulerDriver, make_kv_cache
 from dovetail_devkit.suites.policy import check_policy
 from dovetail_devkit.suites.scheduler import check_scheduler, make_request
 from dovetail_sched_fcfs import FCFSPolicy, FCFSScheduler
 
 
-def referee(num_blocks=9, **limits):
+def driver(num_blocks=9, **limits):
     sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 16}
-    return Referee(
+    return SchedulerDriver(
         FCFSScheduler,
         Program(
             seed=0,
@@ -32,7 +32,7 @@ def test_the_policy_meets_its_contract():
 
 
 def test_requests_are_served_in_the_order_of_arrival():
-    game = referee()
+    game = driver()
     for name in ("late", "early", "last"):
         game.add(make_request(name, max_tokens=2))
     assert joined(game.schedule()) == ["late", "early"]
@@ -43,7 +43,7 @@ def test_requests_are_served_in_the_order_of_arrival():
 
 
 def test_the_last_admitted_request_is_preempted_and_readmitted_first():
-    game = referee(num_blocks=5)
+    game = driver(num_blocks=5)
     game.add(make_request("a", range(1, 7), max_tokens=8))
     game.add(make_request("b", range(11, 13), max_tokens=8))
     game.add(make_request("c", range(21, 23), max_tokens=1))

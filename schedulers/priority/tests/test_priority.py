@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from dovetail.interfaces import SchedulerLimits
-from dovetail_devkit.scheduler.program import Program, Referee, make_kv_cache
+from dovetail_devkit.scheduler.program import Program, SchedulerDriver, make_kv_cache
 from dovetail_devkit.suites.policy import check_policy
 from dovetail_devkit.suites.scheduler import check_scheduler, make_request
 from dovetail_sched_priority import PriorityPolicy, PriorityScheduler
 
 
-def referee(max_num_seqs=1):
+def driver(max_num_seqs=1):
     limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=8, max_model_len=16)
     kv_cache = make_kv_cache(num_blocks=9, block_size=4)
-    return Referee(PriorityScheduler, Program(seed=0, limits=limits, kv_cache=kv_cache))
+    return SchedulerDriver(PriorityScheduler, Program(seed=0, limits=limits, kv_cache=kv_cache))
 
 
 def asked(name, priority):
@@ -36,14 +36,14 @@ def test_the_policy_meets_its_contract():
 
 
 def test_the_lower_priority_number_is_served_first_and_ties_are_in_arrival_order():
-    game = referee()
+    game = driver()
     for name, priority in (("a", 1), ("b", -1), ("c", 1), ("d", 0)):
         game.add(asked(name, priority))
     assert play(game) == ["b", "d", "a", "c"]
 
 
 def test_a_request_preempts_a_request_of_lower_priority():
-    game = referee()
+    game = driver()
     game.add(asked("low", 5))
     game.schedule()
     game.settle()
@@ -52,7 +52,7 @@ def test_a_request_preempts_a_request_of_lower_priority():
 
 
 def test_requests_of_equal_priority_are_not_preempted():
-    game = referee()
+    game = driver()
     game.add(asked("first", 1))
     game.schedule()
     game.settle()

@@ -10,7 +10,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.scheduler import program as scheduler_program
 from dovetail_devkit.scheduler.playing import play
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import random_program
 from dovetail_sched_research.aging import AgingPolicy
 from dovetail_sched_research.sarathi import SarathiPolicy
@@ -50,7 +50,7 @@ def richer_requests(monkeypatch):
 
 
 def with_options(policy_cls, given):
-    """Return a subclass with fixed options, because `Referee` creates policies without options."""
+    """Return a subclass with fixed options; `SchedulerDriver` creates policies without options."""
 
     def made(self, options=None):
         policy_cls.__init__(self, given)
@@ -74,13 +74,13 @@ def play_all(policy_cls):
     num_preemptions = 0
     for seed in range(NUM_PROGRAMS):
         program = random_program(seed)
-        referee = Referee(
+        driver = SchedulerDriver(
             Scheduler,
             program,
             policy=policy_cls,
             after_step=lambda scheduler: scheduler.check_integrity(),
         )
-        play(program, referee)
+        play(program, driver)
         if not program.connected:  # failed loads count as preemptions under any policy
-            num_preemptions += referee.last_stats.num_preemptions
+            num_preemptions += driver.last_stats.num_preemptions
     return num_preemptions

@@ -18,7 +18,7 @@ class DemoSource(ModelSource):
     name = "demo"
 
     def __init__(self, context: ModelSourceContext) -> None:
-        """Ignore `context`: nothing is downloaded."""
+        """context: not used, because nothing is downloaded."""
 
     def find(self, argument: str) -> Path:
         """Return the model directory; raise ModelError for any argument."""

@@ -1,10 +1,10 @@
-"""The class of a task: a kind of question that a program can ask, parse, answer and grade.
+"""Defines the class of a task: a kind of question that a program can ask, parse, answer and grade.
 
 Contract: a task consists of four pure functions. `ask` draws a question, `read` finds the facts in
 a question, `answer` writes the right answer from the facts, and `grade` checks any text against the
-facts. Whether a question is held out from training depends on its facts alone, not on its wording:
-a held-out question is held out in every phrasing. This module defines no task and does not depend
-on a model.
+facts. Whether a question is held out from training depends only on its facts, not on its wording: a
+held-out question is held out in every phrasing. This module defines no task and does not depend on
+a model.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def held_out_set(task: Task, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def loosen(rng: Random, prompt: str) -> str:
-    """Vary a question at random: a lower-case first letter, "Please", or no final mark."""
+    """Change a question at random: first letter in lower case, "Please", or no final "." or "?"."""
     if rng.random() < 0.15 and prompt[-1] in "?.":
         prompt = prompt[:-1]
     dice = rng.random()

@@ -1,7 +1,7 @@
 """The ten tasks of the demo model, by name.
 
 Contract: `TASKS` maps a name to its task, in the order of the model card. All tasks are
-deterministic for a given seed. They do not depend on the model: a task grades any text.
+deterministic for a given seed. They do not depend on the model: a task can grade any text.
 """
 
 from __future__ import annotations

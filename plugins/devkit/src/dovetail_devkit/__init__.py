@@ -2,7 +2,7 @@
 
 A suite is a function `check_<kind>(cls, …)` that raises AssertionError with the violated rule.
 Its signature lists further arguments (a model directory, a device, a context). A fake is the
-smallest correct implementation, slow and strict, for tests of the code around it.
+smallest correct implementation. It is slow, checks its callers, and is used in tests of other code.
 
     from dovetail_devkit import load_suite
     from dovetail_devkit.contexts import make_worker_context

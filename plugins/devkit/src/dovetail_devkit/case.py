@@ -1,7 +1,7 @@
-"""Cases: the named checks that make up a suite.
+"""A suite consists of cases, which are named checks.
 
-Does not depend on a plugin or a test runner. `check_<kind>` runs all cases of a suite; the pytest
-plugin turns each case into a test.
+This module does not depend on a plugin or a test runner. `check_<kind>` runs all cases of a suite;
+the pytest plugin turns each case into a test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare tensors with float64 references, with one table of tolerances for all suites.
+"""Compares tensors with float64 references. All suites use one table of tolerances.
 
 The rule is |got - want| ≤ t · max(1, |want|), with t from `TOLERANCES`, for values of order 1. A
 NaN is always an error. torch is imported within functions.
@@ -21,7 +21,7 @@ def expect_close(
 ) -> None:
     """Raise AssertionError unless `got` has the dtype and equals `want` within the tolerance.
 
-    dtype: the name of the expected dtype. want: float64, of the same shape. slack: factor on the
+    dtype: the name of the expected dtype. want: float64, of the same shape. slack: factor for the
     tolerance, for sums of many terms.
     """
     name = str(got.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""How a suite reports a violated rule: AssertionError, also if Python strips assertions."""
+"""Functions that raise AssertionError for a violated rule, even if Python runs with -O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def expect(condition: bool, message: str) -> None:
 
 
 def expect_error(kind: type[Exception], call: Callable[[], Any], rule: str) -> Exception:
-    """Return the error of `kind` that `call` raises; else raise AssertionError with `rule`."""
+    """Return the error of type `kind` that `call` raises.
+
+    Otherwise raise AssertionError with `rule`.
+    """
     try:
         found = call()
     except kind as error:

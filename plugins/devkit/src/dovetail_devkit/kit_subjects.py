@@ -45,7 +45,7 @@ _SIZES = {"vocab_size": 97, "hidden_size": 16}
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """Arguments for suites. The creator closes `stack` at the end.
+    """Arguments for suites. The code that creates this object must close `stack` at the end.
 
     model: a model directory of the user; None for the default. platform: reference of the platform
     for workers. device: a device type; "" for the first available type that the plugin claims.
@@ -65,7 +65,7 @@ class Subjects:
         return Path(self.stack.enter_context(TemporaryDirectory(prefix="dovetail-kit-")))
 
     def new_folder(self, name: str) -> Path:
-        """Return a new directory in it."""
+        """Return a new directory in `folder`."""
         made = self.folder / name
         made.mkdir(exist_ok=True)
         return made
@@ -162,11 +162,12 @@ class Subjects:
         formats = [f"*.{one.name}" for one in found if top_package(one.target) == package]
         if formats:
             raise NotHere(
-                f"the plugin reads {formats[0]} files; give one with --dovetail-model-dir"
+                f"the plugin reads {formats[0]} files; pass the path of such a file with "
+                f"--dovetail-model-dir"
             )
 
     def _platform_of(self, worker_cls: type[Any]) -> Platform:
-        """Return the platform that the user, the worker or the worker's preference selects."""
+        """Return the platform that the user names, or else a platform that prefers the worker."""
         if self.platform != AUTO:
             return choose_platform(self.registry, self.platform)
         own = self._distribution_of(worker_cls)

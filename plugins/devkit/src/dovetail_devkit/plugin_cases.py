@@ -1,7 +1,7 @@
 """Cases for plugins of every kind, such as loading and the form of the contract.
 
 Two of the cases run in a new interpreter: describing a plugin must not import it, and importing it
-must have no side effects, which only shows if nothing was imported before.
+must have no side effects. This can be checked only if the plugin was not imported before.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _check_probe(subject: PluginSubject) -> None:
 
 
 def why_unusable(subject: PluginSubject) -> str:
-    """Return why the probe in the manifest says that the plugin is unusable; else ""."""
+    """Return the reason if the manifest's probe reports that the plugin is unusable, else ""."""
     try:
         probe = subject.registry.probe(subject.kind, subject.reference)
     except PluginError:

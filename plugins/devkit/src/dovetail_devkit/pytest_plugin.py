@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MODEL] = _open_model(config)
     here = str(config.invocation_params.dir)
     if here not in sys.path:
-        sys.path.append(here)  # like `python -m pytest`, but last, so that it shadows no module
+        # like `python -m pytest`, but at the end of the path, so that it hides no other module
+        sys.path.append(here)
     found = [_find(config, one) for one in asked]
     config.pluginmanager.register(_Kit(config, found))
 
@@ -133,7 +134,7 @@ def _usage_error(asked: str, reason: str) -> pytest.UsageError:
 
 
 class _Kit:
-    """Adds the requested plugins to a run of pytest."""
+    """Adds the requested plugins to a pytest session."""
 
     def __init__(self, config: pytest.Config, subjects: list[PluginSubject]) -> None:
         self._config = config
@@ -153,7 +154,7 @@ class _Kit:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Report for each plugin the number of cases by outcome, and the reasons of skips."""
+        """Report how many cases of each plugin passed, failed or were skipped, with the reasons."""
         terminalreporter.section("dovetail conformance")
         for subject in self._subjects:
             reports = {

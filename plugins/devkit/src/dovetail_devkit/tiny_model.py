@@ -1,7 +1,7 @@
 """A model directory of a few kilobytes with random weights, written without any tensor library.
 
-The weights' variance is large enough that the best token is far ahead of the next. The safetensors
-format is the length of a JSON header, the header, and the numbers
+The variance of the weights is so large that the best logit is much larger than the second. A
+safetensors file consists of the length of a JSON header, the header, and the numbers
 (https://github.com/huggingface/safetensors).
 """
 
@@ -38,7 +38,8 @@ STANDARD_DEVIATION = 0.3
 def write_tiny_llama(directory: Path, *, seed: int = 0, **fields: Any) -> Path:
     """Write config.json and model.safetensors of a Llama with 2 layers; return `directory`.
 
-    fields: override `TINY_LLAMA`, including sizes. The same seed gives the same bytes.
+    fields: values that replace those of `TINY_LLAMA`, including sizes. The same seed gives the same
+    bytes.
     """
     config = TINY_LLAMA | fields
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")

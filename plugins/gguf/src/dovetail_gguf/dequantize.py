@@ -1,6 +1,6 @@
-"""Values of quantized blocks, as float32.
+"""Computes the float32 values of quantized blocks with the package `gguf`.
 
-The package `gguf` computes them; results are equal to its own for every type.
+For every type, the results are equal to those of that package.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PLAIN = {
     "I64": torch.int64,
 }
 _CHUNK_VALUES = 1 << 15
-"""Values that are dequantized at once: few, so that they stay in the processor's cache, and that
-torch converts them on this thread."""
+"""Number of values that are dequantized in one call. It is small, so the values stay in the
+processor's cache, and torch converts them in the calling thread."""
 
 
 def plain_tensor(memory: memoryview, type_: TensorType, shape: tuple[int, ...]) -> torch.Tensor:
@@ -37,8 +37,8 @@ def dequantize(
 ) -> torch.Tensor:
     """Return the values of rows of blocks: uint8 [O, bytes] to [O, I].
 
-    dtype: the float32 values are rounded to it. Memory for float32 values is needed only for some
-    rows at a time.
+    dtype: the result dtype; float32 values are rounded to it. Only a few rows at a time are stored
+    as float32.
     """
     kind = GGMLQuantizationType(type_.number)
     row_values = blocks_OB.shape[1] // type_.num_bytes * type_.num_values

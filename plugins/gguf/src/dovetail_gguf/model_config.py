@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to the fields of config.json.
+"""Converts the metadata of a GGUF file to the fields of config.json.
 
 Each supported architecture has a row in `ARCHITECTURES`. Metadata is untrusted: every value is
 checked for its type and range.
@@ -28,9 +28,9 @@ _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
 class Architecture:
     """One architecture of GGUF files.
 
-    model_class: name of the model in config.json. windowed: name for files that state a sliding
-    window. permutes_rotary: whether the converter has permuted the rows of the query and key
-    projections.
+    model_class: name of the model in config.json. windowed: name in config.json for files with a
+    sliding window. permutes_rotary: whether the converter has permuted the rows of the query and
+    key projections.
     """
 
     model_class: str
@@ -55,7 +55,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
-    """Return name and row of a file's architecture; raise ModelError if it is not supported."""
+    """Return a file's architecture and its row of the table; raise ModelError if there is none."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"{name!r:.80}"
@@ -67,7 +67,7 @@ def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
-    """Return the fields of config.json. Raises ModelError, naming file and key."""
+    """Return the fields of config.json. Raises a ModelError that names file and key."""
     name, row = get_architecture(file)
     fields = _Fields(file, name)
     if fields.integer("expert_count", default=0):
@@ -123,7 +123,7 @@ def read_generation_config(file: GGUFFile) -> dict[str, Any]:
 
 
 class _Fields:
-    """Checked values of one architecture's keys."""
+    """Reads and checks the metadata keys of one architecture."""
 
     def __init__(self, file: GGUFFile, name: str) -> None:
         self.file, self.name = file, name
@@ -189,7 +189,7 @@ def _rope_scaling(fields: _Fields, head_dim: int, config: Mapping[str, Any]) -> 
 
 
 def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any]:
-    """Return the parameters whose frequencies the stored divisors describe, checked for each."""
+    """Return the RoPE parameters that match the stored divisors; every divisor is checked."""
     info = file.tensors[ROPE_FACTORS]
     if info.type.name != "F32" or info.shape != (head_dim // 2,):
         raise ModelError(
@@ -212,7 +212,8 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
         expected = 1 / ((1 - keep) / factor + keep) if factor > 0 else math.nan
         if not math.isclose(divisor, expected, rel_tol=1e-3):
             raise ModelError(
-                f"{file.path}: the divisors in {ROPE_FACTORS} are not those of Llama 3 "
-                f"(number {index} is {divisor:g}, expected {expected:g}), which is not supported."
+                f"{file.path}: the divisors in {ROPE_FACTORS} differ from those of Llama 3 "
+                f"(number {index} is {divisor:g}, expected {expected:g}). Other divisors are not "
+                f"supported."
             )
     return scaling

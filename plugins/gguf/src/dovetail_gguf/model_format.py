@@ -13,14 +13,14 @@ from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import first_part
 
 METHOD = "gguf"
-"""Name of the quantization, the loader and the tokenizer plugin."""
+"""The common name of the quantization, the weight loader and the tokenizer plugin."""
 
 
 class GGUFFormat(ModelFormat):
-    """Reads the metadata and the tensor directory; no weights."""
+    """Reads the metadata and the list of tensors, but no weights."""
 
     def describe(self, path: Path) -> ModelDescription:
-        """Return the description; raise ModelError, naming the file, if it is not valid."""
+        """Return the description. For an invalid file, raise a ModelError that names it."""
         file = open_file(path)
         types = Counter(info.type.name for info in file.tensors.values() if not info.type.is_plain)
         quantization = {}

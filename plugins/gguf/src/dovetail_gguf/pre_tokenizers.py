@@ -1,8 +1,8 @@
-"""How byte-level BPE splits a text into words, by the name in `tokenizer.ggml.pre`.
+"""The rules by which byte-level BPE splits a text into words, by the name in `tokenizer.ggml.pre`.
 
-The patterns are those of the original tokenizers. A wrong pattern gives other tokens than those of
-the training, which damages every answer, so only names in `PRE_TOKENIZERS` are supported.
-Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
+The patterns are those of the original tokenizers. With another pattern than in training, a text has
+other tokens and every answer is worse, so only names in `PRE_TOKENIZERS` are supported. Source:
+https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Component = Mapping[str, Any]
-"""A component in the form of tokenizer.json."""
+"""A component of a tokenizer, in the form of tokenizer.json."""
 
 
 def _split(pattern: str) -> Component:
@@ -40,11 +40,12 @@ _DIGITS: Component = {"type": "Digits", "individual_digits": True}
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """One way to split a text.
+    """One rule to split a text.
 
-    steps: from text to byte-level words. normalizer: changes the text before. ignores_merges:
-    whether a word that is in the vocabulary is one token. adds_bos: the default of
-    `tokenizer.ggml.add_bos_token`.
+    steps: components that split the text into byte-level words.
+    normalizer: component that changes the text first.
+    ignores_merges: whether a word in the vocabulary is always one token.
+    adds_bos: the default of `tokenizer.ggml.add_bos_token`.
     """
 
     steps: tuple[Component, ...]

@@ -1,8 +1,8 @@
-"""Reads the container of a GGUF file: metadata and the directory of tensors.
+"""Reads the container of a GGUF file: metadata and the list of tensors.
 
-Versions 2 and 3, little-endian. Everything is checked before it is used: lengths and counts against
-the size of the file, offsets and alignment against the data section, names for duplicates. Metadata
-arrays are converted when they are read. Data is memory-mapped, never copied.
+Supports versions 2 and 3, little-endian. All values are checked before they are used: lengths and
+counts against the size of the file, offsets and alignment against the data section, names for
+duplicates. Metadata arrays are converted when they are read. Data is memory-mapped, never copied.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -26,14 +26,14 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ENTRIES = 1 << 16
-"""Metadata entries."""
+"""Maximum number of metadata entries."""
 MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_METADATA_BYTES = 512 << 20
 MAX_SPLITS = 1000
 MAX_STRINGS = 1 << 22
-"""Strings in one array of metadata."""
+"""Maximum number of strings in one metadata array."""
 
 _SCALARS = {
     0: struct.Struct("<B"),
@@ -69,7 +69,7 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """The size of the values along the last dimension."""
+        """The size in bytes of the values along the last dimension."""
         return self.shape[-1] // self.type.num_values * self.type.num_bytes
 
 
@@ -84,7 +84,7 @@ class _Array:
 
 
 class _Damaged(Exception):  # noqa: N818  # a phrase that becomes a ModelError
-    """The file is damaged. The message is a clause that says how."""
+    """The file is damaged. The message is a clause that describes the damage."""
 
 
 class Metadata(Mapping[str, Any]):
@@ -94,7 +94,7 @@ class Metadata(Mapping[str, Any]):
         self._path, self._memory, self._entries = path, memory, entries
 
     def __getitem__(self, key: str) -> Any:
-        """Return a value; an array as a list. Raises ModelError for a damaged array."""
+        """Return a value; arrays are returned as lists. Raises ModelError for a damaged array."""
         value = self._entries[key]
         if not isinstance(value, _Array):
             return value
@@ -116,12 +116,12 @@ class Metadata(Mapping[str, Any]):
         return len(self._entries)
 
     def count(self, key: str) -> int | None:
-        """Return the number of elements of an array without converting it; None for no array."""
+        """Return the number of elements of an array; None for other values. Converts nothing."""
         value = self._entries.get(key)
         return value.count if isinstance(value, _Array) else None
 
     def num_bytes(self, key: str) -> int:
-        """Return the size of an array in the file; 0 for no array."""
+        """Return the size of an array in the file, in bytes; 0 if it is not an array."""
         value = self._entries.get(key)
         return value.end - value.start if isinstance(value, _Array) else 0
 
@@ -133,9 +133,9 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read and check the metadata and the tensor directory of all parts.
+        """Read and check the metadata and the list of tensors of all parts.
 
-        Raises ModelError, naming the file, if it cannot be read, is damaged or is not supported.
+        Raises a ModelError that names the file if it is unreadable, damaged or not supported.
         """
         self._parts = [_Part(path)]
         self.path = path
@@ -179,7 +179,7 @@ class GGUFFile:
             )
         if int(match["number"]) != 1 or self.metadata.get("split.no", 0) != 0:
             raise ModelError(
-                f"{self.path} is not the first part of the model; give "
+                f"{self.path} is not the first part of the model. Pass "
                 f"{match['stem']}-00001-of-{match['count']}.gguf."
             )
         return [
@@ -199,13 +199,13 @@ def first_part(paths: list[Path]) -> Path | None:
 
 
 def find_file(path: Path) -> Path:
-    """Return `path`, or the only model in it if it is a directory; raise ModelError if none is."""
+    """Return `path`, or the only model in this directory; raise ModelError if there is none."""
     if not path.is_dir():
         return path
     files = list_model_files(path, ".gguf", at_most=MAX_SPLITS)
     chosen = files[0] if len(files) == 1 else first_part(files)
     if chosen is None:
-        raise ModelError(f"{path} has {len(files)} files *.gguf; give the path of one of them.")
+        raise ModelError(f"{path} contains {len(files)} GGUF files. Pass the path of one file.")
     return chosen
 
 
@@ -217,8 +217,8 @@ class _Part:
         with open_model_file(path) as descriptor:
             num_bytes = os.fstat(descriptor).st_size
             if num_bytes < len(MAGIC) + 20:
-                raise ModelError(f"{path} has {num_bytes} bytes, too few for a GGUF file.")
-            # Writable, because torch wants it; a private mapping never changes the file.
+                raise ModelError(f"{path} is not a GGUF file: it has only {num_bytes} bytes.")
+            # Writable, because torch requires it; a private mapping never changes the file.
             protection = mmap.PROT_READ | mmap.PROT_WRITE
             mapped = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_PRIVATE, prot=protection)
         self.memory = memoryview(mapped)
@@ -289,13 +289,13 @@ class _Part:
         if shape[-1] % kind.num_values:
             raise _Damaged(
                 f"the tensor {name!r:.200} has rows of {shape[-1]} values, but blocks of "
-                f"{kind.name} hold {kind.num_values}"
+                f"{kind.name} contain {kind.num_values} values"
             )
         num_bytes = num_values // kind.num_values * kind.num_bytes
         if offset % self.alignment or begin + offset + num_bytes > len(self.memory):
             raise _Damaged(
-                f"the tensor {name!r:.200} has {num_bytes} bytes at offset {offset}, which are not "
-                f"all in the {len(self.memory)} bytes of the file"
+                f"the tensor {name!r:.200} has {num_bytes} bytes at offset {offset}, but the file "
+                f"has only {len(self.memory)} bytes"
             )
         return TensorInfo(
             name=name,
@@ -308,7 +308,7 @@ class _Part:
 
 
 class _Cursor:
-    """Reads values one after the other. Every method raises _Damaged beyond the end of the file."""
+    """Reads values one after the other. Every method raises _Damaged at the end of the file."""
 
     def __init__(self, memory: memoryview, place: int) -> None:
         self._memory, self.place = memory, place
@@ -330,7 +330,7 @@ class _Cursor:
         """Return a count of up to `most`."""
         count: int = self.unpack(_U64)
         if count > most:
-            raise _Damaged(f"it states a count of {count}; at most {most} are read")
+            raise _Damaged(f"it has a count of {count}; the limit is {most}")
         return count
 
     def text(self, max_bytes: int = MAX_METADATA_BYTES) -> str:
@@ -349,7 +349,7 @@ class _Cursor:
         return self.unpack(_SCALARS[kind])
 
     def elements(self, array: _Array) -> list[Any]:
-        """Return the elements of an array that starts at this place."""
+        """Return the elements of an array that starts at the current position."""
         if array.type == _STRING:
             return self._texts(array.count)
         form = _SCALARS[array.type]
@@ -361,7 +361,7 @@ class _Cursor:
         start = self.place
         if kind == _STRING:
             if count > MAX_STRINGS:
-                raise _Damaged(f"an array states {count} strings; at most {MAX_STRINGS} are read")
+                raise _Damaged(f"an array has {count} strings; the limit is {MAX_STRINGS}")
             self._skip_strings(count)
         elif kind in _SCALARS:
             self.take(count * _SCALARS[kind].size)

@@ -1,4 +1,4 @@
-"""The names of tensors in GGUF files, and the names that models have for them.
+"""Maps the names of tensors in GGUF files to the names of weights in models.
 
 Source: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/tensor_mapping.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 IGNORED = frozenset({"rope_freqs.weight"})
-"""Tensors that the configuration describes."""
+"""Tensors whose content is part of the configuration."""
 
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -33,7 +33,7 @@ _OTHER = re.compile(r"(?P<name>\w+)\.(?P<leaf>weight|bias)")
 
 
 def to_model_name(name: str) -> str:
-    """Return the model's name of a tensor; an unknown name is returned unchanged."""
+    """Return the model's name for a tensor; an unknown name is returned unchanged."""
     if (match := _LAYER.fullmatch(name)) and match["name"] in _OF_LAYER:
         return f"model.layers.{match['number']}.{_OF_LAYER[match['name']]}.{match['leaf']}"
     if (match := _OTHER.fullmatch(name)) and match["name"] in _WHOLE:

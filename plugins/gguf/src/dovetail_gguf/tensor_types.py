@@ -1,7 +1,7 @@
-"""The tensor types of GGUF files: names, and the sizes of their blocks.
+"""The tensor types of GGUF files, with names and block sizes.
 
-A row of a tensor is a sequence of blocks; a block holds `num_values` values in `num_bytes` bytes.
-Source: https://github.com/ggml-org/ggml/blob/master/include/ggml.h
+A row of a tensor is a sequence of blocks; a block contains `num_values` values in `num_bytes`
+bytes. Source: https://github.com/ggml-org/ggml/blob/master/include/ggml.h
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TensorType:
-    """One type. number: as in files."""
+    """One type. number: the number of the type in files."""
 
     number: int
     name: str

@@ -23,13 +23,14 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 class GGUFTokenizer(HuggingFaceTokenizer):
-    """The tokenizer of a GGUF file in the `tokenizers` library."""
+    """A tokenizer of the `tokenizers` library, built from a GGUF file."""
 
     @classmethod
     def from_directory(cls, path: Path, options: Mapping[str, Any] | None = None) -> Self:
-        """Load from a GGUF file, or from the only one in a directory.
+        """Load from a GGUF file, or from the only GGUF file in a directory.
 
-        options: the fields of `HuggingFaceOptions`. Raises ModelError, naming the file, on failure.
+        options: the fields of `HuggingFaceOptions`. On failure, raises a ModelError that names the
+            file.
         """
         file = open_file(find_file(Path(path)))
         vocabulary = read_vocabulary(file)
@@ -59,8 +60,7 @@ def _read_templates(file: GGUFFile) -> dict[str, str]:
     keys |= {key.removeprefix(f"{_TEMPLATE}."): key for key in names}
     if len(keys) > MAX_ADDITIONAL_TEMPLATES:
         raise ModelError(
-            f"{file.path} has {len(keys)} chat templates; at most {MAX_ADDITIONAL_TEMPLATES} are "
-            "read."
+            f"{file.path} has {len(keys)} chat templates; the limit is {MAX_ADDITIONAL_TEMPLATES}."
         )
     templates = {}
     for name, key in keys.items():

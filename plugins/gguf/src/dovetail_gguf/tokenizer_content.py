@@ -1,4 +1,4 @@
-"""From the vocabulary of a GGUF file to the content of a tokenizer.json.
+"""Converts the vocabulary of a GGUF file to the content of a tokenizer.json.
 
 Source: https://github.com/huggingface/tokenizers
 """
@@ -17,7 +17,7 @@ _SPACE = "\u2581"
 _SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL)
 _ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
 _OUTSIDE_OF_TEXT = (*_ADDED, TokenType.BYTE)
-"""Types of tokens that no merge makes."""
+"""Types of tokens that are never the result of a merge."""
 
 
 def tokenizer_content(vocabulary: Vocabulary) -> bytes:
@@ -28,7 +28,7 @@ def tokenizer_content(vocabulary: Vocabulary) -> bytes:
         "truncation": None,
         "padding": None,
         "added_tokens": list(_added_tokens(vocabulary)),
-        "post_processor": None,  # `add_bos_token` and `add_eos_token` are settings of their own
+        "post_processor": None,  # `add_bos_token` and `add_eos_token` are separate settings
         **parts,
     }
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
@@ -97,10 +97,10 @@ def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return the pairs that make each piece, the piece with the highest score first.
+    """Return the pairs that form each piece, the piece with the highest score first.
 
-    SentencePiece joins the neighbors that make the piece with the highest score. The order is that
-    of published tokenizer.json files, which are converted from SentencePiece models.
+    SentencePiece joins the neighbors that form the piece with the highest score. The order is the
+    same as in published tokenizer.json files, which are converted from SentencePiece models.
     """
     pieces = [
         (token, score)
@@ -111,7 +111,7 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     ]
     num_splits = sum(len(token) for token, _ in pieces)
     if num_splits > MAX_SPLITS:
-        raise ModelError(f"its pieces have {num_splits} characters; at most {MAX_SPLITS} are read")
+        raise ModelError(f"its pieces have {num_splits} characters; the limit is {MAX_SPLITS}")
     ids = {token: vocabulary.ids[token] for token, _ in pieces}
     pieces.sort(key=lambda piece: piece[1], reverse=True)
     merges: list[tuple[str, str]] = []
@@ -120,5 +120,5 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
         merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         if len(merges) > MAX_MERGES:
-            raise ModelError(f"its pieces make more than {MAX_MERGES} merges")
+            raise ModelError(f"its pieces need more than {MAX_MERGES} merges")
     return merges

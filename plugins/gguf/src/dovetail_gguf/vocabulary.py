@@ -27,7 +27,7 @@ MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
 MAX_LIST_BYTES = 64 << 20
 MAX_SPLITS = 1 << 23
-"""Maximum number of places at which all pieces together can be split in two."""
+"""Maximum total number of positions at which the pieces can be split in two."""
 
 SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",
@@ -38,9 +38,9 @@ SPECIAL_TOKENS = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-"""Variables of chat templates, and the keys of their ids ("seperator" is spelled so in files)."""
+"""Map of chat-template variables to the keys of their ids (files use the spelling "seperator")."""
 _SENTENCEPIECE_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
-"""Ids in files with a SentencePiece vocabulary that do not state them."""
+"""Default ids for files with a SentencePiece vocabulary that does not state ids."""
 
 
 class TokenType(IntEnum):
@@ -80,7 +80,7 @@ class Vocabulary:
 
 
 def read_vocabulary(file: GGUFFile) -> Vocabulary:
-    """Return the vocabulary. Raises ModelError, naming file and key."""
+    """Return the vocabulary. Raises a ModelError that names file and key."""
     source = _Metadata(file)
     model = source.value("model", str, default=None)
     if model not in MODELS:
@@ -113,7 +113,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
 
 
 class _Metadata:
-    """Checked values of the keys `tokenizer.ggml.*`."""
+    """Reads and checks the keys `tokenizer.ggml.*`."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._path, self._metadata = file.path, file.metadata
@@ -141,11 +141,11 @@ class _Metadata:
         if count > most or num_bytes > MAX_LIST_BYTES:
             raise self.refusal(
                 key,
-                f"has {count} values in {num_bytes} bytes; at most {most} values in "
-                f"{MAX_LIST_BYTES} bytes are read",
+                f"has {count} values in {num_bytes} bytes; the limits are {most} values and "
+                f"{MAX_LIST_BYTES} bytes",
             )
         found: list[Any] = self._metadata[full]
-        if found and type(found[0]) is not kind:  # all elements are of one type
+        if found and type(found[0]) is not kind:  # all elements have the same type
             raise self.refusal(key, f"has {shorten(found[0])}; its values must be {kind.__name__}")
         return found
 

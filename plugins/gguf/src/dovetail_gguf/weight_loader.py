@@ -1,8 +1,9 @@
 """The weight loader `gguf`: fills a model from the tensors of a GGUF file.
 
-A layer that computes with quantized blocks (`BlockWeight`) receives them as they are in the mapped
-file; all other weights are dequantized, some rows at a time. The converter of llama.cpp permutes
-the rows of query and key projections of some architectures; they are restored here.
+A layer that computes with quantized blocks (`BlockWeight`) receives the unchanged blocks of the
+mapped file; all other weights are dequantized, some rows at a time. The converter of llama.cpp
+permutes the rows of query and key projections of some architectures; this module restores their
+order.
 Legend: O output features, I input features, B bytes of a row.
 """
 
@@ -39,7 +40,7 @@ class GGUFLoader(WeightLoader):
     provides: ClassVar[frozenset[str]] = frozenset({BLOCK_PLAN, FINGERPRINT})
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Keep `context`; read nothing yet."""
+        """Store `context`; no file is read."""
         self.context = context
 
     def fingerprint(self) -> str:
@@ -47,7 +48,7 @@ class GGUFLoader(WeightLoader):
         return fingerprint_files(self._open().paths)
 
     def plan(self, model: nn.Module) -> None:
-        """Announce blocks to linear layers; see `dovetail_torch.weights.block_plan`."""
+        """Tell linear layers the types of their blocks; see `dovetail_torch.weights.block_plan`."""
         file = self._open()
         for name, target in _choose(file, model).items():
             info = file.tensors[name]
@@ -89,12 +90,12 @@ class GGUFLoader(WeightLoader):
 
 
 def _leaf(name: str) -> str:
-    """Return the last two components but the parameter's: "self_attn.q_proj"."""
+    """Return the two components before the parameter name, such as "self_attn.q_proj"."""
     return ".".join(name.split(".")[-3:-1])
 
 
 def _permuted_heads(file: GGUFFile) -> dict[str, int]:
-    """Return the number of heads of the projections whose rows are permuted."""
+    """Return the number of heads by name, for projections with permuted rows."""
     _, architecture = get_architecture(file)
     if not architecture.permutes_rotary:
         return {}
@@ -117,7 +118,7 @@ def restore_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
-    """Return the targets by the file's names of the tensors that must be read."""
+    """Return a map of tensor name in the file to targets, for the tensors that must be read."""
     names = {to_model_name(name): name for name in file.tensors if name not in IGNORED}
     chosen = build_weight_table(model).select(names.keys(), str(file.path))
     targets = {names[name]: target for name, target in chosen.items()}
@@ -127,19 +128,22 @@ def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
 
 
 def _lends(info: TensorInfo, target: Assignment) -> bool:
-    """Return whether the linear layers take the tensor as it is."""
+    """Return whether the linear layers use the tensor's blocks without a conversion."""
     return not info.type.is_plain and target.takes_blocks(info.type.name, info.type.num_values)
 
 
 def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> None:
-    """Write values that are stored one by one. num_heads: of permuted rows, otherwise 0."""
+    """Write values that are stored one by one.
+
+    num_heads: number of heads if the rows are permuted, otherwise 0.
+    """
     values = plain_tensor(file.data(info.name), info.type, info.shape)
     permuted = _restore(values, info, num_heads)
     target.fill(permuted, is_mapped=not num_heads)
 
 
 def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> bool:
-    """Lend blocks to linear layers; dequantize for others. Return whether any are dequantized."""
+    """Pass blocks to linear layers, or dequantize them; return whether any are dequantized."""
     memory = file.data(info.name)
     blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
     blocks_OB = _restore(blocks_OB, info, num_heads)
@@ -155,12 +159,12 @@ def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target, num_heads: in
 
 
 def _restore(rows: torch.Tensor, info: TensorInfo, num_heads: int) -> torch.Tensor:
-    """Return the rows in the model's order; raise WeightError if heads cannot share them."""
+    """Return the rows in the model's order; raise WeightError if num_heads does not divide them."""
     if not num_heads:
         return rows
     if info.shape[0] % (2 * num_heads):
         raise WeightError(
-            f"{info.path}: the tensor {info.name} has {info.shape[0]} rows, which {num_heads} "
-            "attention heads cannot share."
+            f"{info.path}: the tensor {info.name} has {info.shape[0]} rows, which cannot be "
+            f"divided among {num_heads} attention heads."
         )
     return restore_rows(rows, num_heads)

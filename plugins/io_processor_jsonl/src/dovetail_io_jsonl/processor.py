@@ -28,7 +28,7 @@ class JSONLProcessor(IOProcessor):
 
     An input row has `prompt`, `messages` or `prompt_token_ids`. Optional are `id` (a unique string
     or integer; default: the row's index), `priority`, and any field of SamplingParams, which
-    overrides the one given to the call. All rows are checked before a request runs: an invalid row
+    overrides the value of the call. All rows are checked before a request runs: an invalid row
     raises RequestError with its line. A result row has `id`, `text` and `finish_reason`. With n > 1
     there is one row for each completion, with its `index`. The row of a refused or failed request
     has `id` and `error`.
@@ -45,7 +45,7 @@ class JSONLProcessor(IOProcessor):
         self._default = context.default_sampling
 
     def pre_process(self, request: IORequest) -> IOBatch:
-        """Return one prompt for each row; the state holds the ids of the rows."""
+        """Return one prompt for each row; the state contains the ids of the rows."""
         params = request.sampling_params or self._default
         prompts: list[IOPrompt] = []
         ids: dict[str | int, str] = {}
@@ -84,7 +84,7 @@ class JSONLProcessor(IOProcessor):
     def _prompt(self, row: Row, params: SamplingParams) -> IOPrompt:
         if unknown := [key for key in row if key not in _KNOWN]:
             raise RequestError(
-                f"{unknown[0]!r} is not a known field of a row.{nearest(unknown[0], _KNOWN)}"
+                f"a row cannot have the field {unknown[0]!r}.{nearest(unknown[0], _KNOWN)}"
             )
         given = [form for form in _FORMS if form in row]
         if len(given) != 1:

@@ -1,4 +1,4 @@
-"""Reads and writes rows: JSON objects, one on each line. Does not interpret their fields."""
+"""Reads and writes rows: one JSON object per line. Does not interpret their fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_rows(data: object) -> list[tuple[str, Row]]:
     """Return (location, row) for each row of `data`; error messages name the location.
 
     data: the path of a UTF-8 file, a string of JSON lines, or a list of mappings. Empty lines are
-    skipped. Raises RequestError, naming the line, for a line that is not a JSON object.
+    skipped. For a line that is not a JSON object, raises a RequestError that names the line.
     """
     if isinstance(data, os.PathLike):
         path = Path(data)

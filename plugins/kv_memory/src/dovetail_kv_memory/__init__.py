@@ -2,7 +2,7 @@
 
 Blocks that were evicted from the KV cache or dropped by a reset are loaded instead of recomputed.
 Engines of the same model in one process share the stored blocks. This package is also the example
-for connectors: the scheduler side and the worker side share no object and exchange bytes only.
+for connectors: the scheduler side and the worker side share no object and exchange only bytes.
 """
 
 from dovetail_kv_memory.connector import MemoryConnector, MemoryOptions

@@ -1,8 +1,8 @@
 """The connector: its options, its scheduler side and its worker side.
 
-The sides exchange instructions and answers as JSON. The scheduler side learns the keys in the store
-of each rank from the answers alone, so it also works in another process. An answer lists a key only
-after its pages are stored. If a key is dropped before its load, the load fails.
+The sides exchange instructions and answers as JSON. Only the answers tell the scheduler side which
+keys each rank has stored, so it also works in another process. An answer lists a key only after its
+pages are stored. If a key is dropped before its load, the load fails.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MemorySchedulerSide:
         return json.dumps(transfers).encode() if transfers else b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Update the known keys of a rank; return the transfers that have ended on it."""
+        """Update the known keys of a rank; return the transfers that have ended on this rank."""
         if not answer:
             return KVOutcome()
         decoded = json.loads(answer)
@@ -196,8 +196,8 @@ def _encoded(what: str, transfer: KVTransfer) -> dict[str, Any]:
 def _store_name(context: KVConnectorContext) -> str:
     """Return a name that is equal only for engines with interchangeable pages.
 
-    A key covers the tokens. This name covers everything else that affects the content of a page,
-    such as the model, the dtypes and the layout.
+    The key of a page depends on the tokens. This name depends on everything else that affects the
+    content of a page, such as the model, the dtypes and the layout.
     """
     config = context.config
     facts = (

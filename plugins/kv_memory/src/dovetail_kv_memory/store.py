@@ -1,7 +1,8 @@
-"""The store: maps keys to pages up to a number of bytes; drops least recently used pages first.
+"""The store maps keys to pages; if it is full, it removes the least recently used pages.
 
-All engines of the process with interchangeable pages share one store. It is freed with the last of
-these engines. This module does not depend on the KV cache or on plans, and does not read the pages.
+All engines of the process with interchangeable pages share one store. The store is freed when the
+last of these engines shuts down. This module does not depend on the KV cache or on plans, and does
+not read the pages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Pages = Sequence[Any]
 
 
 class Feed:
-    """The changes of a store since its reader last took them: key → whether it is stored."""
+    """The changes of a store since the feed was last read: a map of key to whether it is stored."""
 
     def __init__(self) -> None:
         self.changes: dict[bytes, bool] = {}
@@ -42,7 +43,7 @@ class BlockStore:
         return self._num_bytes
 
     def attach(self) -> Feed:
-        """Return a new feed that starts with all stored keys; the caller keeps it alive."""
+        """Return a new feed that starts with all stored keys; the caller must keep a reference."""
         with self._lock:
             feed = Feed()
             feed.changes = dict.fromkeys(self._blocks, True)
@@ -87,7 +88,7 @@ _STORES_LOCK = Lock()
 
 
 def shared_store(name: str, capacity_bytes: int) -> BlockStore:
-    """Return the process's store of this name; the first call sets its capacity."""
+    """Return the store with this name in this process; the first call sets its capacity."""
     with _STORES_LOCK:
         store = _STORES.get(name)
         if store is None:

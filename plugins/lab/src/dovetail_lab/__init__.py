@@ -1,1 +1,1 @@
-"""Experiments with schedulers: replay and show decision logs. Depends on the core only."""
+"""Experiments with schedulers: replay and show decision logs. Depends only on the core."""

@@ -1,7 +1,7 @@
-"""Replays a decision log: gives the same scheduler the same inputs at the same times.
+"""Replays a decision log: the same scheduler receives the same inputs at the same times.
 
-The results of the executor and all clock readings come from the log, so the scheduler must make the
-same plans, byte for byte. No model runs. This module prints nothing.
+The results of the executor and all clock readings come from the log, so the scheduler must create
+the same plans, byte for byte. No model runs. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ReplayClock:
         self._readings.extend(readings)
 
     def now_ns(self) -> int:
-        """Return the next reading; after the last one, return it again."""
+        """Return the next reading; after the last reading, return the last reading again."""
         if self._readings:
             self.last_ns = self._readings.popleft()
             if self.first_ns is None:
@@ -89,7 +89,7 @@ class ReplayClock:
 
     @property
     def covered_ns(self) -> int:
-        """Time from the first reading to the last."""
+        """Time from the first to the last reading, in nanoseconds."""
         return 0 if self.first_ns is None else self.last_ns - self.first_ns
 
 
@@ -201,8 +201,8 @@ def make_scheduler(
 ) -> tuple[SchedulerInterface, str]:
     """Return the scheduler and its name.
 
-    reference: the scheduler or policy to load; "" for the one of the log. Raises PluginError if it
-    cannot be loaded.
+    reference: the scheduler or policy to load; "" for the scheduler of the log. Raises PluginError
+        if it cannot be loaded.
     """
     context: SchedulerContext
     if reference:

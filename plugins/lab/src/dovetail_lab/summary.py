@@ -46,7 +46,7 @@ class Summary:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that were found in the cache; 0 without prompt tokens."""
+        """Fraction of the prompt tokens that were found in the cache; 0 without prompt tokens."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 

@@ -2,7 +2,7 @@
 
 A request enables it with `extra_args={"no_repeat_ngram_size": n}`. Then a token is forbidden if it
 would complete a sequence of n tokens that already occurs in the prompt or output. Source: Paulus,
-Xiong, Socher 2017, arXiv:1705.04304, section 2.5; other libraries have the same rule.
+Xiong, Socher 2017, arXiv:1705.04304, section 2.5; other libraries use the same rule.
 Legend: S rows of the step, V vocabulary, R rows of this processor, N forbidden tokens of a row.
 """
 
@@ -52,8 +52,8 @@ class _Row:
 class NoRepeatNgram(LogitsProcessor):
     """Forbids tokens that would repeat a sequence, unless no other token is left.
 
-    The tokens of a row are kept on the host, so each step waits for its sampled tokens: a few
-    microseconds on a CPU, a synchronisation on another device. Rows without the argument have no
+    The tokens of a row are stored on the host, so each step waits for its sampled tokens: a few
+    microseconds on a CPU, a synchronization on another device. Rows without the argument have no
     cost.
     """
 

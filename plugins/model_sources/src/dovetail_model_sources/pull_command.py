@@ -29,7 +29,7 @@ def pull(
     if path is None:
         names = source_names(plugins)
         raise ModelError(
-            f"{shorten(reference)} names no model source.{nearest(reference, names)}\n"
+            f"{shorten(reference)} is not the name of a model source.{nearest(reference, names)}\n"
             f"Installed sources: {', '.join(names)}."
         )
     print(path)

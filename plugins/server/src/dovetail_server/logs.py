@@ -1,4 +1,4 @@
-"""The log of a server: the loggers of Dovetail write to stderr; the root logger is not changed."""
+"""The server's log: Dovetail's loggers write to stderr; the root logger is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface for metrics, traces and request logs: what an observer learns about requests.
+"""The interface for metrics, traces and request logs: observers receive request events.
 
 An observer is called at the start and the end of a request, never for a single token.
 """
@@ -44,7 +44,7 @@ class RequestObserver(Protocol):
         """Handle the end of an accepted request."""
 
     def request_refused(self, route: str, status: int, code: str) -> None:
-        """Handle a request that got an error before it was accepted."""
+        """Handle a request that was refused with an error."""
 
 
 class Observers:

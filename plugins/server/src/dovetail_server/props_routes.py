@@ -1,4 +1,4 @@
-"""The route /props of llama.cpp's server: facts about the model, for clients of that server."""
+"""The route /props of llama.cpp's server, which describes the model, for its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routes of a server share."""
+"""The objects that all routes of a server use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail_server.settings import ServerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The parts that routes use. slot: the engine. clock: of the engine."""
+    """The objects that routes use. slot: the engine. clock: the clock of the engine."""
 
     settings: ServerSettings
     slot: EngineSlot
@@ -29,7 +29,7 @@ class ServerState:
         return self.admission.enter(self._most_unfinished(llm))
 
     def check_size(self, llm: AsyncLLM, num_completions: int, param: str) -> None:
-        """Raise APIError if one request has more completions than the server can ever hold."""
+        """Raise APIError if a request has more completions than the server accepts at a time."""
         most = self._most_unfinished(llm)
         if num_completions > most:
             raise APIError(

@@ -1,7 +1,8 @@
 """Writes the statistics of an engine as JSON lines every few seconds: `stat_loggers=["jsonl"]`.
 
 A line covers the time since the previous line: throughput, numbers of running and waiting requests,
-usage of the KV cache, hit rate of the prefix cache. It contains counts, but no data of requests.
+usage of the KV cache, hit rate of the prefix cache. It contains only counts, no prompts, texts or
+request ids.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Window:
     __slots__ = ("before", "num_failed", "num_finished", "num_new", "num_scheduled", "num_steps")
 
     def __init__(self, before: SchedulerStats | None) -> None:
-        """before: the scheduler's totals at the last line; None if there is no line yet."""
+        """before: the scheduler's totals at the last line; None before the first line."""
         self.before = before
         self.num_steps = self.num_new = self.num_scheduled = 0
         self.num_finished = self.num_failed = 0
@@ -131,6 +132,6 @@ def _open(path: str) -> TextIO:
         return open(path, "a", encoding="utf-8")  # closed by `close`
     except OSError as error:
         raise ConfigError(
-            f"plugin_options: jsonl: path={path!r} cannot be written: {error.strerror}. Give a "
-            "file in an existing folder, or remove the option to write to stderr."
+            f"plugin_options: jsonl: path={path!r} cannot be written: {error.strerror}. Pass a "
+            f"file in an existing folder, or remove the option to write to stderr."
         ) from error

@@ -1,6 +1,7 @@
 """Checks every field of an `AttentionBatch` against the contract.
 
-It detects a wrong batch of a worker before tokens are wrong. This module does not import torch.
+It detects that a worker creates a wrong batch, even if the tokens are still correct. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0)
     got = batch.seq_lens_R.tolist()
     expect(got == lengths, f"seq_lens_R is {got} on the device, but {lengths} on the host")
     fits = all(0 < count <= length for count, length in zip(counts, lengths, strict=True))
-    expect(fits, f"query_lens is {counts}; each entry must be 1 to its seq_lens entry: {lengths}")
+    expect(
+        fits,
+        f"query_lens is {counts}; each entry must be at least 1 and at most its entry of "
+        f"seq_lens: {lengths}",
+    )
     table, slots = batch.block_table_RM.tolist(), batch.slot_mapping_T.tolist()
     expect(
         len(table) == len(counts),

@@ -18,7 +18,9 @@ CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One step to check, with the tokens in the cache and the tokens to run of each row.
+    """One step to check.
+
+    For each row, it has the number of cached tokens and the number of tokens to run.
 
     runs: (context_len, query_len) of each row, in the order of the batch.
     rotary_size: number of features of each head that the layer must rotate; 0 for none.
@@ -85,10 +87,10 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
 
     Each dtype is tested with prefills, chunks, decodes and mixed batches that end near block
     boundaries, for several block sizes; with 1, 4 or all query heads for each key-value head; with
-    the claimed head sizes, or 64, 128, 80 and 33 if every size is claimed. If claimed, windows,
-    soft caps and sinks are tested alone and together, and so are fully and partly rotated heads and
-    padded pages. Each cache dtype that is not a model dtype is tested with chunks, decodes and
-    mixed batches.
+    the claimed head sizes, or 64, 128, 80 and 33 if every size is claimed. Claimed windows, soft
+    caps and sinks are tested separately and together. Fully and partly rotated heads and padded
+    pages are tested if they are claimed. Each cache dtype that is not a model dtype is tested with
+    chunks, decodes and mixed batches.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)

@@ -1,4 +1,4 @@
-"""Cases of the attention suite for builders and for features that span several steps.
+"""Cases of the attention suite for metadata builders, and for features that need several steps.
 
 An engine has one builder for each KV-cache group, which serves every step. A backend that claims
 "batch_invariant" gives a token the same bits in any batch and for any chunks of its prompt. A
@@ -29,7 +29,7 @@ Check = Callable[[type[AttentionBackend], AttentionCase, "torch.device"], None]
 NUM_ROWS = 3
 NUM_STEPS = 4
 LONG = 300
-"""Number of tokens of a long row, which backends split into parts."""
+"""Number of tokens of a long row; backends split a row of this length into parts."""
 
 EXERCISED = frozenset(
     {
@@ -46,7 +46,7 @@ EXERCISED = frozenset(
 
 
 def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
-    """Yield the cases of builders, and of claimed features that span several steps."""
+    """Yield the cases of metadata builders, and of claimed features that need several steps."""
     capabilities = backend.capabilities
     multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [32]
     base = AttentionCase(runs=(), block_size=multiple * ceil(16 / multiple), head_size=sizes[0])
@@ -119,7 +119,7 @@ def _check_two_builders(
 def _check_invariance(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check that a row gets the same bits alone, in chunks, with other rows and reordered."""
+    """Check that a row has the same bits alone, in chunks, with other rows and reordered."""
     import torch
 
     lengths = (LONG, case.block_size + 1, 7)
@@ -142,13 +142,13 @@ def _check_invariance(
             expect(
                 not differs,
                 f"batch_invariant is claimed, but the positions {differs[:3]} of a row of "
-                f"{lengths[row]} tokens get other bits than in a step of the row alone. {how}\n"
+                f"{lengths[row]} tokens have other bits than in a step with only this row. {how}\n"
                 f"The case is {case}.",
             )
 
 
 def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
-    """Return several ways to compute rows of these lengths: description to the runs by step."""
+    """Return several ways to compute rows: a map of a description to the runs of each step."""
     whole = [(row, 0, n) for row, n in enumerate(lengths)]
     return {
         "All rows ran in one step.": [whole],
@@ -201,4 +201,4 @@ _CHECKS: Mapping[str, tuple[str, Check]] = {
     "batch_invariant": ("batch_invariant", _check_invariance),
     "supports_advance": ("supports_advance", _check_counting),
 }
-"""By case name: the feature that must be claimed ("" for none), and the check."""
+"""Map of case name to the feature that must be claimed ("" for none) and the check."""

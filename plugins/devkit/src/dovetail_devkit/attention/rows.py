@@ -1,8 +1,8 @@
-"""The rows with which the attention suite tests a backend: tensors, blocks, cache, reference.
+"""The rows with which the attention suite tests a backend, with cache and expected results.
 
-Memory that belongs to no row is NaN, so that wrong reads are detected. A row's block table names
-such blocks before the window, as if its blocks had been reused. Uses only the contract of a
-backend. torch is imported within functions.
+Memory that belongs to no row is NaN, so that wrong reads are detected. Before the window, a row's
+block table contains such blocks, because real blocks may have been reused. Uses only the contract
+of a backend. torch is imported within functions.
 
 Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 UNWRITTEN = 0xFF
 """Value of each byte of a cache that was not written yet."""
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element type to its name in torch, where the names differ."""
+"""Map of an element type to its name in torch, for types with another name there."""
 
 Run = tuple[int, int, int]
 """A run of a row: (row, first position, number of tokens)."""
@@ -97,8 +97,8 @@ class AttentionRows:
         want_bytes = self.num_blocks * case.spec.page_size_bytes
         expect(
             got_bytes == want_bytes,
-            f"kv_cache_shape returns {shape}, which is {got_bytes} bytes of {case.spec.dtype}; "
-            f"expected {want_bytes} bytes. The case is {case}.",
+            f"kv_cache_shape returns {shape}, which takes {got_bytes} bytes with "
+            f"{case.spec.dtype}; expected {want_bytes} bytes. The case is {case}.",
         )
         self._make_cache(shape)
         self._make_builder = partial(
@@ -156,7 +156,7 @@ class AttentionRows:
         return q, k, v
 
     def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return all of a row's q, k and v as attention reads them; float64 if rotated."""
+        """Return q, k and v of a row's positions, as attention reads them; float64 if rotated."""
         import torch
 
         q, k, v = self._split(qkv)
@@ -179,7 +179,7 @@ class AttentionRows:
 
     def step(self, name: str, runs: Sequence[Run], *, batch: AttentionBatch | None = None) -> None:
         """Run and check one step. batch: used instead of a new batch, if given."""
-        what = f"The step is {name!r} of the case {self.case}."
+        what = f"The step is {name!r}. The case is {self.case}."
         batch = batch or self.batch(runs)
         metadata = self.builder.build(batch)
         self.expect_right(what, runs, self.attend(runs, batch, metadata, what))

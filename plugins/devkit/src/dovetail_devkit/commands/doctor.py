@@ -53,7 +53,11 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         rows = [(one.verdict, one.subject, _text(one)) for one in shown]
         if well and not show_all:
             rows.append(
-                (OK, f"{len(well)} plugins", "these plugins load and match their contracts")
+                (
+                    OK,
+                    f"{len(well)} plugins",
+                    "these plugins can be loaded and satisfy their contracts",
+                )
             )
         print_line(area, style="bold")
         print_table(("", "", ""), rows)

@@ -32,8 +32,8 @@ def new(
     print_line(f"Wrote {made.folder}:")
     for path in made.files:
         print_line(f"  {path}")
-    print_line("The package works unchanged:")
-    # pip reads a bare name as the name of a distribution on an index.
+    print_line("The package works without changes. Run:")
+    # pip interprets a name without a slash as the name of a distribution on an index.
     folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
     print_line(f"  pip install -e {folder}")
     checks = " ".join(f"--dovetail-plugin {one}" for one in made.plugins)

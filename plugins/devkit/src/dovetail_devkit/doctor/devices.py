@@ -1,6 +1,7 @@
 """Checks whether the machine's accelerators can be used by an installed platform.
 
-Compares the reports of the vendors' tools with the trials of platforms. Accesses no device.
+Compares the devices that vendor tools report with the probe results of platforms. Does not access
+devices.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _unused(platforms: Sequence[Trial]) -> Finding:
     remedy = "install the platform of this device, such as: pip install 'dovetail[cuda]'"
     if reasons:
         text = f"no installed platform can use this device: {' | '.join(reasons)}"
-        remedy = "Fix the reported cause; until then models run on the CPU"
+        remedy = "fix the reported cause; until then, models run on the CPU"
     return Finding(area="machine", subject="device", verdict=WARNING, text=text, remedy=remedy)
 
 

@@ -29,7 +29,7 @@ def examine(
     progress: Callable[[str], None] = _ignore,
     no_plugins: bool = False,
 ) -> list[Finding]:
-    """Return all findings, in order of machine, environment, plugins.
+    """Return all findings: machine, then environment, then plugins.
 
     deadline_s: how long one plugin may take to load. progress: called with the current check.
     no_plugins: load first-party plugins only.

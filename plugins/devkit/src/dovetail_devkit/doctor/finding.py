@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 OK = "ok"
 NOTE = "note"
-"""The finding is only information; nothing is wrong."""
+"""Verdict of a finding that is only information; nothing is wrong."""
 WARNING = "warning"
-"""The subject works, but not as well or as safely as it should."""
+"""Verdict for a subject that works, but is slower or less safe than it should be."""
 BROKEN = "broken"
-"""The subject does not work."""
+"""Verdict for a subject that does not work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Finding:
     """The result of one check.
 
     area: "machine", "environment" or "plugins". subject: the checked object, such as a plugin.
-    verdict: one of this module's constants. remedy: what to do; "" if nothing is to be done.
+    verdict: one of this module's constants. remedy: what the user should do; "" for nothing.
     """
 
     area: str

@@ -36,9 +36,9 @@ _MAX_SHOWN = 100
 
 
 def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
-    """Yield a finding for each `.pth` file that runs code, and one with the number of other files.
+    """Yield a finding for each `.pth` file that runs code, and one finding for all other files.
 
-    folders: the folders to check; None for the folders of this Python.
+    folders: the folders to check; None for the folders of the running Python.
     """
     plain = 0
     for path in _path_files(site_folders() if folders is None else folders):
@@ -56,7 +56,7 @@ def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
 
 
 def site_folders() -> list[Path]:
-    """Return the folders whose `.pth` files this Python reads at its start."""
+    """Return the folders in which the running Python reads `.pth` files at startup."""
     folders = [*site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
@@ -65,7 +65,7 @@ def site_folders() -> list[Path]:
 
 def _path_files(folders: list[Path]) -> Iterator[Path]:
     for folder in folders:
-        # The interpreter skips hidden files, too.
+        # The interpreter also skips hidden files.
         yield from sorted(p for p in folder.glob("*.pth") if not p.name.startswith("."))
 
 
@@ -88,7 +88,7 @@ def _judge(path: Path, lines: list[str]) -> Finding:
 
 
 def _owner(path: Path) -> str:
-    """Return "name version" of the distribution whose record lists the file; "" if none does."""
+    """Return "name version" of the distribution that installed the file; "" if it is unknown."""
     for distribution in distributions(path=[str(path.parent)]):
         record = distribution.read_text("RECORD") or ""
         if any(line.split(",")[0] == path.name for line in record.splitlines()):

@@ -20,7 +20,7 @@ from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 
 _AREA = "plugins"
 _NO_KINDS = frozenset({COMMAND})
-"""Entry point groups of this project that hold no plugins."""
+"""Entry point groups of this project that do not contain plugins."""
 
 
 def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def plugins_to_try(registry: PluginRegistry) -> list[Candidate]:
-    """Return the plugins to load: those with a valid description and this contract version."""
+    """Return the plugins that have a valid description and a supported contract version."""
     every = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
     allowed = [one for one in every if not registry.denial(one)]
     return [candidate for candidate in allowed if not _refusal(registry, candidate)]
@@ -62,7 +62,7 @@ def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _suspicious(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield the registry's warnings about names that are also used by another distribution."""
+    """Yield the registry's warnings about plugin names that two distributions use."""
     for sentence in registry.warnings:
         problem, _, remedy = sentence.partition(". ")
         yield Finding(
@@ -85,7 +85,7 @@ def _unknown_kinds() -> Iterator[Finding]:
 
 
 def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each name that several plugins of a kind share, unless a rule selects one of them."""
+    """Yield a finding for each ambiguous name of a kind, unless a rule selects one plugin."""
     for kind in KINDS:
         names = [candidate.name for candidate in registry.candidates(kind)]
         for name in sorted({name for name in names if names.count(name) > 1}):
@@ -103,7 +103,7 @@ def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each plugin that was written for another contract version."""
+    """Yield a finding for each plugin that was written for another contract version."""
     for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
         about = _describe(registry, candidate)
         problem, _, remedy = (_api_problem(about) if about is not None else "").partition("\n")
@@ -118,7 +118,7 @@ def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
-    """Yield each plugin that declares that it replaces another plugin, if this is not allowed."""
+    """Yield a finding for each plugin that declares a replacement that the user has not allowed."""
     for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
         about = _describe(registry, candidate)
         kind, name, owner = candidate.kind, candidate.name, candidate.distribution
@@ -136,7 +136,7 @@ def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _commands() -> Iterator[Finding]:
-    """Yield each command with an invalid name."""
+    """Yield a finding for each command with an invalid name."""
     for command, reason in find_commands([words for words, *_ in COMMANDS]).set_aside:
         yield Finding(
             area=_AREA,

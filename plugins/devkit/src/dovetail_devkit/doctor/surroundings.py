@@ -76,7 +76,7 @@ def _cores() -> Finding:
         area=_MACHINE,
         subject="cores",
         verdict=WARNING,
-        text=f"{text}, but the control group limits CPU time to that of {cores.quota:g} cores",
+        text=f"{text}, but the control group limits the CPU time to {cores.quota:g} cores",
         remedy=f"set --num-threads {max(1, int(cores.quota))}; more threads would be slower",
     )
 

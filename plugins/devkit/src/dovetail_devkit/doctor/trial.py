@@ -1,4 +1,6 @@
-"""The main module of a trial process, which loads plugins and reports each result.
+"""The main module of a trial process.
+
+A trial process loads plugins and reports the result of each plugin.
 
 Started by `trial_run`; not imported by any other module. Reports are JSON objects, one per line, on
 a separate pipe, since a plugin may write to the standard streams. If this process exits or hangs,
@@ -26,8 +28,8 @@ END = "end"
 def run(task: Mapping[str, Any]) -> None:
     """Load the plugins of `task`.
 
-    task: "fd" is the file descriptor for reports. "plugins" has pairs of kind and reference.
-    "first" has modules to import first, so that no plugin is charged for their import time.
+    task: "fd" is the file descriptor for reports. "plugins" is a list of (kind, reference). "first"
+    is a list of modules to import first, so that their import time is not counted for a plugin.
     """
     with os.fdopen(task["fd"], "w", encoding="utf-8", buffering=1) as pipe:
 
@@ -59,7 +61,7 @@ def _load(registry: PluginRegistry, kind: str, reference: str) -> dict[str, Any]
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {error}"}
     meant = registry.resolutions[-1]
-    reasons = () if probe.usable else probe.reasons or ("the probe gives no reason",)
+    reasons = () if probe.usable else probe.reasons or ("the probe returned no reason",)
     # A probe can have notes, even if the platform is usable.
     notes = [*meant.notes, *(probe.reasons if probe.usable else ())]
     return {"error": "", "ns": took_ns, "notes": notes, "refusals": reasons}

@@ -1,4 +1,4 @@
-"""Turns trials of plugins into findings with remedies."""
+"""Converts the results of trial processes into findings with remedies."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ def judge_trial(trial: Trial) -> Iterator[Finding]:
             subject=subject,
             verdict=WARNING,
             text=f"the plugin writes to the terminal when it is loaded: {_shown(trial.noise)}",
-            remedy="ask the author to remove this text, as it mixes with the program's output",
+            remedy="ask the author to remove this text; it is mixed with the output of your "
+            "programs",
         )
     for note in trial.notes:
         noisy = bool(_NOISY.match(note))
-        remedy = "ask the author to do this in the constructor of the plugin" if noisy else ""
+        remedy = (
+            "ask the author to move this work into the constructor of the plugin" if noisy else ""
+        )
         verdict = WARNING if noisy else NOTE
         yield Finding(area=_AREA, subject=subject, verdict=verdict, text=note, remedy=remedy)
 

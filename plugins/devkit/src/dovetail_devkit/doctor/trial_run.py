@@ -1,8 +1,8 @@
 """Loads plugins in separate processes, with a deadline.
 
-First-party plugins share a process, as they are released together. Every other distribution has its
-own process. If a process exits or hangs, the plugin that it was loading is reported, and a new
-process continues with the next plugin. This process imports no plugin.
+First-party plugins are loaded in one process, because they are released together. Every other
+distribution gets a separate process. If a process exits or hangs, the plugin that it was loading is
+reported, and a new process continues with the next plugin. This process imports no plugin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dovetail_devkit.doctor.trial import BEGIN
 
 MAX_PROCESSES = 4
 HEAVY = ("torch",)
-"""Modules whose import time is not counted for a plugin."""
+"""Modules that are imported first, so that their import time is not counted for a plugin."""
 
 _START = (
     "import json, sys\n"
@@ -92,7 +92,7 @@ def _try_group(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
 
 
 def _run_process(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
-    """Return the trials of one process, which may end at a plugin that exits or hangs."""
+    """Return the trials of one process. It may end early, at a plugin that exits or hangs."""
     reading, writing = os.pipe()
     task = {
         "fd": writing,
@@ -171,7 +171,7 @@ def _receive(
     process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
 ) -> bytes | None:
     """Return the process's output; b"" if it has exited, None if there is none yet."""
-    # Do not rely on the end of the pipe: a child may keep it open, and a plugin may close it.
+    # Do not wait for the end of the pipe: a child may keep it open, and a plugin may close it.
     is_gone = process.poll() is not None
     if selector.select(0 if is_gone else _POLL_S):
         data = os.read(pipe.fileno(), 65536)

@@ -1,8 +1,8 @@
 """An executor and a worker without a model: each sampling run gets token 7.
 
-They serve benchmarks of the engine, and tests that do not need meaningful tokens. A step only
-counts its sampling runs. Token columns are made once per length and shared, as results are
-immutable.
+They are used in benchmarks of the engine, and in tests that do not need meaningful tokens. A step
+only counts its sampling runs. Token columns are created once per length and reused, because results
+are immutable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases of the executor suite for several ranks, each with its own answers."""
+"""Cases of the executor suite for several ranks that return different KV-connector data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RESULT_S = 30.0
 
 
 class _Recorder(FakeSchedulerSide):
-    """The scheduler side of a KV connector that keeps each answer with its rank."""
+    """The scheduler side of a KV connector, which records each answer with its rank."""
 
     def __init__(self) -> None:
         super().__init__(NUM_RANKS)
         self.answers: list[tuple[int, bytes]] = []
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Keep an answer."""
+        """Record an answer."""
         self.answers.append((rank, answer))
         return KVOutcome()
 
@@ -41,7 +41,7 @@ def check_transfers(
     """Check that every rank's answer for the KV connector is in the result of its step.
 
     The ranks answer in different steps, so that an executor that reads only one rank is detected.
-    start: completes the start of the executor's workers.
+    start: a function that completes the start of the executor's workers.
     """
     with judging("KV transfers"), TemporaryDirectory() as folder:
         context = make_executor_context(

@@ -1,4 +1,4 @@
-"""The workers of the executor suite, which are strict, slow or fail on demand.
+"""The workers of the executor suite. They check the order of calls, are slow, or fail on request.
 
 They are classes of a module, so that an executor can create them in other processes. They record
 events in a file in their model directory, which can be read after they have exited.
@@ -22,7 +22,7 @@ SLOW_S = 0.05
 
 
 class ObedientWorker(FakeWorker):
-    """A strict worker with further operations for `collective_rpc`."""
+    """A worker that checks the order of calls and has operations for `collective_rpc`."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -63,7 +63,7 @@ class ObedientWorker(FakeWorker):
         return left + right
 
     def place(self) -> dict[str, int | str]:
-        """Return this worker's rank and the number of ranks."""
+        """Return the rank of this worker and the number of ranks."""
         context = self._context
         return {
             "rank": context.rank,
@@ -83,7 +83,7 @@ class ObedientWorker(FakeWorker):
 
 
 class MovingWorker(ObedientWorker):
-    """A worker whose ranks answer a KV connector in different steps."""
+    """A worker that returns KV-connector data; each rank does so in another step."""
 
     provides = frozenset({"kv_connector"})
 
@@ -94,7 +94,7 @@ class MovingWorker(ObedientWorker):
 
 
 def moving_answer(rank: int, step_id: int) -> bytes:
-    """Return the answer of a rank to a step; b"" if the rank has no answer to the step."""
+    """Return the KV-connector data that a rank returns in a step; b"" for none."""
     return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 
@@ -145,7 +145,7 @@ class SlowWorker(ObedientWorker):
     """A worker that executes each plan slowly, and then records its end."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute a plan slowly; record its end also if it fails."""
+        """Execute a plan slowly, and record its end even if it fails."""
         Event().wait(SLOW_S)
         try:
             super().execute_model(plan)

@@ -1,7 +1,7 @@
 """The fake of the attention contract, which is slow and correct.
 
 It reads each row's keys and values slot by slot through the block table and computes densely in
-float64. A test may replace one of its small steps to make a wrong backend.
+float64. A test may override one of its small methods to create a faulty backend.
 This module does not import torch.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,

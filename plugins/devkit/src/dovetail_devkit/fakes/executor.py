@@ -71,7 +71,7 @@ class FakeExecutor(Executor):
     def check_health(self) -> None:
         """Raise EngineDeadError after a failure or a shutdown."""
         if self._dead:
-            raise EngineDeadError(f"the worker cannot continue: {self._dead}")
+            raise EngineDeadError(f"the executor cannot continue: {self._dead}")
 
     def shutdown(self) -> None:
         """Shut the worker down."""

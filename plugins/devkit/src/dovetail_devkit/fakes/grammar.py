@@ -29,7 +29,7 @@ class FakeMatcher:
         self._place = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance by the allowed tokens at the start of `token_ids`; return their number."""
+        """Accept tokens up to the first forbidden token; return the number of accepted tokens."""
         for count, token in enumerate(token_ids):
             if token not in self._allowed():
                 return count
@@ -66,7 +66,7 @@ class FailingMatcher(FakeMatcher):
         return super().accept(token_ids)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Allow one token, or raise, or allow no token."""
+        """Allow one token, or fail: raise, or allow no token."""
         if self._place:
             self._fail("fill_bitmask")
         if not (self._place and self._where == "allow_nothing"):
@@ -78,7 +78,10 @@ class FailingMatcher(FakeMatcher):
 
 
 class FakeGrammar(GrammarBackend):
-    """Compiles the form "token_ids". A text of the form "failing" names a method that fails."""
+    """Compiles grammars of the form "token_ids".
+
+    In the form "failing", the text is the name of a method that fails.
+    """
 
     forms: ClassVar[frozenset[str]] = frozenset({"token_ids", "failing"})
     examples: ClassVar[Mapping[str, str]] = {"token_ids": "5|6 7 8|9|10"}

@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 class FakeHooks(Hooks):
-    """Records calls. heard: (hook, argument) of every call so far, in order."""
+    """Records calls. calls: (hook, argument) of every call so far, in order."""
 
     def __init__(self, context: HooksContext) -> None:
-        self.heard: list[tuple[str, object]] = []
+        self.calls: list[tuple[str, object]] = []
 
     def register_cli(self, app: App) -> None:
         """Record the call."""
-        self.heard.append(("register_cli", app))
+        self.calls.append(("register_cli", app))
 
     def on_engine_start(self, config: EngineConfig) -> None:
         """Record the call."""
-        self.heard.append(("on_engine_start", config))
+        self.calls.append(("on_engine_start", config))
 
     def on_engine_stop(self) -> None:
         """Record the call."""
-        self.heard.append(("on_engine_stop", None))
+        self.calls.append(("on_engine_stop", None))
 
     def on_step(self, step: StepStats) -> None:
         """Record the call."""
-        self.heard.append(("on_step", step))
+        self.calls.append(("on_step", step))
 
     def on_request_error(self, request_id: str, error: RequestError) -> None:
         """Record the call."""
-        self.heard.append(("on_request_error", (request_id, error)))
+        self.calls.append(("on_request_error", (request_id, error)))

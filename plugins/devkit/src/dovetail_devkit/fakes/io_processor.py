@@ -1,4 +1,4 @@
-"""The fake of the IO processor contract: it takes a list of texts and returns their answers."""
+"""The fake of the IO processor contract: its data is a list of texts, its result their answers."""
 
 from __future__ import annotations
 

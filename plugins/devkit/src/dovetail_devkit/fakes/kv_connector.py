@@ -1,7 +1,7 @@
 """The fake of the KV connector contract, which keeps copies of blocks in a dictionary.
 
-Its worker side uses only methods of tensors and imports nothing. Every second load takes a step
-longer than its plan, so that both kinds of load occur.
+Its worker side uses only methods of tensors and imports nothing. Every second load ends one step
+after its plan, so both kinds of loads occur.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FakeSchedulerSide:
         self._num_loads = 0
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether it was stored, on every rank."""
+        """Return for each key whether every rank has stored it."""
         return [all(key in known for known in self.known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FakeLinearMethod(LinearMethod):
-    """Keeps a plain weight [O, I] and an optional bias [O]."""
+    """Stores an unpacked weight [O, I] and an optional bias [O]."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` (None without bias), uninitialized."""

@@ -1,4 +1,4 @@
-"""The fake of the logits processor contract: it makes rows count upwards.
+"""The fake of the logits processor contract: the next token is the last token plus 1.
 
 Legend: S rows of the step, V vocabulary, R rows that this processor handles.
 """
@@ -21,7 +21,7 @@ BONUS = 1000.0
 
 
 class FakeLogitsProcessor(LogitsProcessor):
-    """Raises the logit of the row's last token plus 1, for requests with `fake_count_up` true."""
+    """Increases the logit of the row's last token plus 1, if `fake_count_up` is True."""
 
     example_args: ClassVar[Mapping[str, object]] = {ARGUMENT: True}
 
@@ -50,7 +50,7 @@ class FakeLogitsProcessor(LogitsProcessor):
         self._last.pop(row, None)
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Raise the logit of the last token plus 1."""
+        """Increase the logit of the last token plus 1."""
         for place, row in enumerate(rows):
             if row in self._last:
                 logits_SV[place, (self._last[row] + 1) % self._vocab_size] += BONUS

@@ -11,7 +11,7 @@ from dovetail.model_files import MIB, read_json_object
 
 
 class FakeModelFormat(ModelFormat):
-    """Reads a JSON file with the fields of config.json. There are no weights."""
+    """Reads a JSON file with the fields of config.json. The file contains no weights."""
 
     examples: ClassVar[Mapping[str, bytes]] = {
         "model.fake": b'{"architectures": ["FakeModel"], "vocab_size": 256}'

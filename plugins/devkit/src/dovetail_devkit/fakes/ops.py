@@ -105,7 +105,7 @@ class FakeOps(Ops):
 
 
 def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
-    """Return the token at `uniform` (0 to 1) of the cumulative probabilities.
+    """Return the token at which the cumulative probability reaches `uniform` (0 to 1).
 
     Returns 0 if no token can be drawn.
     """
@@ -116,5 +116,5 @@ def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
 
 
 def _as_written(share: float) -> float:
-    """Return the decimal value of a float32 share, such as 0.7 for the float32 nearest to 0.7."""
+    """Return the shortest decimal of a float32 number, such as 0.7 for float32(0.7)."""
     return float(f"{share:.6g}")

@@ -10,11 +10,11 @@ from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
 class FakePolicy(Policy):
     """Serves the longest prompt first, then by arrival, and preempts the shortest prompt.
 
-    heard: (hook, request id) of every hook so far, in order.
+    calls: (hook, request id) of every hook so far, in order.
     """
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
 
     def rank(self, request: RequestView, view: SchedulerView) -> int:
         """Return a smaller rank for a longer prompt."""
@@ -26,27 +26,27 @@ class FakePolicy(Policy):
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         """Record the call."""
-        self.heard.append(("on_arrival", request.request_id))
+        self.calls.append(("on_arrival", request.request_id))
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
         """Record the call."""
-        self.heard.append(("on_granted", request.request_id))
+        self.calls.append(("on_granted", request.request_id))
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
         """Record the call."""
-        self.heard.append(("on_output", request.request_id))
+        self.calls.append(("on_output", request.request_id))
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
         """Record the call."""
-        self.heard.append(("on_evict", request.request_id))
+        self.calls.append(("on_evict", request.request_id))
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
         """Record the call."""
-        self.heard.append(("on_finish", request.request_id))
+        self.calls.append(("on_finish", request.request_id))
 
 
 class AgeingPolicy(Policy):
-    """A policy with ranks that change with time: requests that wait longer rank higher."""
+    """A policy whose ranks change with time: the request that has waited longest is first."""
 
     static_rank = False
     preempts = True

@@ -1,7 +1,7 @@
 """A sampler in plain Python, and a fake worker that supports every sampling field.
 
-`FakeSampler` applies the fields in the same order as `dovetail_torch`. Tests replace one of its
-methods to make a faulty sampler. Logits are computed from the attention result of a row.
+`FakeSampler` applies the fields in the same order as `dovetail_torch`. Tests override one of its
+methods to create a faulty sampler. Logits are computed from the attention result of a row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class FakeSampler:
     ) -> int:
         """Return the sampled token.
 
-        tokens: prompt and output of the row. allowed: the tokens that its grammar allows, or None.
+        tokens: prompt and output of the row. allowed: the tokens that the row's grammar allows, or
+        None without a grammar.
         """
         params, num_prompt = request.sampling_params, request.num_prompt_tokens
         if allowed is not None:
@@ -96,7 +97,7 @@ class FakeSampler:
         return keep(logits, frozenset(kept))
 
     def noise(self, request: NewRequest, position: int, count: int) -> list[float]:
-        """Return Gumbel noise that depends on the seed and the position only."""
+        """Return Gumbel noise that depends only on the seed and the position."""
         start = mix(request.seed, position)
         return [-math.log(-math.log((mix(start, i) + 1) / (MASK + 2))) for i in range(count)]
 

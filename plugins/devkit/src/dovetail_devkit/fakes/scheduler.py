@@ -1,7 +1,8 @@
 """The fake of the scheduler contract: one request per step, round robin.
 
-A request gets a row and every block that it can ever need when it is admitted, in the order of
-arrival, and keeps them until it ends. There is no preemption, no prefix cache and no policy.
+Requests are admitted in the order of arrival. At admission, a request gets a row and the maximum
+number of blocks that it can need, and keeps them until it ends. There is no preemption, no prefix
+cache and no policy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dovetail.rows import RowAllocator
 
 
 class FakeScheduler(SchedulerInterface):
-    """Runs one request per step, in turn among the requests with a row."""
+    """Runs one request per step, alternating between the requests with a row."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._limits = context.limits
@@ -58,14 +59,14 @@ class FakeScheduler(SchedulerInterface):
         self._waiting.append(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests. Results of plans in flight are ignored for them."""
+        """End requests. The results of plans in flight are ignored for these requests."""
         alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
         for name in alive:
             self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
         return alive
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step of the next request that has tokens to run."""
+        """Plan a step for the next request that has tokens to run."""
         while not self._pause and self._waiting and self._can_admit(self._waiting[0]):
             self._admit(self._waiting.popleft())
         request = None if self._pause is PauseScope.ALL else self._next()
@@ -109,7 +110,7 @@ class FakeScheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop admitting requests, or running any request, until `resume`."""
+        """Stop admitting new requests, or stop running all requests, until `resume`."""
         self._pause = scope
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""The fake of the stat logger contract: it keeps all statistics."""
+"""The fake of the stat logger contract: it stores all statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dovetail_devkit.expectation import expect
 
 
 class FakeStatLogger(StatLogger):
-    """Keeps all statistics. steps: the statistics by step. num_closed: calls of `close`."""
+    """Stores all statistics.
+
+    steps: the statistics of each step.
+    num_closed: number of calls of `close`.
+    """
 
     def __init__(self, context: StatLoggerContext) -> None:
         self.context = context
@@ -15,7 +19,7 @@ class FakeStatLogger(StatLogger):
         self.num_closed = 0
 
     def record(self, step: StepStats) -> None:
-        """Keep the statistics; raise AssertionError after `close`."""
+        """Store the statistics; raise AssertionError after `close`."""
         expect(not self.num_closed, "record() was called after close()")
         self.steps.append(step)
 

@@ -1,4 +1,6 @@
-"""The fake of the step extension contract: it makes rows count upwards, and can fail on request.
+"""The fake of the step extension contract: the next token is the last token plus 1.
+
+It can fail on request.
 
 Legend: T tokens of the rows, D hidden size, R rows, V vocabulary.
 """
@@ -26,10 +28,10 @@ FAIL_IN = ("join", "before_forward", "hidden_states", "logits", "after_sampling"
 
 
 class FakeStepExtension(StepExtension):
-    """Raises the logit of the token after the row's last one.
+    """Increases the logit of the row's last token plus 1.
 
-    A request enables it with `extra_args={"fake_step_extension": "count_up"}`. With the name of a
-    hook instead of "count_up", that hook raises for the request.
+    A request enables it with `extra_args={"fake_step_extension": "count_up"}`. If the value is the
+    name of a hook instead of "count_up", this hook raises for the request.
     """
 
     example_args: ClassVar[Mapping[str, object]] = {ARGUMENT: "count_up"}
@@ -80,7 +82,7 @@ class FakeStepExtension(StepExtension):
         return hidden_TD
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Raise the logit of the last token plus 1."""
+        """Increase the logit of the last token plus 1."""
         self._fail("logits", rows)
         for place, row in enumerate(rows):
             logits_RV[place, (self._last[row] + 1) % self._vocab_size] += BONUS

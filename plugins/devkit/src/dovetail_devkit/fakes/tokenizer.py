@@ -45,11 +45,16 @@ class ByteTokenizer(Tokenizer):
         return frozenset(SPECIAL_TEXTS)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the bytes of `text` after BOS, if requested. Texts of special tokens are bytes."""
+        """Return the bytes of `text`, after BOS if requested.
+
+        The texts of special tokens are encoded as bytes.
+        """
         try:
             ids = list(text.encode("utf-8"))
         except UnicodeEncodeError as error:
-            raise RequestError(f"the text is not Unicode: {error}.", parameter="prompt") from error
+            raise RequestError(
+                f"the text is not valid Unicode: {error}.", parameter="prompt"
+            ) from error
         return [self.BOS, *ids] if add_special_tokens and self._add_bos else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -74,10 +79,10 @@ class ByteTokenizer(Tokenizer):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Return a line "role: content" for each message. Templates and variables are ignored."""
+        """Return one line "role: content" per message. Templates and variables are ignored."""
         if not messages:
             raise RequestError(
-                "messages is empty; give at least one message.", parameter="messages"
+                "messages is empty; pass at least one message.", parameter="messages"
             )
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + ("assistant: " if add_generation_prompt else "")

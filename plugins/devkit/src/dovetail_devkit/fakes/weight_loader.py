@@ -27,11 +27,11 @@ class FakeWeightLoader(WeightLoader):
         self._seed = context.seed
 
     def load(self, model: nn.Module) -> int:
-        """Fill all parameters and persistent buffers in place; return 0, as nothing is read."""
+        """Fill all parameters and persistent buffers in place; return 0 bytes read."""
         import torch
 
         with torch.no_grad():
-            # state_dict has one entry per name; a tensor with two names is written once.
+            # A tensor with two names has two entries in state_dict, but is written once.
             places = {id(t): (n, t) for n, t in model.state_dict(keep_vars=True).items()}
             for name, tensor in places.values():
                 self.fill(name, tensor)

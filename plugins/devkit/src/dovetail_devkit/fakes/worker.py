@@ -1,8 +1,8 @@
-"""The fake of the worker contract: a strict worker without a model.
+"""The fake of the worker contract: a worker without a model that checks its caller.
 
-Its next token depends only on the row's tokens and seed if the caller follows the rules of rows and
-blocks. It raises AssertionError if the caller does not, or calls methods out of order. It uses no
-tensors and no files, and reads only sizes from its context.
+If the caller follows the rules of rows and blocks, the next token depends only on the row's tokens
+and seed. If the caller violates a rule, or calls methods in a wrong order, the worker raises
+AssertionError. It uses no tensors and no files, and reads only sizes from its context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONCE = (
 
 
 class LateOutput:
-    """The handle of a result that is ready when it is requested, or at the second poll.
+    """The handle of a result, which is ready when the result is requested or at the second poll.
 
     output: the result. error: an error that `result` raises instead, or None.
     """
@@ -54,11 +54,10 @@ class LateOutput:
 
 
 class FakeWorker(WorkerBase):
-    """Executes plans on a `RowModel`.
+    """Executes plans on a `RowModel`, and drafts as many tokens as the configuration allows.
 
     calls: names of the methods called so far, in order.
-    row_model_cls: executes the plans; a test may give a wrong subclass.
-    It drafts as many tokens for a row as the configuration allows; some are wrong.
+    row_model_cls: the class that executes the plans; a test may use a faulty subclass.
     """
 
     provides = frozenset({"drafts", "encoder", "logprobs", "prompt_logprobs"})
@@ -82,7 +81,7 @@ class FakeWorker(WorkerBase):
         return ModelInfo(vocab_size=self._vocab_size())
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return the spec of one layer with one head of one float32."""
+        """Return the spec of one layer with one head of size 1 in float32."""
         self._ask("get_kv_cache_spec", after="load_model")
         size = self._config.cache.block_size
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype="float32")

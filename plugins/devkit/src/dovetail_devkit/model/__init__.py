@@ -1,1 +1,1 @@
-"""The checks of the model suite beyond the results of a forward pass."""
+"""The checks of the model suite that need more than the results of a forward pass."""

@@ -21,7 +21,8 @@ POSITIONS, FINAL_NORM = "positions", "final_norm"
 WIDEST = 160
 """Largest hidden size for which a final norm can be detected with few tokens."""
 FLATNESS = 1e-3
-"""Bound on the least singular value of normed hidden states. Without a norm it is 10 times more."""
+"""Upper limit of the least singular value of normed hidden states. Without a norm, the value is 10
+times larger."""
 
 
 class WatchedOps:
@@ -90,10 +91,10 @@ def _words(name: str) -> str:
 def check_norm(hidden_TD: torch.Tensor) -> None:
     """Raise AssertionError unless hidden states come from a norm with a weight and optional bias.
 
-    Minus the bias and divided by the weight, normed hidden states have equal lengths. So they lie
-    on an ellipsoid along the axes, and Σ_d (a_d h_d² + b_d h_d) = 1 has a solution for all tokens.
-    It has no solution for the hidden states of a residual stream, if there are more tokens than
-    unknown numbers.
+    If the bias is subtracted and the result is divided by the weight, normed hidden states have
+    equal lengths. They therefore lie on an ellipsoid with axes parallel to the coordinates, and Σ_d
+    (a_d h_d² + b_d h_d) = 1 has a solution for all tokens. For the hidden states of a residual
+    stream, this equation has no solution if there are more tokens than unknown numbers.
     """
     hidden = hidden_TD.double()
     expect(bool(hidden.isfinite().all()), "forward returns NaN or infinite hidden states")
@@ -103,9 +104,9 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
     least = float(torch.linalg.svdvals(columns)[-1])
     expect(
         least < FLATNESS,
-        "the hidden states do not come from a final norm: no weight gives them equal lengths "
+        f"the hidden states do not come from a final norm: no weight scales them to equal lengths "
         f"(least singular value {least:.2g}, expected at most {FLATNESS:g}). Apply the norm in "
-        "forward(). A model without a final norm declares lacks = frozenset({'final_norm'})",
+        f"forward(). A model without a final norm declares lacks = frozenset({'final_norm'})",
     )
 
 

@@ -71,7 +71,7 @@ def draw_cases(
 
 
 class _Bench:
-    """Makes rows of logits and draws from them with one provider."""
+    """Creates rows of logits and draws tokens from them with one provider."""
 
     def __init__(self, ops_cls: type[Ops], dtype: str, device: torch.device) -> None:
         self._ops: Any = ops_cls()
@@ -137,7 +137,7 @@ def _columns(
 
 
 def _check_best(bench: _Bench) -> None:
-    """Check that temperature 0 and truncation to one token give the best token."""
+    """Check that the best token is drawn with temperature 0 and with truncation to one token."""
     import torch
 
     logits_RV = bench.logits(6, 4999)
@@ -150,14 +150,15 @@ def _check_best(bench: _Bench) -> None:
         DrawParams(temperature=0.0, top_k=5),
         DrawParams(temperature=1e-3),
     ]
-    for r in (3, 5):  # the best token is certain only if its logit is far ahead
+    # the best token is certain only if its logit is much larger than all other logits
+    for r in (3, 5):
         logits_RV[r, first[r]] = best[r] + 1
     got = bench.draw(logits_RV, params, range(6), range(6))
     expect(got == first, f"draw_tokens returns {got}; expected the best tokens {first}")
 
 
 def _check_kept(bench: _Bench) -> None:
-    """Check that tokens that min-p, top-k or top-p drop are not drawn."""
+    """Check that tokens that min-p, top-k or top-p exclude are not drawn."""
     logits_RV = bench.logits(1, 61, seed=3)
     for what, param in _PARAMS.items():
         probs = probabilities(logits_RV[0].tolist(), param)
@@ -165,11 +166,13 @@ def _check_kept(bench: _Bench) -> None:
         rows = logits_RV.expand(num_rows, -1).contiguous()
         got = bench.draw(rows, [param] * num_rows, range(num_rows), [9] * num_rows)
         wrong = sorted({token for token in got if probs[token] == 0})
-        expect(not wrong, f"draw_tokens returns {wrong}, which {what} must drop ({param})")
+        expect(
+            not wrong, f"draw_tokens returns {wrong}, but {what} must exclude this token ({param})"
+        )
 
 
 def _check_equals(bench: _Bench) -> None:
-    """Check that of equal logits the lowest ids are kept.
+    """Check that truncation keeps the lowest ids if several logits are equal.
 
     Top-k keeps exactly k tokens, and top-p keeps the fewest tokens whose probabilities reach p.
     """
@@ -192,11 +195,12 @@ def _check_equals(bench: _Bench) -> None:
         kept = set(got[first:last])
         expect(
             kept <= due and len(kept) > 1,
-            f"{what} keeps the tokens {kept} of several equal logits; expected {due}",
+            f"several logits are equal, and {what} keeps the tokens {kept}; expected {due}",
         )
     expect(
         got[28:] == [2, 2],
-        f"truncation to one of several equal tokens gives {got[28:]}; expected the first, 2",
+        f"truncation to one token of several tokens with equal logits returns {got[28:]}; "
+        f"expected 2, the first",
     )
 
 
@@ -242,7 +246,8 @@ def _check_numbers(bench: _Bench) -> None:
         # Twelve draws from 997 equal tokens have four equal pairs with a probability of 10^-8.
         expect(
             len(set(got)) >= num_rows - 3,
-            f"draw_tokens must depend on each {what}; rows that differ only in it get {got}",
+            f"draw_tokens must depend on each {what}; rows that differ only in this value get "
+            f"{got}",
         )
 
 

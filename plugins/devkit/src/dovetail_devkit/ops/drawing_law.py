@@ -1,8 +1,9 @@
-"""The probabilities of a row's tokens, in plain numbers and loops: the reference for draws.
+"""Reference for draws: computes the probabilities of a row's tokens with Python numbers and loops.
 
-Tokens are ordered by logit, largest first, then by column. Temperature divides the logits; min-p
-drops tokens less likely than that share of the best; top-k keeps exactly k; top-p keeps the fewest
-of the remaining tokens that reach its share. Uses no tensors and no random numbers.
+Tokens are sorted by logit, largest first, then by column. Temperature divides the logits; min-p
+removes tokens with less than min_p times the highest probability; top-k keeps exactly k tokens;
+top-p keeps the fewest remaining tokens with a total probability of at least p. Uses no tensors and
+no random numbers.
 """
 
 from __future__ import annotations

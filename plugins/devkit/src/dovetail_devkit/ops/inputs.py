@@ -1,9 +1,11 @@
 """The conformance cases of `prepare_inputs`, for providers that override it.
 
-All inputs of a step are compared with plain loops. Buffers are laid out as in model runners:
-prefixes of longer buffers, parts of a packet. torch is imported within functions.
+All inputs of a step are compared with the results of Python loops. Buffers have the same layout as
+in model
+runners: prefixes of longer buffers, and parts of one buffer with all inputs. torch is imported
+within functions.
 
-Legend: R runs, T tokens, L longest row, M blocks of a table's row.
+Legend: R runs, T tokens, L tokens of the longest row, M blocks per row of the block table.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _LENGTH = 1500
 _UNTOUCHED = -77
 _MARGIN = 5
 _PACKET_PLACE = 4
-"""Offset of the inputs in a packet, in int32 numbers (16 bytes)."""
+"""Offset of the inputs in the buffer with all inputs, in int32 numbers (16 bytes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
 
 
 def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) -> None:
-    """Compare the outputs with plain loops, and check that nothing else was written."""
+    """Compare the outputs with Python loops, and check that nothing else was written."""
     import torch
 
     ops: Any = ops_cls()

@@ -1,1 +1,1 @@
-"""The parts of the policy suite: recorded policies, short runs, and accounts of events."""
+"""The parts of the policy suite: recording policies, short programs, checks of events."""

@@ -1,6 +1,6 @@
 """Checks that a policy receives each event of its requests exactly once, with correct values.
 
-Policies with accounts (fairness, quotas, aging) depend on these hooks. Uses the views of
+Policies that count service (fairness, quotas, aging) depend on these hooks. Uses the views of
 `dovetail.interfaces.policy`, and no scheduler.
 """
 
@@ -17,7 +17,7 @@ from dovetail_devkit.expectation import expect
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """What was reported about one request.
+    """The events that were reported about one request.
 
     rank: the last rank that the policy returned. computed: number of computed tokens, -1 while the
     request waits. is_fresh: whether it was evicted in this step.
@@ -35,8 +35,8 @@ class _Account:
 class PolicyAccounts:
     """All events that a policy received.
 
-    static_rank: as the policy declares. plans: whether it overrides `plan`, which then need not
-    follow its ranks. admitted: running requests, in the order of admission.
+    static_rank: as the policy declares. plans: whether the policy overrides `plan`; then plans need
+    not follow the ranks. admitted: running requests, in the order of admission.
     """
 
     static_rank: bool = True
@@ -83,8 +83,8 @@ class PolicyAccounts:
             account.computed = computed - num_tokens
         expect(
             account.computed >= 0 and account.computed + num_tokens == computed,
-            f"{name} had {account.computed} computed tokens and a grant of {num_tokens}, but "
-            f"num_computed_tokens={computed}",
+            f"{name} had {account.computed} computed tokens and was granted {num_tokens} tokens, "
+            f"but has num_computed_tokens={computed}",
         )
         account.computed = computed
 
@@ -147,10 +147,11 @@ class PolicyAccounts:
         )
 
     def _check_order(self, admitted: _Account, block_size: int) -> None:
-        """Check that no waiting request has a better rank than an admitted one; ties go by arrival.
+        """Check that no waiting request has a better rank than an admitted request.
 
-        A request that is evicted in a step counts from the next step. A request that shares a first
-        block with a running one may be skipped until that block is computed.
+        Requests of equal rank must be in arrival order. A request that is evicted in a step is
+        checked from the next step on. If a waiting request has the same first block as a running
+        request, it may be skipped until this block is computed.
         """
         if self.plans:
             return
@@ -179,7 +180,7 @@ class PolicyAccounts:
         )
         expect(
             account.computed >= 0 or not has or account.num_evictions > 0,
-            f"{account.request.request_id} has output, but on_granted was not called for it",
+            f"{account.request.request_id} has output tokens, but on_granted was not called for it",
         )
 
     def _leave(self, account: _Account) -> None:

@@ -1,7 +1,7 @@
-"""Non-clairvoyance: a policy's decisions must not depend on future tokens.
+"""Checks that a policy's decisions do not depend on future tokens.
 
-The same requests run twice. From a given step on, the two runs get different tokens, and so answers
-of different lengths. The plans must be equal up to this step. Uses only the contract of the
+The same requests run twice. From a given step on, the two runs get different tokens, and therefore
+answers of different lengths. The plans must be equal up to this step. Uses only the contract of the
 scheduler.
 """
 
@@ -33,8 +33,8 @@ def check_foresight(scheduler_cls: type[SchedulerInterface], policy: type[Policy
     for seed in range(NUM_SEEDS):
         for split in SPLITS:
             plans, others = (
-                _play(scheduler_cls, policy, seed=seed, split=split, world=world)
-                for world in (1, 2)
+                _play(scheduler_cls, policy, seed=seed, split=split, variant=variant)
+                for variant in (1, 2)
             )
             for plan, other in zip(plans[: split + 1], others[: split + 1], strict=True):
                 expect(
@@ -51,9 +51,9 @@ def _play(
     *,
     seed: int,
     split: int,
-    world: int,
+    variant: int,
 ) -> list[SchedulerOutput]:
-    """Return the plans of `NUM_STEPS` steps. From step `split` on, tokens depend on `world`."""
+    """Return the plans of `NUM_STEPS` steps. From step `split` on, tokens depend on `variant`."""
     clock, rng = ManualClock(), Random(seed)
     scheduler = scheduler_cls(
         SchedulerContext(
@@ -74,7 +74,7 @@ def _play(
         clock.advance(STEP_NS)
         plan = scheduler.schedule()
         plans.append(plan)
-        scheduler.update_from_output(plan, _sample(plan, world if step >= split else 0))
+        scheduler.update_from_output(plan, _sample(plan, variant if step >= split else 0))
     scheduler.shutdown()
     return plans
 
@@ -92,10 +92,10 @@ def _random_request(rng: Random, request_id: str) -> EngineCoreRequest:
     )
 
 
-def _sample(plan: SchedulerOutput, world: int) -> ModelRunnerOutput:
-    """Return tokens by (world, row, position); every eighth is a stop token."""
+def _sample(plan: SchedulerOutput, variant: int) -> ModelRunnerOutput:
+    """Return tokens by (variant, row, position); one in eight tokens is a stop token."""
     runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
-    token_ids = [mix(mix(world, row), start + n) % 8 for row, start, n, samples in runs if samples]
+    token_ids = [mix(mix(variant, row), start + n) % 8 for row, start, n, one in runs if one]
     return ModelRunnerOutput(
         step_id=plan.step_id, num_sampled=plan.samples, token_ids=array("i", token_ids)
     )

@@ -1,7 +1,7 @@
 """Short sequences of scheduler calls that check a policy's order, with enough and too few seats.
 
-The core's scheduler plays them with more blocks than needed, so that only the policy decides. Sees
-the policy only through its accounts.
+The core's scheduler runs them with more blocks than needed, so that only the policy decides. The
+checks use only the recorded events of the policy.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.expectation import expect
 from dovetail_devkit.policy.accounts import PolicyAccounts
-from dovetail_devkit.scheduler.program import AfterStep, Program, Referee, make_kv_cache
+from dovetail_devkit.scheduler.program import AfterStep, Program, SchedulerDriver, make_kv_cache
 
 NUM_SEATS = 3
 PRIORITIES = (2, 0, 1, 0, 2, -1, 1, -2, 0, 2, -1)
 
 
-def make_referee(policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1) -> Referee:
-    """Return a referee of a scheduler with three seats and enough blocks and tokens."""
+def make_driver(
+    policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1
+) -> SchedulerDriver:
+    """Return a driver of a scheduler with three seats and enough blocks and tokens."""
     limits = SchedulerLimits(max_num_seqs=NUM_SEATS, max_num_batched_tokens=64, max_model_len=32)
     kv_cache = make_kv_cache(num_blocks=129, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
-    return Referee(Scheduler, program, policy=policy_cls, after_step=after_step)
+    return SchedulerDriver(Scheduler, program, policy=policy_cls, after_step=after_step)
 
 
-def add(referee: Referee, number: int) -> None:
+def add(driver: SchedulerDriver, number: int) -> None:
     """Add request `number` of a sequence."""
-    referee.add(
+    driver.add(
         EngineCoreRequest(
             request_id=f"r{number}",
             prompt_token_ids=array("i", [number % 31, 1, 2, 3, 4]),
@@ -42,45 +44,46 @@ def add(referee: Referee, number: int) -> None:
     )
 
 
-def check_room_for_all(referee: Referee, accounts: PolicyAccounts) -> None:
+def check_room_for_all(driver: SchedulerDriver, accounts: PolicyAccounts) -> None:
     """Check that all requests run and none is preempted if there are enough seats."""
     for number in range(NUM_SEATS):
-        add(referee, number)
-    plan = referee.schedule()
+        add(driver, number)
+    plan = driver.schedule()
     expect(
         len(plan.rows) == NUM_SEATS,
-        f"{len(plan.rows)} of {NUM_SEATS} requests run, although all have seats",
+        f"{len(plan.rows)} of {NUM_SEATS} requests run, although there are enough seats for all",
     )
-    referee.settle()
-    referee.drain()
+    driver.settle()
+    driver.drain()
     if not accounts.plans:
         expect(
-            accounts.num_evicted == 0, "a request was preempted, although all requests had seats"
+            accounts.num_evicted == 0,
+            "a request was preempted, although there were enough seats for all",
         )
 
 
-def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
+def check_short_seats(driver: SchedulerDriver, accounts: PolicyAccounts, policy: Policy) -> None:
     """Check that with too few seats requests are preempted only if the policy preempts.
 
-    A policy that overrides `plan` may evict any request; all requests must still end.
+    A policy that overrides `plan` may evict any request, but all requests must finish.
     """
     for number in range(len(PRIORITIES)):
-        add(referee, number)
-        referee.schedule()
+        add(driver, number)
+        driver.schedule()
         expect(
             len(accounts.admitted) <= NUM_SEATS,
             f"{len(accounts.admitted)} requests run; max_num_seqs is {NUM_SEATS}",
         )
         if policy.preempts and policy.static_rank and not accounts.plans:
             _check_best_run(accounts)
-        referee.settle()
-    referee.drain()
+        driver.settle()
+    driver.drain()
     if not policy.preempts and not accounts.plans:
         expect(
             accounts.num_evicted == 0,
             "a request was preempted, but the policy declares preempts = False",
         )
-    stats = referee.last_stats
+    stats = driver.last_stats
     expect(
         stats is None or stats.num_preemptions == accounts.num_evicted,
         f"on_evict was called {accounts.num_evicted} times, but the statistics have "
@@ -88,17 +91,17 @@ def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy
     )
 
 
-def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
-    """Check that a new request preempts at most one request, also while steps are in flight."""
+def check_newcomer(driver: SchedulerDriver, accounts: PolicyAccounts, policy: Policy) -> None:
+    """Check that a new request preempts at most one request, even while steps are in flight."""
     for number in range(NUM_SEATS):
-        add(referee, number)
-    referee.schedule()
-    referee.schedule()
-    referee.settle()
-    add(referee, PRIORITIES.index(min(PRIORITIES)))
-    referee.schedule()
-    referee.settle()
-    referee.drain()
+        add(driver, number)
+    driver.schedule()
+    driver.schedule()
+    driver.settle()
+    add(driver, PRIORITIES.index(min(PRIORITIES)))
+    driver.schedule()
+    driver.settle()
+    driver.drain()
     most = int(policy.preempts)
     expect(
         accounts.num_evicted <= most or not policy.static_rank,

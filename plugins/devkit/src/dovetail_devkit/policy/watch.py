@@ -18,7 +18,7 @@ _OF_SCHEDULER = frozenset(name for name in vars(SchedulerView) if not name.start
 
 
 class _Proxy:
-    """A read-only proxy that shows some attributes of an object."""
+    """A read-only proxy with some attributes of an object."""
 
     __slots__ = ("_shown", "_target")
 
@@ -113,11 +113,11 @@ class Veil:
         return self.request(request), self.view(view)
 
     def lift(self, shown: Any) -> Any:
-        """Return the object behind a proxy; return other values unchanged."""
+        """Return the object that a proxy represents; return other values unchanged."""
         return shown._target if isinstance(shown, _Proxy) else shown
 
     def action(self, action: Any) -> Any:
-        """Return an action with the request behind its proxy; return other values unchanged."""
+        """Return an action with the original request of its proxy, or another value as it is."""
         if type(action) is not tuple or len(action) != 5:
             return action
         kind, request, *rest = action
@@ -165,7 +165,7 @@ class WatchedPolicy(Policy):
         return first
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request behind the chosen proxy."""
+        """Return the request that the chosen proxy represents."""
         shown = self.veil.all(running)
         chosen = self.watched.victim(shown, self.veil.view(view))
         for request, proxy in zip(running, shown, strict=True):
@@ -226,7 +226,7 @@ class WatchedPolicy(Policy):
 
 
 class WatchedPlan(WatchedPolicy):
-    """A watched policy that overrides `plan`, and forwards each action to the scheduler."""
+    """A checked policy that overrides `plan`, and forwards each action to the scheduler."""
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Forward the actions, and return the answers."""
@@ -247,7 +247,7 @@ def plans(policy_cls: type[Policy]) -> bool:
 
 
 def watch(policy_cls: type[Policy], *, by_plan: bool = False) -> type[WatchedPolicy]:
-    """Return a watched version of `policy_cls`.
+    """Return a subclass of `WatchedPolicy` for `policy_cls`.
 
     by_plan: run the default plan action by action if the policy does not override `plan`.
     """

@@ -1,6 +1,5 @@
-"""A fake asynchronous device with CPU tensors, whose copies are done when the host waits for them.
-
-Until then the host reads `POISON`. The source and the target of a copy must not change before.
+"""A fake asynchronous device with CPU tensors. A copy is done only when the host waits for it.
+Until then, the host reads `POISON`, and the source and the target of the copy must not change.
 """
 
 from dataclasses import replace
@@ -13,7 +12,8 @@ POISON = 0xA5
 
 
 class LateEvent:
-    """An event that occurs when the host waits for it. arrivals: functions that do the copies."""
+    """An event that completes when the host waits for it. arrivals: functions that do the
+    copies."""
 
     def __init__(self, device, arrivals=()):
         self.device, self.arrivals, self.is_past = device, arrivals, False
@@ -31,7 +31,7 @@ class LateEvent:
 
 
 class LateDevice:
-    """The fake device. pinned: all pinned memory. num_waits: number of waits of the host."""
+    """The fake device. pinned: all pinned memory. num_waits: how often the host has waited."""
 
     def __init__(self):
         self.pinned, self.num_waits, self.fails = [], 0, None

@@ -11,7 +11,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.metadata import first_party
 
 MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low", "none")]
-"""Distributions that are first-party in tests that use `plugin_site`."""
+"""Distributions that count as first-party in tests with the fixture `plugin_site`."""
 
 
 class PluginSite:
@@ -50,7 +50,7 @@ class PluginSite:
 
 @pytest.fixture
 def count_as_member(monkeypatch):
-    """Make a distribution a first-party one: `count_as_member(name, package)`."""
+    """Return a function that makes a distribution first-party: `count_as_member(name, package)`."""
     listed = dict(first_party.FIRST_PARTY)
     monkeypatch.setattr(first_party, "FIRST_PARTY", listed)
 
@@ -62,7 +62,8 @@ def count_as_member(monkeypatch):
 
 @pytest.fixture
 def plugin_site(tmp_path, monkeypatch, count_as_member):
-    """Install fictitious plugins: `plugin_site.add(…)`; their modules are unloaded afterwards."""
+    """Return a folder in which `plugin_site.add(…)` installs fictitious plugins. Their modules are
+    unloaded after the test."""
     site = PluginSite(tmp_path / "site")
     site.path.mkdir()
     for name in MADE_UP_MEMBERS:

@@ -1,8 +1,8 @@
 """Random plans for model runners of `runner_rig`.
 
-Requests join, some of them partly computed and with shared blocks, run in chunks, wait, and leave.
-They use every sampling field. The plans do not depend on tokens, so several runners can execute
-them, at any pipeline depth.
+Requests join, run in chunks, wait and leave. Some requests join with computed tokens and shared
+blocks. The requests use every sampling field. The plans do not depend on tokens, so several runners
+can execute them, at any pipeline depth.
 """
 
 from array import array
@@ -31,7 +31,7 @@ WISHES = [
 
 
 class Row:
-    """A request on a row, with the counts and blocks that a scheduler knows."""
+    """A request in a row, with the counts and blocks that a scheduler tracks."""
 
     def __init__(self, tokens, blocks):
         self.tokens, self.blocks = tokens, blocks
@@ -39,7 +39,7 @@ class Row:
 
 
 class Program:
-    """Makes the plans of many requests."""
+    """Creates the plans for many requests."""
 
     def __init__(self, seed, num_steps):
         self.rng, self.builder = Random(seed), StepBuilder()

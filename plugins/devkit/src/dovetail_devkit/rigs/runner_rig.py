@@ -1,4 +1,4 @@
-"""Shared parts of model runner tests: a tiny model whose attention sums the cached values.
+"""A tiny model for tests of model runners. Its attention sums the cached values.
 
 Legend: V vocabulary, D head size, T tokens, S slots.
 """
@@ -32,7 +32,7 @@ class Builder(AttentionMetadataBuilder):
 
 
 class Layer(AttentionLayer):
-    """Attention whose result is the sum of the row's values up to the token, read slot by slot."""
+    """Attention that returns the sum of a row's values up to the token, read slot by slot."""
 
     def __init__(self, context):
         pass
@@ -93,10 +93,9 @@ class CountingBackend(Backend):
 
 
 class Model:
-    """A model whose next token is the column with the largest sum of the embeddings so far.
-
+    """A model that adds the embeddings of all tokens so far; the largest element is the next token.
     narrows: whether only needed tokens continue after the attention. num_left: number of tokens
-    after the attention, by forward pass.
+    after the attention, for each forward pass.
     """
 
     narrows = True
@@ -130,7 +129,7 @@ class Model:
 
 
 class Steps:
-    """Builds and executes plans of a runner, with the generations of rows."""
+    """Builds plans, tracks the generations of rows, and executes the plans with a runner."""
 
     def __init__(self, runner):
         self.runner, self.builder, self.generations = runner, StepBuilder(), {}

@@ -1,4 +1,4 @@
-"""A KV connector with different speeds of ranks, for tests of engines with worker processes."""
+"""A KV connector that is slower on one rank, for tests of engines with worker processes."""
 
 from dovetail_kv_memory.connector import MemoryConnector, MemoryWorkerSide, _options, _store_name
 from dovetail_kv_memory.store import shared_store
@@ -34,7 +34,7 @@ class UnevenWorkerSide(MemoryWorkerSide):
 
 
 class UnevenConnector(MemoryConnector):
-    """Keeps blocks in memory. Rank 1 reports transfers late and fails loads."""
+    """Stores blocks in memory. Rank 1 reports transfers late and fails loads."""
 
     @staticmethod
     def create_worker_side(context):

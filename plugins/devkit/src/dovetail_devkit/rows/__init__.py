@@ -1,1 +1,1 @@
-"""An exact model of a worker's rows, blocks and cache slots, for the fake workers."""
+"""A simulation of a worker's rows, blocks and cache slots, for the fake workers."""

@@ -21,7 +21,7 @@ def make_logprobs(token_ids: Sequence[int], num_best: int, vocab_size: int) -> L
 
 
 def allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, frozenset[int]]:
-    """Return the tokens that grammars allow, by run."""
+    """Return the tokens that the grammar of each run allows, by run."""
     if grammar is None:
         return {}
     width = -(-vocab_size // 32) * 4

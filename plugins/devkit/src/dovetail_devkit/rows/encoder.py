@@ -1,7 +1,7 @@
 """The encoder cache of a fake worker, with checks of how plans use it.
 
-Depends on plans and rows. It does not encode: an encoder output is represented by a number, which
-`dovetail_devkit.rows.state` computes.
+Depends on plans and rows. Nothing is encoded: a number that `dovetail_devkit.rows.state` computes
+represents an encoder output.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FakeEncoder:
         held = sum(self.kept.values())
         expect(
             held <= size,
-            f"plans keep {held} encoded tokens; encoder_cache_tokens is {size}",
+            f"the encoder cache has {held} tokens after the plan; encoder_cache_tokens is {size}",
         )
 
     def check(self, state: RowState, start: int, end: int) -> None:

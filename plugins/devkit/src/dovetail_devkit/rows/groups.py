@@ -1,9 +1,9 @@
 """A `RowModel` for caches of several groups, with sliding windows and states.
 
-Its tables drop the blocks before a window, so that a wrong read of such a block is detected. All
+Blocks before a window are removed from the tables, so a wrong read of such a block is detected. All
 groups share the memory of a block, so a block belongs to one group at a time, and a write by one
-group replaces the content of another. The blocks that a run may read are compared with the expected
-content. Does not depend on a scheduler.
+group replaces the content of another group. The content of the blocks that a run may read is
+compared with the expected content. Does not depend on a scheduler.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class GroupRows(RowModel):
         longest = (len(table) - 1) * self._block_sizes[group]
         self._require(
             longest < self.limits.max_model_len,
-            f"row {row} has {len(table)} blocks, more than max_model_len needs",
+            f"row {row} has {len(table)} blocks, which is more than a request of max_model_len "
+            f"tokens needs",
         )
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
@@ -108,7 +109,8 @@ class GroupRows(RowModel):
             good = not start or self._states.get((group, last)) == state.contents[start - 1]
             self._require(
                 good,
-                f"row {row} continues at position {start}, but its state is not of {start - 1}",
+                f"row {row} continues at position {start}, but its block does not contain the "
+                f"state after position {start - 1}",
             )
             ends = {start + count, *range(start - start % size + size, start + count, size)}
             for end in sorted(ends):
@@ -123,7 +125,7 @@ class GroupRows(RowModel):
         return sum(self.rows[row].contents[:end]) & MASK
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return (group, block) to the rows that share the block."""
+        """Return a map of (group, block) to the rows that share the block."""
         return {key: rows for key, rows in super().shared_blocks().items() if key[1]}
 
     def _overwrite(self, state: RowState, start: int, count: int) -> None:
@@ -144,8 +146,8 @@ class GroupRows(RowModel):
                     owner = owners.setdefault(block, group) if block else group
                     self._require(
                         owner == group,
-                        f"block {block} is given to the KV-cache groups {owner} and {group}, which "
-                        "share its memory; give each group separate blocks",
+                        f"the KV-cache groups {owner} and {group} both have block {block}, but "
+                        f"they share its memory; use separate blocks for each group",
                     )
         super()._check_sharing()
 
@@ -160,5 +162,5 @@ class GroupRows(RowModel):
             if content != state.contents[position]:
                 raise AssertionError(
                     f"{state.request.request_id} reads position {position} of group {group} from "
-                    f"block {table[position // size]}, which holds other content"
+                    f"block {table[position // size]}, which contains other data"
                 )

@@ -1,9 +1,9 @@
-"""An exact model of a worker's rows and blocks, and of the slots that attention reads.
+"""A simulation of a worker's rows and blocks, and of the slots that attention reads.
 
-The number of a position (`dovetail_devkit.rows.state`) is stored by block and offset, so that a
-stale, foreign or aliased block gives a wrong number. A sampled token is computed only from the
-numbers that attention would read. A strict model also raises AssertionError if a plan or a call
-violates the contract of `WorkerBase`. Does not depend on a scheduler or on tensors. Tests override
+A number represents the key and value of a position (`dovetail_devkit.rows.state`). It is stored by
+block and offset, so a block that is stale, overwritten or of another request gives a wrong number.
+A sampled token is computed only from the numbers that attention would read. A strict model also
+raises AssertionError if a plan or a call violates the contract of `WorkerBase`. Tests override
 methods.
 """
 
@@ -34,10 +34,10 @@ _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
 
 @dataclass(slots=True)
 class _Step:
-    """An executed plan, and the results of attention of each run.
+    """An executed plan, and the attention results of each run.
 
     runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. answer: of the KV connector.
+    for each of its last 1 + num_drafts positions. answer: the data that the KV connector returned.
     """
 
     plan: SchedulerOutput
@@ -49,7 +49,7 @@ class _Step:
 class RowModel:
     """Executes plans on rows of numbers.
 
-    strict: whether violated rules raise; a lenient model continues with the wrong content.
+    strict: whether a violated rule raises; otherwise the model continues with wrong content.
     rows: the rows with a request, by number; read-only for callers.
     """
 
@@ -80,7 +80,7 @@ class RowModel:
             self._side.register([SlotPages(self._slots)])
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Apply leaves, joins, blocks and runs, in that order; keep the data for `sample`."""
+        """Apply leaves, joins, blocks and runs, in this order; store the data for `sample`."""
         self._require(self._step is None, "sample_tokens was not called for the previous plan")
         self._require(
             plan.step_id > self._last_step,
@@ -162,7 +162,7 @@ class RowModel:
         self.rows.pop(row, None)
 
     def join(self, request: NewRequest) -> None:
-        """Give `request` the row that it names."""
+        """Assign to `request` the row that the plan states."""
         row, name = request.row, request.request_id
         held = self.rows.get(row)
         self._require(
@@ -205,7 +205,7 @@ class RowModel:
         )
         self._require(
             (len(blocks) - 1) * size < self.limits.max_model_len,
-            f"row {row} has {len(blocks)} blocks, more than max_model_len needs",
+            f"row {row} has {len(blocks)} blocks; max_model_len tokens need fewer blocks",
         )
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
@@ -254,7 +254,7 @@ class RowModel:
             if self.strict and content != state.contents[position] and not self._is_spoilt(block):
                 raise AssertionError(
                     f"row {row} ({state.request.request_id}) reads position {position} from block "
-                    f"{block}, which holds other content: stale, overwritten or never computed"
+                    f"{block}, whose data is stale, overwritten or was never computed"
                 )
             attended += content
         return attended & MASK
@@ -273,7 +273,7 @@ class RowModel:
         return token
 
     def poison(self) -> None:
-        """Make the content of all blocks undefined that no row holds."""
+        """Make the content of all blocks undefined, except blocks in the table of a row."""
         held = {
             (group, block)
             for state in self.rows.values()
@@ -284,7 +284,7 @@ class RowModel:
             del self._slots[slot]
 
     def held_blocks(self, names: Container[str]) -> set[int]:
-        """Return the blocks that rows of the requests `names` hold."""
+        """Return the blocks in the block tables of the requests `names`."""
         return {
             block
             for state in self.rows.values()
@@ -306,9 +306,9 @@ class RowModel:
     def _place_run(self, row: int, start: int, count: int, num_drafts: int) -> tuple[int, int, int]:
         """Return start, end and number of verified drafts of a run.
 
-        A plan gives the last possible start and the largest possible number of drafts, since the
-        results of earlier plans were not known when it was made. Drafts count as known until they
-        are verified; drafts that the run does not verify are discarded.
+        A plan contains the last possible start and the largest possible number of drafts, because
+        the results of earlier plans were not known when it was created. Drafts count as known until
+        they are verified; drafts that the run does not verify are discarded.
         """
         self._require(row in self.rows, f"the plan runs row {row}, which has no request")
         state, most = self.rows[row], self.limits.num_lookahead_tokens
@@ -322,7 +322,7 @@ class RowModel:
         self._require(
             late in due,
             f"row {row} runs from position {start}, but {state.num_computed} tokens are computed; "
-            f"{list(state.num_wrong)} drafts were wrong in its last steps",
+            f"its last steps rejected {list(state.num_wrong)} drafts",
         )
         verified = held[:num_drafts]
         for token in verified:
@@ -346,7 +346,7 @@ class RowModel:
         return sampled
 
     def _draft(self, plan: SchedulerOutput) -> array[int]:
-        """Make drafts for the rows that have sampled; return the drafts of each run's row."""
+        """Create drafts for the rows that have sampled; return the drafts of each run's row."""
         most = self.limits.num_lookahead_tokens
         if not most:
             return array("B")
@@ -392,7 +392,7 @@ class RowModel:
             equal = len({tuple(state.tokens[:end]) for state in states}) <= 1
             expect(
                 len(places) == 1 and full and equal,
-                f"the rows {rows} share block {block}, which is not a full block of equal tokens",
+                f"the rows {rows} share block {block}, which is not full or has different tokens",
             )
 
     def _require(self, condition: bool, message: str) -> None:

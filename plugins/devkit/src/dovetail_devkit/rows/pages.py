@@ -1,7 +1,7 @@
 """The cache of a fake worker as pages of memory, and an unreliable KV connector for it.
 
-`SlotPages` behaves like the tensor of `KVWorkerSide.register`, as far as `FakeWorkerSide` uses it.
-`FlakyWorkerSide` loses some stored blocks, so that loads fail.
+`SlotPages` has the tensor operations that `FakeWorkerSide` uses on the argument of
+`KVWorkerSide.register`. `FlakyWorkerSide` loses some stored blocks, so that loads fail.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Page:
 
 
 class SlotPages:
-    """All blocks of a cache, by number. The slots belong to the caller."""
+    """All blocks of a cache, by number. The caller owns the slots."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -46,7 +46,8 @@ class SlotPages:
 class FlakyWorkerSide(FakeWorkerSide):
     """Loses some of the stored blocks.
 
-    loses_one_in: one of this many blocks is lost; 0 for none. spoilt: blocks of failed loads.
+    loses_one_in: one of this many blocks is lost; 0 for none.
+    spoilt: blocks of failed loads, whose content is undefined.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class FlakyWorkerSide(FakeWorkerSide):
         self._num_asked = 0
 
     def load(self, order: dict[str, Any]) -> None:
-        """Lose some of the kept blocks, then write the others."""
+        """Lose some of the stored blocks, then write the remaining blocks to the cache."""
         for key in order["keys"]:
             self._num_asked += 1
             if self.loses_one_in and not self._num_asked % self.loses_one_in:

@@ -34,7 +34,7 @@ def mix(left: int, right: int) -> int:
 
 
 def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
-    """Return the encoded `inputs`: placeholder position to a number."""
+    """Return the encoded `inputs`: a map of placeholder position to a number."""
     return {
         one.position + place: mix(int.from_bytes(one.content_hash, "little"), place)
         for one in inputs
@@ -71,10 +71,10 @@ class RowState:
     """The state of one row.
 
     blocks: block tables by group. contents: the expected content of each known position's slot.
-    num_computed: number of computed tokens, -1 before the first run. drafts: made by the last run,
-    for the next run, which verifies the planned number of them. num_wrong: for each of the last
-    sampling runs, how many planned drafts were rejected or missing. A plan that was made before
-    this result starts later by this number.
+    num_computed: number of computed tokens, -1 before the first run. drafts: drafts of the last
+    run; the next run verifies the planned number of drafts. num_wrong: for each of the last
+    sampling runs, how many planned drafts were rejected or missing. A plan that was created before
+    this result has a start that is too large by this number.
     """
 
     request: NewRequest
@@ -103,9 +103,10 @@ class RowState:
         return taken
 
     def draft(self, most: int, vocab_size: int) -> None:
-        """Make 0 to `most` drafts of the next tokens; one in four is wrong.
+        """Return 0 to `most` drafts of the next tokens; one in four is wrong.
 
-        Their number and errors depend on the row's content, so that equal rows get equal drafts.
+        The number of drafts and their errors depend on the row's content, so equal rows get equal
+        drafts.
         """
         dice = mix(self.contents[-1], self.request.seed)
         self.drafts = []

@@ -13,7 +13,7 @@ from dovetail.errors import PluginError, nearest
 from dovetail.plugin_kinds import KINDS, get_kind
 
 COMMAND = "command"
-"""The kind of commands of the command line, which have an entry point but no contract."""
+"""The kind for commands of the command line. A command has an entry point but no contract."""
 
 _TORCH = "torch>=2.11"
 _TORCH_LAYER = ("dovetail-torch{core}", _TORCH)
@@ -43,7 +43,7 @@ class Blueprint:
 BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
     {
         "attention": Blueprint(
-            summary="Dense paged attention for Dovetail, in plain torch.",
+            summary="Dense paged attention for Dovetail, in ordinary torch code.",
             suffix="AttentionBackend",
             modules=("backend",),
             entry_points={"attention": "backend:{cls}"},
@@ -101,7 +101,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             'plugin_options={{"{name}": {{"path": "/a/folder"}}}})`',
         ),
         "linear_method": Blueprint(
-            summary="A linear method for Dovetail that applies plain weights with torch.",
+            summary="A linear method for Dovetail that applies unpacked weights with torch.",
             suffix="LinearMethod",
             modules=("method",),
             entry_points={"linear_method": "method:{cls}"},
@@ -119,7 +119,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             '`SamplingParams(extra_args={{"{name}": [13]}})`',
         ),
         "model": Blueprint(
-            summary="A small decoder for Dovetail, made of layers of dovetail-torch.",
+            summary="A small decoder for Dovetail, built from layers of dovetail-torch.",
             suffix="",
             modules=("model",),
             entry_points={"model": "model:{cls}"},
@@ -143,7 +143,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "ops": Blueprint(
-            summary="Operations for Dovetail in plain torch, a norm and an activation.",
+            summary="A norm and an activation for Dovetail, in ordinary torch code.",
             suffix="Ops",
             modules=("ops",),
             entry_points={"ops": "ops:{cls}"},
@@ -182,7 +182,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "step_extension": Blueprint(
-            summary="A step extension for Dovetail that raises the logit of a token.",
+            summary="A step extension for Dovetail that increases the logit of a token.",
             suffix="StepExtension",
             modules=("extension",),
             entry_points={"step_extension": "extension:{cls}"},
@@ -232,11 +232,11 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
         ),
     }
 )
-"""Kind to blueprint, for every kind that has a template."""
+"""Map of kind to blueprint, for every kind that has a template."""
 
 
 def get_blueprint(kind: str) -> Blueprint:
-    """Return the blueprint of `kind`; raise PluginError with all such kinds if it has none."""
+    """Return the blueprint of `kind`; raise PluginError if the kind has no template."""
     blueprint = BLUEPRINTS.get(kind)
     if blueprint is not None:
         return blueprint

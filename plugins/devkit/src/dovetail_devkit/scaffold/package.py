@@ -131,7 +131,7 @@ def _class_name(stem: str, suffix: str) -> str:
 
 
 def _entry_name(kind: str, names: Mapping[str, str]) -> str:
-    """Return the name of the entry point, which for a command is the words that users type."""
+    """Return the name of the entry point; for a command, the words that users type."""
     return names["words"] if kind == COMMAND else names["name"]
 
 
@@ -156,7 +156,7 @@ def _api_range(kind: str) -> str:
 
 
 def _requirement() -> str:
-    """Return the range of compatible versions of dovetail-core, by the same rule."""
+    """Return the range of compatible dovetail-core versions, by the rule for contract versions."""
     try:
         numbers = version(_CORE).split(".")
     except PackageNotFoundError:

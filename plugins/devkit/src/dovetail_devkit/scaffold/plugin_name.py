@@ -1,7 +1,7 @@
 """Derives the names of a new package, distribution and class from the name of a plugin.
 
-Names that are used by an installed module, distribution or plugin of the same kind are rejected,
-since an ambiguous name is an error wherever it is used. Imports no module that it looks up.
+A name is rejected if an installed module, distribution or plugin of the same kind has it, because
+every use of an ambiguous name is an error. Modules are only looked up, not imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PluginName:
     """The names of a new plugin.
 
     name: the plugin's name, which is also the name of the folder. package: the name to import.
-    distribution: the name to install. stem: the beginning of its class names.
+    distribution: the name to install. stem: the beginning of the class names.
     """
 
     name: str
@@ -69,8 +69,8 @@ def _check_free(kind: str, made: PluginName) -> None:
         )
     if package in sys.stdlib_module_names or package in _PACKAGE_FOLDERS:
         raise PluginError(
-            f"The package name {package!r} is in use by Python or as a folder of every package. "
-            "Choose another name."
+            f"The package name {package!r} is a name of Python, or of a folder in every package. "
+            f"Choose another name."
         )
     try:
         owner = distribution(made.distribution)

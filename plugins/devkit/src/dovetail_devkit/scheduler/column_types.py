@@ -1,7 +1,7 @@
 """Checks the types of plans and results, whose columns must be typed arrays.
 
-A list instead of an array would fail only later, when it is sent to another process or added to an
-array. Each check raises AssertionError with the class and the field.
+A list instead of an array would cause an error only later, when it is sent to another process or
+added to an array. Each check raises AssertionError with the class and the field.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check_depth_types(depth: Depth) -> None:
 
 
 def _check(made: Any, kind: type) -> None:
-    """Check an object, its columns, and its fields that are plain numbers and strings."""
+    """Check an object, its columns, and its fields with numbers and strings."""
     if not isinstance(made, kind):
         raise AssertionError(f"a {_name(made)} was returned; expected a {kind.__name__}")
     for name, code in _COLUMNS.get(kind, {}).items():

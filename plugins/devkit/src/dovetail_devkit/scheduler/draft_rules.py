@@ -1,6 +1,6 @@
 """Checks the number of drafts in plans against the drafts that workers have returned.
 
-Uses plans and results. The referee checks that drafts do not change tokens.
+Uses plans and results. `SchedulerDriver` checks that drafts do not change tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class DraftChecker:
     def __init__(self, num_lookahead_tokens: int) -> None:
         self.num_verified = 0
         self._most = num_lookahead_tokens
-        self._held: Counter[int] = Counter()  # drafts by row, after the row's last result
+        self._held: Counter[int] = Counter()  # number of drafts by row, after the row's last result
         self._in_flight: Counter[int] = Counter()  # number of sampling runs by row
         self._out: deque[dict[int, int]] = deque()
 

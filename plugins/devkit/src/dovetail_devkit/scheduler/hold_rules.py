@@ -1,4 +1,4 @@
-"""Checks that plans and depths respect pauses and admission gates.
+"""Checks that plans and the counts of `depth()` respect pauses and admission gates.
 
 Uses only request ids and plans. Does not check the order of runnable requests.
 """
@@ -23,7 +23,7 @@ class HoldChecker:
     """Checks that held and paused requests are not scheduled. scope: the scope of the pause."""
 
     def __init__(self, *, connected: bool = False) -> None:
-        """connected: whether requests may be admitted for a load without appearing in a plan."""
+        """connected: whether a request may be admitted for a KV load without a run in a plan."""
         self._connected = connected
         self.gate = FakeGate(waits_at_the_gate)
         self.scope: PauseScope | None = None
@@ -48,7 +48,8 @@ class HoldChecker:
             unseen = self._connected and self.scope is PauseScope.NEW
             expect(
                 name in free or unseen,
-                f"the plan admits {name}, which a gate or a pause must hold (pause: {self.scope})",
+                f"the plan admits {name}, although a gate or a pause holds this request (pause: "
+                f"{self.scope})",
             )
             self._begun.add(name)
         paused = self.scope is PauseScope.ALL

@@ -1,4 +1,4 @@
-"""Makes the scheduler calls of a random program and checks each step with a `Referee`."""
+"""Runs the scheduler calls of a random program; `SchedulerDriver` checks each step."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from random import Random
 
 from dovetail.interfaces.scheduler import PauseScope
 from dovetail.plan import SchedulerOutput
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import Program, random_request
 
 
-def _pause_or_open(rng: Random, referee: Referee) -> None:
+def _pause_or_open(rng: Random, driver: SchedulerDriver) -> None:
     """Pause, resume or open a gate, at random."""
     if rng.random() < 0.04:
-        referee.pause(rng.choice(list(PauseScope)))
+        driver.pause(rng.choice(list(PauseScope)))
     elif rng.random() < 0.3:
-        referee.resume()
-    held = referee.holds.gate.held
+        driver.resume()
+    held = driver.holds.gate.held
     if held and rng.random() < 0.3:
-        referee.open_gate(rng.choice(held), fails=rng.random() < 0.2)
+        driver.open_gate(rng.choice(held), fails=rng.random() < 0.2)
 
 
-def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
+def play(program: Program, driver: SchedulerDriver) -> list[SchedulerOutput]:
     """Run `program` and return its plans; raise AssertionError for the first violated rule."""
     rng = Random(program.seed)
     for turn in range(program.num_turns):
         if rng.random() < 0.4:
-            referee.add(random_request(rng, f"r{turn}", referee.limits))
+            driver.add(random_request(rng, f"r{turn}", driver.limits))
         if rng.random() < 0.08:
             known = [f"r{number}" for number in range(turn + 2)]
-            referee.abort([*rng.choices(known, k=2), "nobody"])
+            driver.abort([*rng.choices(known, k=2), "nobody"])
         if rng.random() < 0.04:
-            referee.reset()
+            driver.reset()
         if program.holds:
-            _pause_or_open(rng, referee)
-        full = referee.num_out == program.depth
+            _pause_or_open(rng, driver)
+        full = driver.num_out == program.depth
         if not full and rng.random() < 0.9:
-            referee.schedule()
-        elif referee.num_out:
-            referee.settle()
-    referee.drain()
-    referee.reset()
-    referee.add(random_request(rng, "r0", referee.limits))
-    referee.drain()
-    referee.scheduler.shutdown()
-    referee.scheduler.shutdown()
-    return referee.plans
+            driver.schedule()
+        elif driver.num_out:
+            driver.settle()
+    driver.drain()
+    driver.reset()
+    driver.add(random_request(rng, "r0", driver.limits))
+    driver.drain()
+    driver.scheduler.shutdown()
+    driver.scheduler.shutdown()
+    return driver.plans

@@ -1,7 +1,7 @@
 """Checks of prefix caching: full blocks are found again, and the oldest blocks are evicted first.
 
-Each check gets a function that returns a referee of a scheduler, given a number of blocks. Blocks
-have four tokens. A scheduler that never has a cache hit is treated as one without prefix caching.
+Each check receives a function that returns a `SchedulerDriver` for a number of blocks. Blocks have
+four tokens. A scheduler that never has a cache hit counts as a scheduler without prefix caching.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.expectation import NotHere, expect
-from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.program import SchedulerDriver
 
 BLOCK_SIZE = 4
 MANY_BLOCKS = 33
 PROMPT = tuple(range(1, 14))
-"""Three full blocks and one more token, so that a cache hit has 12 tokens."""
+"""A prompt of three full blocks and one more token, so a cache hit has 12 tokens."""
 
-MakeReferee = Callable[[int], Referee]
+MakeDriver = Callable[[int], SchedulerDriver]
 
 
-def keeps_prefixes(make: MakeReferee) -> bool:
+def keeps_prefixes(make: MakeDriver) -> bool:
     """Return whether the second of two equal prompts has a cache hit."""
     ask = _Asker(make(MANY_BLOCKS))
     ask(PROMPT)
@@ -32,8 +32,8 @@ def keeps_prefixes(make: MakeReferee) -> bool:
 class _Asker:
     """Runs one request after the other, and returns the size of each cache hit."""
 
-    def __init__(self, referee: Referee) -> None:
-        self.referee = referee
+    def __init__(self, driver: SchedulerDriver) -> None:
+        self.driver = driver
         self.num_asked = 0
 
     def __call__(
@@ -46,8 +46,8 @@ class _Asker:
     ) -> int:
         """Run a request to its end and return how many prompt tokens came from the cache."""
         name = self.add(prompt, max_tokens, cache_salt, prompt_logprobs)
-        self.referee.drain()
-        return self.referee.num_cached[name]
+        self.driver.drain()
+        return self.driver.num_cached[name]
 
     def add(
         self,
@@ -60,7 +60,7 @@ class _Asker:
         name = f"r{self.num_asked}"
         self.num_asked += 1
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
-        self.referee.add(
+        self.driver.add(
             EngineCoreRequest(
                 request_id=name,
                 prompt_token_ids=array("i", prompt),
@@ -72,7 +72,7 @@ class _Asker:
         return name
 
 
-def _check_found_again(make: MakeReferee) -> None:
+def _check_found_again(make: MakeDriver) -> None:
     ask = _Asker(make(MANY_BLOCKS))
     for prompt, due in (
         (PROMPT, 0),
@@ -90,20 +90,20 @@ def _check_found_again(make: MakeReferee) -> None:
         )
     expect(
         ask(PROMPT, cache_salt="tenant") == 0,
-        "a request must not have a cache hit on blocks of another salt",
+        "a request must not have a cache hit on blocks with another salt",
     )
     expect(
         ask(PROMPT, cache_salt="tenant") == 12,
-        "a request must have a cache hit on blocks of its own salt",
+        "a request must have a cache hit on blocks with the same salt",
     )
     got = ask(PROMPT, prompt_logprobs=1)
     expect(
         got == 0,
         f"a request with prompt_logprobs has a cache hit of {got} tokens; expected 0",
     )
-    stats = ask.referee.last_stats
+    stats = ask.driver.last_stats
     if stats is not None:
-        found = sum(ask.referee.num_cached.values())
+        found = sum(ask.driver.num_cached.values())
         expect(
             stats.prefix_hits == found,
             f"the statistics have prefix_hits={stats.prefix_hits}; requests have {found} cached "
@@ -111,12 +111,12 @@ def _check_found_again(make: MakeReferee) -> None:
         )
 
 
-def _check_output_found(make: MakeReferee) -> None:
+def _check_output_found(make: MakeDriver) -> None:
     """Check for cache hits on generated tokens, except the last token, which is not computed."""
     ask = _Asker(make(MANY_BLOCKS))
     name = ask.add(PROMPT, max_tokens=8)
-    output = ask.referee.alive[name].due
-    ask.referee.drain()
+    output = ask.driver.alive[name].due
+    ask.driver.drain()
     text = [*PROMPT, *output]
     due = (len(text) - 1) // BLOCK_SIZE * BLOCK_SIZE
     got = ask([*text, 5])
@@ -126,57 +126,57 @@ def _check_output_found(make: MakeReferee) -> None:
     )
 
 
-def _check_found_while_running(make: MakeReferee) -> None:
+def _check_found_while_running(make: MakeDriver) -> None:
     ask = _Asker(make(MANY_BLOCKS))
-    referee = ask.referee
+    driver = ask.driver
     first = ask.add(PROMPT, max_tokens=12)
-    text = [*PROMPT, *referee.alive[first].due]
-    referee.schedule()
+    text = [*PROMPT, *driver.alive[first].due]
+    driver.schedule()
     second = ask.add(PROMPT, max_tokens=1)
-    referee.schedule()
-    referee.settle()
-    referee.settle()
-    if not referee.conserves_work and second not in referee.num_cached:
+    driver.schedule()
+    driver.settle()
+    driver.settle()
+    if not driver.conserves_work and second not in driver.num_cached:
         raise NotHere("the policy does not admit a request while another request runs")
-    got = referee.num_cached[second]
+    got = driver.num_cached[second]
     expect(
         got == 12,
         f"the cache hit on the prompt of a running request has {got} tokens; expected 12",
     )
     for _ in range(5):
-        referee.schedule()
-        referee.settle()
+        driver.schedule()
+        driver.settle()
     third = ask.add(text[:19], max_tokens=1)
-    referee.schedule()
-    referee.settle()
-    got = referee.num_cached[third]
+    driver.schedule()
+    driver.settle()
+    got = driver.num_cached[third]
     expect(
         got == 16,
         f"the cache hit on the prompt and output of a running request has {got} tokens; expected "
         "16",
     )
-    referee.drain()
+    driver.drain()
 
 
-def _check_reset(make: MakeReferee) -> None:
+def _check_reset(make: MakeDriver) -> None:
     ask = _Asker(make(MANY_BLOCKS))
     ask(PROMPT)
     ask.add(PROMPT)
-    ask.referee.schedule()
+    ask.driver.schedule()
     expect(
-        not ask.referee.scheduler.reset_prefix_cache(),
+        not ask.driver.scheduler.reset_prefix_cache(),
         "reset_prefix_cache must return False while blocks are in use",
     )
-    ask.referee.settle()
-    ask.referee.drain()
+    ask.driver.settle()
+    ask.driver.drain()
     expect(ask(PROMPT) == 12, "reset_prefix_cache must not change the cache when it returns False")
-    ask.referee.reset()
+    ask.driver.reset()
     expect(ask(PROMPT) == 0, "there must be no cache hit after reset_prefix_cache returned True")
     expect(ask(PROMPT) == 12, "prompts must be cached again after a reset of the prefix cache")
 
 
-def _check_eviction(make: MakeReferee) -> None:
-    """Check that the least recently used prefix is evicted first, from its end.
+def _check_eviction(make: MakeDriver) -> None:
+    """Check that the least recently used prefix is evicted first, and its last block first.
 
     The check uses new prompts of several lengths, since a scheduler may use empty blocks first.
     """
@@ -200,11 +200,11 @@ def _check_eviction(make: MakeReferee) -> None:
     expect(
         any(0 < tokens < 12 for tokens in left),
         f"{left} tokens of the least recent prompt are cached after new prompts of 9, 13, 17 and "
-        "21 tokens; it must be evicted from its end, block by block",
+        "21 tokens; its last block must be evicted first, then the block before it",
     )
 
 
-PREFIX_CHECKS: Mapping[str, Callable[[MakeReferee], None]] = {
+PREFIX_CHECKS: Mapping[str, Callable[[MakeDriver], None]] = {
     "cached prompts": _check_found_again,
     "cached output": _check_output_found,
     "cached running prompts": _check_found_while_running,
@@ -213,10 +213,8 @@ PREFIX_CHECKS: Mapping[str, Callable[[MakeReferee], None]] = {
 }
 
 
-def check_prefixes(
-    check: Callable[[MakeReferee], None], make: MakeReferee, *, are_due: bool
-) -> None:
-    """Run one check; raise NotHere if the scheduler has no prefix cache and need not have one.
+def check_prefixes(check: Callable[[MakeDriver], None], make: MakeDriver, *, are_due: bool) -> None:
+    """Run one check; raise NotHere if the scheduler has no prefix cache, which may be optional.
 
     are_due: whether prefix caching is required.
     """

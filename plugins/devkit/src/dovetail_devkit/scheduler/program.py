@@ -48,7 +48,7 @@ STEP_NS = 1_000_000
 __all__ = [
     "AfterStep",
     "Program",
-    "Referee",
+    "SchedulerDriver",
     "make_kv_cache",
     "random_program",
     "random_request",
@@ -61,12 +61,13 @@ def _do_nothing(scheduler: SchedulerInterface) -> None:
     """Do nothing."""
 
 
-class Referee:
+class SchedulerDriver:
     """Drives one scheduler and checks it after every call.
 
-    alive: ledgers of the requests that have neither ended nor been aborted. plans: all plans so
-    far. num_cached: reported num_cached_tokens by request id. conserves_work: whether the policy
-    declares that it runs a request whenever one can run. last_stats: the latest statistics or None.
+    alive: expected and received outputs of the requests that have not ended or been aborted. plans:
+    all plans so far. num_cached: reported num_cached_tokens by request id. conserves_work: whether
+    the policy declares that each step runs a request if one can run. last_stats: the latest
+    statistics, or None.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Referee:
         self._check_depth()
 
     def abort(self, request_ids: list[str]) -> None:
-        """Abort requests, some of which may not be alive."""
+        """Abort requests; some of them may have ended before."""
         want = [name for name in dict.fromkeys(request_ids) if name in self.alive]
         got = self.scheduler.abort_requests(request_ids)
         expect(sorted(got) == sorted(want), f"abort_requests returns {got}; expected {want}")
@@ -164,7 +165,7 @@ class Referee:
             self._rows.poison()
 
     def schedule(self) -> SchedulerOutput:
-        """Let the scheduler plan a step, and execute it."""
+        """Call `schedule`, and execute the plan."""
         self.clock.advance(STEP_NS)
         plan = self.scheduler.schedule()
         check_plan_types(plan)
@@ -187,7 +188,7 @@ class Referee:
         return plan
 
     def settle(self) -> EngineCoreOutputs:
-        """Give the scheduler the result of the oldest plan in flight."""
+        """Pass the result of the oldest plan in flight to the scheduler."""
         plan, fingerprint, result = self._out.popleft()
         expect(repr(plan) == fingerprint, "the scheduler changed a plan after it returned the plan")
         self.drafts.settled(plan, result)
@@ -271,13 +272,13 @@ class Referee:
         return self.alive[name]
 
     def _check_rows(self, plan: SchedulerOutput) -> None:
-        """Check that a row is reused only after the last plan with the row was executed."""
+        """Check that a row is reused only after the last plan with this row was executed."""
         for request in plan.joins:
             last = self._last_named.get(request.row, -1)
             expect(
                 last <= self._executed,
-                f"step {plan.step_id} reuses row {request.row} before step {last}, which runs the "
-                f"row, was executed; the last executed step is {self._executed}",
+                f"step {plan.step_id} reuses row {request.row}, but step {last} also runs this "
+                f"row and was not executed yet; the last executed step is {self._executed}",
             )
             expect(
                 request.request_id in self.alive,
@@ -312,7 +313,7 @@ class Referee:
         )
 
     def _check_salts(self) -> None:
-        """Check that rows share blocks only with prefix caching, and only with equal salts."""
+        """Check that rows share blocks only if prefix caching is on and their salts are equal."""
         shared = self._rows.shared_blocks()
         expect(
             not shared or self.limits.enable_prefix_caching,

@@ -1,6 +1,7 @@
 """Random programs for a scheduler: sequences of calls and requests, generated from a seed.
 
-The limits and the KV cache of a program are too small for all requests. `Referee` runs a program.
+The limits and the KV cache of a program are too small for all requests. `SchedulerDriver` runs
+programs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ VOCAB_SIZE = 31
 class Program:
     """A sequence of scheduler calls, generated from `seed`, and the scheduler's limits and cache.
 
-    depth: number of plans in flight, 1 to 4. holds: whether requests are paused in some turns, and
-    held by a gate if the scheduler provides "gates". connected: whether there is an unreliable KV
-    connector, if the scheduler provides "kv_connector". num_turns: number of turns with arrivals
-    and aborts; then the remaining requests run to their end.
+    depth: number of plans in flight, 1 to 4. holds: whether the program pauses requests at times,
+    and holds requests with a gate if the scheduler provides "gates". connected: whether the program
+    uses an unreliable KV connector, if the scheduler provides "kv_connector". num_turns: number of
+    turns with arrivals and aborts; then the remaining requests run to their end.
     """
 
     seed: int
@@ -88,9 +89,11 @@ def random_program(
 ) -> Program:
     """Return a program whose cache, budget and seats are too small for all requests.
 
-    Some programs use drafts, encoder inputs, pauses, gates or a KV connector. plain: use none of
-    them. windows: the sliding window of each KV-cache group, 0 for none. There is no connector if
-    there are several groups or a window. multiples: as for `make_kv_cache`.
+    Some programs use drafts, encoder inputs, pauses, gates or a KV connector.
+    plain: use none of these features.
+    windows: the sliding window of each KV-cache group, 0 for none. There is no connector if there
+        are several groups or a window.
+    multiples: as for `make_kv_cache`.
     """
     rng = Random(seed)
     connected = not plain and keeps_cache and seed % 5 == 2 and not any(windows)
@@ -162,7 +165,7 @@ def random_content(
 ) -> tuple[EncoderInput, ...]:
     """Return encoder inputs for a prompt of `num_tokens`, with four different contents.
 
-    They are within `limits`; there are none if `limits` allow none.
+    The inputs are within `limits`; the list is empty if `limits` allow no encoder inputs.
     """
     most = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
     if not most:

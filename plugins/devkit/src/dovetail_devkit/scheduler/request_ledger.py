@@ -1,6 +1,6 @@
 """Compares the outputs of one request with the outputs that it gets without other requests.
 
-Uses the request and the arithmetic of `dovetail_devkit.rows.state`, but no plan and no other
+Uses the request and the functions of `dovetail_devkit.rows.state`, but no plan and no other
 request.
 """
 
@@ -16,10 +16,13 @@ from dovetail_devkit.rows.state import encode, predict_token
 
 
 class RequestLedger:
-    """One request from its arrival to its end.
+    """The expected and received outputs of one request.
 
-    asked: the request. due: the tokens that the request must get. reason, stop_reason: the expected
-    end. got: the tokens so far. prompt_positions: prompt tokens with received log-probabilities.
+    asked: the request.
+    due: the tokens that the request must get.
+    reason, stop_reason: the expected finish reason.
+    got: the tokens so far.
+    prompt_positions: prompt tokens with received log-probabilities.
     failing: the expected error message; "" if the request must not fail.
     """
 
@@ -36,7 +39,7 @@ class RequestLedger:
     def take(self, tokens: Sequence[int], logprobs: LogprobColumns | None) -> None:
         """Check new tokens, with their log-probabilities if requested."""
         name, num_got = self.asked.request_id, len(self.got)
-        expect(bool(tokens), f"the outputs contain {name}, but no new token of it")
+        expect(bool(tokens), f"the outputs contain the request {name}, but no new token for it")
         want = self.due[num_got : num_got + len(tokens)]
         expect(
             list(tokens) == want,
@@ -52,7 +55,7 @@ class RequestLedger:
         if logprobs is not None:
             expect(
                 logprobs.token_ids[:: 1 + asked].tolist() == list(tokens),
-                f"{name} got the log-probabilities of other tokens than its own",
+                f"{name} got log-probabilities that do not belong to its tokens",
             )
 
     def take_prompt(self, logprobs: LogprobColumns) -> None:
@@ -67,7 +70,7 @@ class RequestLedger:
         )
 
     def begin(self, num_cached_tokens: int | None, *, caching: bool) -> None:
-        """Check the values that come with the first tokens."""
+        """Check the values that are sent with the first tokens."""
         name, length = self.asked.request_id, len(self.asked.prompt_token_ids)
         if num_cached_tokens is None:
             raise AssertionError(

@@ -1,7 +1,7 @@
 """Compares the statistics of a scheduler with the preemptions in its plans.
 
-Uses only plans. A request that joins again was preempted, and its tokens are computed again. The
-counts are lower bounds, since not every preemption appears in a plan.
+Uses only plans. A request that joins again was preempted, and its tokens are recomputed. The counts
+are lower limits, because not every preemption appears in a plan.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StepAccounts:
         for name, new, old in zip(_SUMS, sums, self._sums, strict=True):
             expect(
                 new >= old,
-                f"the statistics have {name}={new}, and had {old} before; it must not decrease",
+                f"the statistics have {name}={new} after {old}; this counter must not decrease",
             )
             expect(
                 not self.idle or not new,
@@ -82,12 +82,12 @@ class StepAccounts:
         expect(
             stats.num_preemptions >= self._num_rejoined,
             f"the statistics have num_preemptions={stats.num_preemptions}; expected at least "
-            f"{self._num_rejoined}, since plans admit requests again so often",
+            f"{self._num_rejoined}, the number of times that plans admit a request again",
         )
         expect(
             stats.num_recomputed_tokens >= self._num_again,
-            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; expected at "
-            f"least {self._num_again}, since plans run so many tokens again",
+            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; expected "
+            f"at least {self._num_again}, the number of tokens that plans run again",
         )
         self._sums = sums
         _check_blocks(stats)

@@ -2,8 +2,8 @@
 
 `check_attention` compares a backend with a dense float64 reference for all its claims: dtypes, head
 sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims`). It uses only the
-contract: the backend fills the cache itself, and its layout is opaque. torch is imported within
-functions.
+contract: the backend writes the cache itself, and the suite does not know the layout. torch is
+imported within functions.
 
 Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of
 `AttentionCase.tolerance`.
@@ -54,7 +54,7 @@ def check_attention(backend: type[AttentionBackend], device: torch.device) -> No
 
 
 def attention_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
-    """Yield the suite's cases: refusals, then the cases that cover the claims."""
+    """Yield the suite's cases: cases for refused requirements, then cases for the claims."""
 
     def check_cached(case: AttentionCase) -> None:
         reasons = backend.refusals(_requirements(backend.capabilities, case, device))
@@ -71,7 +71,7 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
 
 
 def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
-    """Check that the backend accepts the requirements that it claims, and refuses others."""
+    """Check that the backend accepts the requirements that it claims, and refuses all others."""
     capabilities = backend.capabilities
     unknown = capabilities.dtypes - TOLERANCES.keys()
     expect(not unknown, f"the suite cannot check the claimed dtypes {sorted(unknown)}")
@@ -82,7 +82,7 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
         reasons = [*capabilities.refusals(requirements), *backend.refusals(requirements)]
         expect(
             not reasons,
-            f"{backend.name} refuses what it claims to support, {requirements}: {reasons}",
+            f"{backend.name} claims to support {requirements}, but refuses it: {reasons}",
         )
         for wrong in _requirements_beyond(capabilities, requirements):
             reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]

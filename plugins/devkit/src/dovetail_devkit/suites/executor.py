@@ -1,6 +1,6 @@
 """The conformance suite of the executor contract, for any executor.
 
-It has its own workers (`dovetail_devkit.executor.workers`). Needs no model and no device.
+The suite uses its own workers (`dovetail_devkit.executor.workers`), without a model or device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dovetail_devkit.rows.model import RowModel
 
 NUM_BLOCKS = 33
 RESULT_S = 30.0
-"""Timeout of a result."""
+"""Timeout for each result, in seconds."""
 
 _START = [
     "init_device",
@@ -69,7 +69,7 @@ def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
     if executor_cls.max_world_size > 1:
         yield Case(name="two workers", run=partial(_check_ranks, executor_cls))
         run = partial(check_transfers, executor_cls, start, make_plans())
-        yield Case(name="two workers move blocks", run=run)
+        yield Case(name="two workers transfer KV blocks", run=run)
     for ahead in (False, True):
         steps = 2 if ahead else 1
         for name, check in _CHECKS.items():
@@ -90,7 +90,7 @@ def _check_with(
     *,
     ahead: bool,
 ) -> None:
-    """Run a check on a new executor whose worker is a `worker_cls`."""
+    """Run a check on a new executor with a worker of the class `worker_cls`."""
     with TemporaryDirectory() as folder:
         with judging("executor constructor"):
             executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
@@ -134,7 +134,9 @@ def _check_end(executor_cls: type[Executor]) -> None:
         executor.shutdown()
         Event().wait(2 * SLOW_S)
         log = read_log(Path(folder))
-        expect(log[-1:] == ["shutdown"], f"the worker recorded {log}; shutdown must be last")
+        expect(
+            log[-1:] == ["shutdown"], f"the worker recorded {log}; shutdown must be the last call"
+        )
 
 
 def _check_ranks(executor_cls: type[Executor]) -> None:
@@ -195,7 +197,8 @@ def start(executor: Executor) -> KVCacheConfig:
     )
     available = executor.determine_available_memory()
     expect(
-        available > 0, f"determine_available_memory returns {available}; the worker reports more"
+        available > 0,
+        f"determine_available_memory returns {available}, which is less than the worker reports",
     )
     groups = group_layers(
         specs,
@@ -266,8 +269,8 @@ def _check_steps(executor: Executor) -> None:
     steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
     expect(
         steps == ["execute_model", "sample_tokens"] * len(plans),
-        f"the executor calls {steps} of the worker; expected execute_model and sample_tokens in "
-        "turn, once for each plan",
+        f"the executor calls {steps} of the worker; expected execute_model and sample_tokens "
+        f"alternately, once for each plan",
     )
     threads = executor.collective_rpc("num_threads")
     expect(
@@ -330,7 +333,8 @@ def _check_timeout(executor: Executor) -> None:
     got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
     expect(
         got == ["done"] * len(got),
-        f"a collective_rpc call after a timeout returns {got}; it must return its own result",
+        f"a collective_rpc call after a timeout returns {got}, which is not the result of this "
+        f"call",
     )
 
 
@@ -392,5 +396,5 @@ _CHECKS: Mapping[str, Callable[[Executor], None]] = {
 
 _LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
     "a worker returns handles": (LateWorker, _check_steps),
-    "taking a result raises": (LateFailingWorker, _check_failure),
+    "reading a result raises": (LateFailingWorker, _check_failure),
 }

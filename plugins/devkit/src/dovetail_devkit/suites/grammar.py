@@ -1,6 +1,6 @@
 """The conformance suite of the grammar contract, for any backend.
 
-It walks through the backend's examples at random, using only the bit masks.
+It generates random texts with the backend's examples, using only the bit masks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_grammar(
     expect(bool(examples), "the attribute examples is empty; add a text for at least one form")
     expect(
         examples.keys() <= backend_cls.forms,
-        f"examples has the forms {sorted(examples)}; the backend declares "
+        f"the attribute examples has the forms {sorted(examples)}; the backend declares "
         f"{sorted(backend_cls.forms)}",
     )
     backend = backend_cls(context)
@@ -65,7 +65,7 @@ def _check_refusal(backend: GrammarBackend, end: int) -> None:
 
 
 class _Walk:
-    """Accepts random allowed tokens with one matcher until its text is complete."""
+    """Generates a text with one matcher, from random allowed tokens."""
 
     def __init__(
         self, backend: GrammarBackend, given: GrammarSpec, vocab_size: int, random: Random
@@ -76,7 +76,7 @@ class _Walk:
         self._random = random
 
     def run(self) -> None:
-        """Accept tokens and check each step; a second matcher stays at the start."""
+        """Accept tokens and check each step; a second matcher accepts no tokens."""
         first = self._allowed(self._other)
         for _ in range(MAX_STEPS):
             allowed = self._allowed(self._matcher)

@@ -1,8 +1,9 @@
 """The conformance suite of the KV connector contract, for any connector.
 
-It takes the place of scheduler and worker, with a small cache of random bytes. Blocks are stored,
-overwritten and loaded into other blocks, with several transfers at a time, and every byte of the
-cache is compared with a copy. The sides exchange only bytes. torch is imported within functions.
+The suite calls the connector as a scheduler and a worker would, with a small cache of random bytes.
+Blocks are stored, overwritten and loaded into other blocks, in several concurrent transfers, and
+every byte of the cache is compared with a copy. The two sides exchange only bytes. torch is
+imported within functions.
 Legend: N blocks, P bytes of a page.
 """
 
@@ -55,7 +56,7 @@ def kv_connector_cases(
     *,
     options: Mapping[str, object] | None = None,
 ) -> Iterator[Case]:
-    """Yield the cases of the suite; each makes a new pair of sides."""
+    """Yield the cases of the suite; each case creates a new connector."""
     checks = {
         "no transfers": _check_idle,
         "stored blocks can be loaded": _check_round_trip,
@@ -83,7 +84,7 @@ def _run(
 
 
 class _Rig:
-    """Both sides of one connector around a cache, and a copy of its expected content."""
+    """Both sides of one connector, a cache, and a copy of its expected content."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class _Rig:
         self._name = uuid4().bytes
 
     def key(self, number: int) -> bytes:
-        """Return a key of 32 bytes that is unique, since a connector may keep keys forever."""
+        """Return a unique key of 32 bytes, because a connector may keep keys forever."""
         return self._name + number.to_bytes(16, "big")
 
     def transfer(self, keys: Sequence[bytes], blocks: Sequence[int]) -> KVTransfer:
@@ -143,7 +144,7 @@ class _Rig:
         return taken
 
     def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
-        """Request a load; return whether it takes longer than its plan."""
+        """Request a load; return whether it is asynchronous."""
         transfer = self.transfer(keys, blocks)
         waits = self.scheduler.load(transfer)
         expect(isinstance(waits, bool), f"load() returns {waits!r}; expected True or False")
@@ -171,7 +172,7 @@ class _Rig:
     def step(
         self, *, forward: Sequence[tuple[int, list[torch.Tensor]]] = ()
     ) -> dict[int, tuple[int, ...]]:
-        """Run a step; return the number of each ended transfer to its failed blocks.
+        """Run a step; return a map of each ended transfer to its failed blocks.
 
         forward: the blocks that the forward pass writes, and their new pages.
         """
@@ -209,7 +210,7 @@ class _Rig:
         return ended
 
     def settle(self) -> dict[int, tuple[int, ...]]:
-        """Step until every transfer has ended; return the results."""
+        """Run steps until every transfer has ended; return the results."""
         ended, moment = self.step(), Event()
         for _ in range(MAX_STEPS):
             if not self.open:
@@ -287,7 +288,8 @@ def _check_failure(rig: _Rig) -> None:
     failed = [tuple(blocks) for blocks in ended.values() if blocks]
     expect(
         failed == [(9,)],
-        f"a load into blocks 7 and 9 must fail for 9, whose key was not stored; failed: {failed}",
+        f"a load into the blocks 7 and 9 must fail for block 9, whose key was not stored; failed "
+        f"blocks: {failed}",
     )
     for due_NP, cache_NP in zip(rig.due, rig.cache, strict=True):
         due_NP[9] = cache_NP[9].to("cpu")  # the content of a failed block is undefined

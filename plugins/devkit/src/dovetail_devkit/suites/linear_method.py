@@ -28,7 +28,7 @@ Fill = Callable[["nn.Module", "torch.Tensor", "torch.Tensor | None"], None]
 _SHAPES = ((16, (8,)), (33, (7, 3, 3)), (64, (48, 48)), (128, (256,)), (1, (1,)))
 _NUM_TOKENS = (1, 2, 7, 40)
 SLACK = 4.0
-"""Factor on the tolerances, since results are sums of up to 128 products."""
+"""Factor for the tolerances, because results are sums of up to 128 products."""
 
 
 def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
@@ -58,7 +58,7 @@ def check_linear_method(
     """Check a linear method on `device`; raise AssertionError with the first difference.
 
     dtypes: dtypes to test; () for all that the method supports. fill: writes weights to its
-    parameters. slack: factor on the tolerances of `comparison`, for the method's own error.
+    parameters. slack: factor for the tolerances of `comparison`, for the error of the method.
     """
     run_all(linear_method_cases(method_cls, device, dtypes=dtypes, fill=fill, slack=slack))
 
@@ -76,14 +76,15 @@ def linear_method_cases(
     def check_layers(dtype: str) -> None:
         types = method_cls.device_types
         on_device = not types or device.type in types
-        expect(on_device, f"the method declares the devices {sorted(types)}, not {device.type}")
+        expect(on_device, f"the method supports the devices {sorted(types)}, but not {device.type}")
         method = method_cls()
         layers = [
             _Layer(method, (seed, in_features, parts, bool(seed % 2)), dtype, device, fill)
             for seed, (in_features, parts) in enumerate(_SHAPES * 2)
         ]
         allowed = slack + method_cls.error / TOLERANCES[dtype]
-        # All layers are created before the first is applied, as one instance serves a whole model.
+        # All layers are created before the first one is applied, because one instance serves a
+        # whole model.
         for layer in layers:
             layer.check(allowed)
         for layer in layers[::-1]:
@@ -94,7 +95,7 @@ def linear_method_cases(
 
 
 class _Layer:
-    """One layer, created, filled and packed."""
+    """A layer with created, filled and packed parameters."""
 
     def __init__(
         self,

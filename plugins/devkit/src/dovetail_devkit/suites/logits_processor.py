@@ -1,7 +1,7 @@
 """The conformance suite of the logits processor contract, for any processor.
 
-It runs random rows and compares a row's logits alone, beside other rows, on another row and after a
-preemption: they must be equal, bit for bit.
+It runs random requests alone, with other requests, in another row and after a preemption. The
+logits of a request must be equal in all cases, bit for bit.
 Legend: S rows of the step, V vocabulary, R rows that use the processor.
 """
 
@@ -24,7 +24,7 @@ VOCAB_SIZE = 61
 NUM_ROWS = 6
 NUM_STEPS = 24
 SMALL_ALPHABET = 5
-"""Number of different tokens, which is small so that tokens repeat."""
+"""Number of different tokens; it is small, so that tokens repeat."""
 
 
 @judging("logits_processor")
@@ -120,7 +120,7 @@ def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> N
 
 
 def _check_rows(processor: LogitsProcessor, device: torch.device, asking: SamplingParams) -> None:
-    """Run all rows; every third one does not use the processor."""
+    """Run all rows; every third row does not use the processor."""
     import torch
 
     random = Random(5)
@@ -165,7 +165,7 @@ def _check_leaving(processor: LogitsProcessor, taking: list[int], device: torch.
 def _check_fresh_starts(
     processor_cls: type[LogitsProcessor], context: LogitsProcessorContext, asking: SamplingParams
 ) -> None:
-    """Check that a request gets equal logits after a preemption, on a row that was used before."""
+    """Check that a request gets equal logits after a preemption, in a row that was used before."""
     import torch
 
     random = Random(7)

@@ -1,9 +1,9 @@
 """The conformance suite of the model contract, for any architecture at a small size.
 
-A model is compared with itself over the suite's dense attention context: causality, prompts in
-chunks, sequences side by side, positions and the final norm (`dovetail_devkit.model.structure`).
-Whether it implements its paper only a comparison with another implementation shows: `reference`.
-Imports torch, so import this module only to test models.
+With the suite's dense attention, a model is compared with itself: causality, prompts in chunks,
+several sequences in one step, positions and the final norm (`dovetail_devkit.model.structure`).
+Only a comparison with another implementation (`reference`) shows whether the model matches its
+paper. Imports torch, so import this module only to test models.
 
 Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q queries, L positions.
 """
@@ -40,18 +40,18 @@ _POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_
 """Fields of config.json for the number of positions."""
 
 Fill = Callable[[Any], None]
-"""Load a model's weights and pack them; the same each time."""
+"""A function that loads a model's weights and packs them; each call loads the same weights."""
 
 Reference = Callable[[Any, torch.Tensor], torch.Tensor]
-"""Return the logits, [T, V], of the token ids [T] of one prompt. The first argument is the filled
-model, whose weights another implementation may take over by their names."""
+"""Return the logits, [T, V], of the token ids [T] of one prompt. The first argument is the model
+with its weights; another implementation may copy the weights by name."""
 
 
 class DenseAttention:
     """Attention over complete sequences, kept by layer. Implements `AttentionContext`.
 
-    calls: layer indices in the order of the model's calls. needed: int64; the tokens that are
-    needed after attention of the last layer, None for all.
+    calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
+    that are needed after attention of the last layer; None for all.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class DenseAttention:
         return torch.cat(pieces).to(q_THD.dtype)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows that the suite needs."""
+        """Return the rows of the needed tokens."""
         return x_TD if self.needed is None else x_TD.index_select(0, self.needed)
 
     def _attend(
@@ -128,8 +128,8 @@ def check_model(
     """Check an architecture against its contract; raise AssertionError with the violated rule.
 
     context: its config.json must describe a small model, and max_model_len must be at least 16.
-    fill: loads and packs the weights. tolerance: largest allowed difference of a logit between two
-    ways to compute it. reference: another implementation, whose logits must be equal, or None.
+    fill: loads and packs the weights. tolerance: largest allowed difference between two
+    computations of a logit. reference: another implementation, whose logits must be equal, or None.
     """
     cases = model_cases(model_cls, context, fill=fill, tolerance=tolerance, reference=reference)
     for case in cases:
@@ -145,7 +145,7 @@ def model_cases(
     tolerance: float = TOLERANCE,
     reference: Reference | None = None,
 ) -> Iterator[Case]:
-    """Yield the suite's cases; the arguments are those of `check_model`."""
+    """Yield the suite's cases; the arguments are the same as for `check_model`."""
 
     @cache
     def make_bench() -> _Bench:
@@ -168,7 +168,7 @@ def model_cases(
 
 
 def _with_all_positions(context: ModelContext) -> ModelContext:
-    """Return the context of a model whose number of positions is max_model_len."""
+    """Return the context of a model with max_model_len positions."""
     names = [name for name in _POSITION_COUNTS if name in context.hf_config]
     counts = dict.fromkeys(names, context.max_model_len)
     return replace(context, hf_config={**context.hf_config, **counts})
@@ -190,7 +190,7 @@ def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) 
         error = expect_error(ModelError, partial(make, wrong), rule)
         expect(
             "vocab_size" in str(error),
-            f"the ModelError must name the wrong field vocab_size; it says: {error}",
+            f"the ModelError must name the wrong field vocab_size; its message is: {error}",
         )
 
 
@@ -232,7 +232,7 @@ class _Bench:
             self._compare(torch.cat(parts), self._alone[0], how)
 
     def check_neighbors(self) -> None:
-        """Compare the logits of two sequences in one step with those of each sequence alone."""
+        """Compare the logits of two sequences in one step with the logits of separate steps."""
         runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
         both = self._logits(DenseAttention(), runs)
         self._compare(both, torch.cat(self._alone), "Two sequences ran in one step.")
@@ -276,7 +276,7 @@ class _Bench:
         )
 
     def check_all_positions(self) -> None:
-        """Check that the first and last position run, and read their rows of position tables."""
+        """Check that the first and last position run, and read the first and last table row."""
         limit = self._context.max_model_len
         ends = (0, limit - 1)
         with judging(f"The positions 0 and {limit - 1} must run with max_model_len={limit}."):
@@ -369,7 +369,7 @@ class _Bench:
             f"{[num_tokens, self._vocab_size]}",
         )
         last = self._model.compute_logits(hidden_TD[-1:])
-        self._compare(last, logits_TV[-1:], "compute_logits got only the last position.")
+        self._compare(last, logits_TV[-1:], "compute_logits received only the last position.")
         return logits_TV.float()
 
     def _check_calls(self, calls: list[int]) -> None:

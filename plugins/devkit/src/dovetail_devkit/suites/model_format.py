@@ -1,6 +1,6 @@
 """The conformance suite of the model format contract.
 
-It uses the files in the attribute `examples` of the format, if it has this attribute.
+It uses the files in the attribute `examples` of the format, if this attribute exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_model_format(
 ) -> None:
     """Check a format against its contract; raise AssertionError with the violated rule.
 
-    files: valid model files, content by name; None for the format's `examples`.
+    files: valid model files, as a map of name to content; None for the format's `examples`.
     """
     if files is None:
         files = getattr(format_cls, "examples", {})
@@ -65,7 +65,7 @@ def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
     )
     expect(bool(found.load_format), "describe must return a load_format")
     expect(bool(found.tokenizer_mode), "describe must return a tokenizer_mode")
-    expect(made.choose([path]) == path, "choose() must return the file if a directory has only one")
+    expect(made.choose([path]) == path, "choose() must return the only file of a directory")
 
 
 def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
@@ -84,7 +84,8 @@ def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
             made.describe(damaged)
         except ModelError as error:
             expect(
-                damaged.name in str(error), f"the ModelError must name the file; it says: {error}"
+                damaged.name in str(error),
+                f"the ModelError must name the file; its message is: {error}",
             )
         took_s = time.perf_counter() - begin_s
         expect(took_s < MAX_SECONDS, f"describe() took {took_s:.0f} s for a damaged file")
@@ -94,6 +95,8 @@ def _check_rejected(made: ModelFormat, path: Path) -> None:
     try:
         made.describe(path)
     except ModelError as error:
-        expect(path.name in str(error), f"the ModelError must name the file; it says: {error}")
+        expect(
+            path.name in str(error), f"the ModelError must name the file; its message is: {error}"
+        )
         return
     expect(False, f"describe({path.name}) must raise ModelError")

@@ -1,7 +1,7 @@
 """The conformance suite of the model source contract.
 
-It uses the arguments in the attribute `examples` of the source, if it has this attribute. Their
-models must be on this machine, or `fetch` must be able to get them.
+It uses the arguments in the attribute `examples` of the source, if this attribute exists. Their
+models must be on this machine, or `fetch` must be able to download them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_model_source(
 ) -> None:
     """Check a source against its contract; raise AssertionError with the violated rule.
 
-    arguments: valid arguments whose models are fetched; None for the source's `examples`.
+    arguments: valid arguments; the suite fetches their models. None for the source's `examples`.
     """
     if arguments is None:
         arguments = getattr(source_cls, "examples", ())
@@ -56,7 +56,7 @@ def _check_invalid(source: ModelSource, argument: str, cache: Path) -> None:
             found = getattr(source, name)(argument)
         except ModelError:
             continue
-        expect(False, f"{name}({argument[:20]!r}) must raise ModelError, but it returns {found!r}")
+        expect(False, f"{name}({argument[:20]!r}) must raise ModelError, but returns {found!r}")
     left = list(cache.rglob("*")) if cache.exists() else []
     files = [path for path in left if path.is_file()]
     expect(not files, f"the invalid argument {argument[:20]!r} left files: {files[:3]}")
@@ -74,7 +74,10 @@ def _check_fetch(make: object, argument: str) -> None:
 
 def _check_listing(source: ModelSource, *, at_least: int) -> None:
     models = list(source.local_models())
-    expect(len(models) >= at_least, f"local_models lists {len(models)} of {at_least} models")
+    expect(
+        len(models) >= at_least,
+        f"local_models lists only {len(models)} of {at_least} fetched models",
+    )
     for model in models:
         expect(model.path.exists(), f"local_models lists {model.path}, which does not exist")
         expect(bool(model.name), "local_models lists a model without a name")

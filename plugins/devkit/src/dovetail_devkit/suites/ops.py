@@ -1,8 +1,9 @@
 """The conformance suite of the op provider contract, for any provider on any device.
 
-Compares every operation that the class overrides with a float64 reference, for the shapes of
-models: one token and many, odd sizes, leading dimensions, views into a fused projection. Draws and
-step inputs are in `dovetail_devkit.ops`. torch is imported within functions.
+Compares every operation that the class overrides with a float64 reference, for typical shapes: one
+token, many tokens, sizes that are not powers of two, leading dimensions, views into a fused
+projection. The cases of draws and step inputs are in `dovetail_devkit.ops`. torch is imported
+within functions.
 
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
 the rotary size.
@@ -57,7 +58,9 @@ def ops_cases(
     def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
         types = ops_cls.device_types
         on_device = not types or device.type in types
-        expect(on_device, f"the provider declares the devices {sorted(types)}, not {device.type}")
+        expect(
+            on_device, f"the provider supports the devices {sorted(types)}, but not {device.type}"
+        )
         ops = ops_cls()
         for seed, shape in enumerate(shapes):
             check(ops, shape, _Maker(dtype, device, seed))
@@ -74,7 +77,7 @@ def ops_cases(
 
 
 class _Maker:
-    """Makes the tensors of one case."""
+    """Creates the tensors of one case."""
 
     def __init__(self, dtype: str, device: torch.device, seed: int) -> None:
         self.dtype = dtype
@@ -89,7 +92,7 @@ class _Maker:
 
 
 def _unchanged(call: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Any:
-    """Return what `call` returns; raise AssertionError if it changes one of `tensors`."""
+    """Return the result of `call`; raise AssertionError if it changes one of `tensors`."""
     import torch
 
     copies = [tensor.clone() for tensor in tensors]
@@ -210,4 +213,4 @@ _CHECKS: Mapping[str, tuple[str, _Check, tuple[Any, ...]]] = {
     "embedding": ("embedding", _check_embedding, ((97, 64), (8, 33))),
     "best_tokens": ("best_tokens", _check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
 }
-"""By case name: the operation, its check and the shapes."""
+"""Map of case name to the operation, its check and the shapes."""

@@ -38,7 +38,7 @@ def check_platform(platform_cls: type[Platform]) -> None:
 
 
 def platform_cases(platform_cls: type[Platform]) -> Iterator[Case]:
-    """Yield the suite's cases: declarations and probe, then those of a usable platform."""
+    """Yield the suite's cases: declarations and probe, then the cases for a usable platform."""
 
     def check_usable(check: Callable[[Platform], None]) -> None:
         probe = platform_cls.probe()
@@ -70,7 +70,7 @@ def _check_probe(platform_cls: type[Platform]) -> None:
     expect(isinstance(probe, Probe), f"probe() returns {probe!r}; expected a Probe")
     expect(
         took_ns < MAX_PROBE_NS,
-        f"probe() takes {took_ns / 1e9:.1f} s; it may take {MAX_PROBE_NS / 1e9:g} s",
+        f"probe() takes {took_ns / 1e9:.1f} s; the limit is {MAX_PROBE_NS / 1e9:g} s",
     )
     expect(dict(os.environ) == environment, "probe must not change environment variables")
     heavy = [name for name in HEAVY if name in sys.modules and name not in loaded]
@@ -131,11 +131,11 @@ def _check_defaults(platform: Platform) -> None:
     resolved = resolve(config, platform)
     expect(
         config.model_dump() == before,
-        "defaults and problems must not change the configuration that they get",
+        "defaults and problems must not change their argument, the configuration",
     )
     expect(
         resolve(config, platform) == resolved,
-        "two calls of defaults with the same configuration must return the same",
+        "two calls of defaults with the same configuration must return equal results",
     )
     _check_resolved(platform, resolved, patch)
 
@@ -149,5 +149,5 @@ def _check_resolved(platform: Platform, resolved: EngineConfig, patch: ConfigPat
     expect(texts, f"problems() returns {problems!r}; expected a sequence of str")
     expect(
         not problems,
-        f"problems() must return nothing for a default configuration; it returns {list(problems)}",
+        f"problems() must be empty for a default configuration; it returns {list(problems)}",
     )

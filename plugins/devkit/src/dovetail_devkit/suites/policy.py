@@ -1,8 +1,8 @@
-"""The conformance suite of the policy contract, for any policy under the core's scheduler.
+"""The conformance suite of the policy contract, for any policy with the core's scheduler.
 
-The scheduler suite runs its programs with the policy, and checks the attributes that it reads, its
-ranks, victims and actions. Further cases check that the policy does not depend on future tokens,
-and that the scheduler's inlined loop gives the same plans as the default `plan`.
+The scheduler suite runs its programs with the policy, and checks which attributes the policy reads,
+its ranks, victims and actions. Further cases check that the policy does not depend on future
+tokens, and that the scheduler's inlined loop creates the same plans as the default `plan`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dovetail_devkit.policy.programs import (
     check_newcomer,
     check_room_for_all,
     check_short_seats,
-    make_referee,
+    make_driver,
 )
 from dovetail_devkit.policy.watch import WatchedPolicy, plans, watch
-from dovetail_devkit.scheduler.program import Referee, random_program
+from dovetail_devkit.scheduler.program import SchedulerDriver, random_program
 from dovetail_devkit.suites.scheduler import check_program, scheduler_cases
 
 NUM_PROGRAMS = 24
@@ -68,24 +68,24 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
 def _check_room(policy_cls: type[Policy]) -> None:
     if not policy_cls.work_conserving:
         raise NotHere("the policy declares work_conserving = False, so seats may stay empty")
-    referee, policy = _make(policy_cls)
-    check_room_for_all(referee, policy.accounts)
+    driver, policy = _make(policy_cls)
+    check_room_for_all(driver, policy.accounts)
 
 
 def _check_seats(policy_cls: type[Policy]) -> None:
-    referee, policy = _make(policy_cls)
-    check_short_seats(referee, policy.accounts, policy)
+    driver, policy = _make(policy_cls)
+    check_short_seats(driver, policy.accounts, policy)
 
 
 def _check_one_newcomer(policy_cls: type[Policy]) -> None:
     if plans(policy_cls):
         raise NotHere("the policy overrides `plan`, so it may preempt several requests")
-    referee, policy = _make(policy_cls, depth=2)
-    check_newcomer(referee, policy.accounts, policy)
+    driver, policy = _make(policy_cls, depth=2)
+    check_newcomer(driver, policy.accounts, policy)
 
 
 def _check_both_ways(policy_cls: type[Policy]) -> None:
-    """Check that the scheduler's inlined loop gives the same plans as the default `plan`."""
+    """Check that the scheduler's inlined loop creates the same plans as the default `plan`."""
     if plans(policy_cls):
         raise NotHere("the policy overrides `plan`, so the inlined loop is not used")
     for seed in range(NUM_TWICE):
@@ -96,13 +96,14 @@ def _check_both_ways(policy_cls: type[Policy]) -> None:
         ]
         expect(
             ways[0] == ways[1],
-            f"the scheduler's inlined loop gives other plans than the default `plan`. {program}",
+            f"the plans of the scheduler's inlined loop differ from the plans of the default "
+            f"`plan`. {program}",
         )
 
 
-def _make(policy_cls: type[Policy], *, depth: int = 1) -> tuple[Referee, WatchedPolicy]:
-    referee = make_referee(watch(policy_cls), _check_after_step, depth=depth)
-    return referee, cast("WatchedPolicy", cast("Scheduler", referee.scheduler).policy)
+def _make(policy_cls: type[Policy], *, depth: int = 1) -> tuple[SchedulerDriver, WatchedPolicy]:
+    driver = make_driver(watch(policy_cls), _check_after_step, depth=depth)
+    return driver, cast("WatchedPolicy", cast("Scheduler", driver.scheduler).policy)
 
 
 def _check_after_step(scheduler: SchedulerInterface) -> None:

@@ -27,7 +27,7 @@ from dovetail_devkit.scheduler.prefixes import BLOCK_SIZE, PREFIX_CHECKS, check_
 from dovetail_devkit.scheduler.program import (
     AfterStep,
     Program,
-    Referee,
+    SchedulerDriver,
     make_kv_cache,
     random_program,
 )
@@ -46,7 +46,7 @@ GROUPS: Mapping[str, Groups] = {
     "three groups": ((3, 1), (0, 1), (6, 1)),
     "two block sizes": ((0, 2), (5, 1)),
 }
-"""Further caches by case name."""
+"""Map of case name to further KV caches."""
 
 _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
 
@@ -68,8 +68,8 @@ def check_scheduler(
 
     policy: the policy in the scheduler's context. keeps_cache: whether the model has a KV cache;
     False for schedulers that support only models without a KV cache. keeps_prefixes: True if the
-    scheduler must cache prefixes, False if it may. after_step: further checks, which are called
-    with the scheduler after each call.
+    scheduler must cache prefixes, False if prefix caching is optional. after_step: further checks,
+    which are called with the scheduler after each call.
     """
     for case in scheduler_cases(
         scheduler_cls,
@@ -101,7 +101,7 @@ def scheduler_cases(
     def play_all(seeds: range, groups: Groups = PLAIN) -> None:
         windows, multiples = zip(*groups, strict=True)
         for seed in seeds:
-            # The accounts of a watched policy do not cover drafts and pauses.
+            # The checks of a policy's events do not cover drafts and pauses.
             plain = policy is not None
             program = random_program(
                 seed, keeps_cache=keeps_cache, plain=plain, windows=windows, multiples=multiples
@@ -117,7 +117,7 @@ def scheduler_cases(
         windows, multiples = zip(*groups, strict=True)
         program = random_program(0, windows=windows, multiples=multiples)
         try:
-            Referee(scheduler_cls, program)
+            SchedulerDriver(scheduler_cls, program)
         except ConfigError as refusal:
             raise NotHere(f"the scheduler does not support this KV cache: {refusal}") from None
         play_all(range(NUM_GROUP_PROGRAMS), groups)
@@ -125,11 +125,11 @@ def scheduler_cases(
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(judge, check))
     if keeps_cache:
-        make = partial(_prefix_referee, scheduler_cls, policy, after_step)
+        make = partial(_prefix_driver, scheduler_cls, policy, after_step)
         for name, prefix_check in PREFIX_CHECKS.items():
             run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
             yield Case(name=name, run=run)
-    if keeps_cache and policy is None:  # a policy does not see KV-cache groups
+    if keeps_cache and policy is None:  # a policy has no access to KV-cache groups
         for name, groups in GROUPS.items():
             yield Case(name=name, run=partial(play_groups, groups))
     for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
@@ -141,7 +141,7 @@ def scheduler_cases(
 def takes_a_cache(scheduler_cls: type[SchedulerInterface]) -> bool:
     """Return whether a scheduler supports models with a KV cache, which it may reject."""
     try:
-        _referee(scheduler_cls, None, keeps_cache=True)
+        _driver(scheduler_cls, None, keeps_cache=True)
     except ConfigError:
         return False
     return True
@@ -155,9 +155,9 @@ def check_program(
     after_step: AfterStep = look_away,
 ) -> list[SchedulerOutput]:
     """Run one program and return its plans; raise AssertionError with the violated rule."""
-    referee = Referee(scheduler_cls, program, policy=policy, after_step=after_step)
+    driver = SchedulerDriver(scheduler_cls, program, policy=policy, after_step=after_step)
     with judging(str(program)):
-        return play(program, referee)
+        return play(program, driver)
 
 
 def make_request(
@@ -172,58 +172,58 @@ def make_request(
     )
 
 
-def _referee(
+def _driver(
     scheduler_cls: type[SchedulerInterface],
     policy: type[Policy] | None,
     keeps_cache: bool,
     limits: SchedulerLimits = _LIMITS,
     depth: int = 1,
     num_blocks: int = 9,
-) -> Referee:
+) -> SchedulerDriver:
     kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=4, keeps=keeps_cache)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
-    return Referee(scheduler_cls, program, policy=policy)
+    return SchedulerDriver(scheduler_cls, program, policy=policy)
 
 
-def _prefix_referee(
+def _prefix_driver(
     scheduler_cls: type[SchedulerInterface],
     policy: type[Policy] | None,
     after_step: AfterStep,
     num_blocks: int,
-) -> Referee:
+) -> SchedulerDriver:
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32)
     kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=BLOCK_SIZE)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2)
-    return Referee(scheduler_cls, program, policy=policy, after_step=after_step)
+    return SchedulerDriver(scheduler_cls, program, policy=policy, after_step=after_step)
 
 
 def _check_idle(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
-    referee = _referee(scheduler_cls, policy, keeps_cache)
+    driver = _driver(scheduler_cls, policy, keeps_cache)
     for _ in range(2):
-        plan = referee.schedule()
+        plan = driver.schedule()
         expect(
             plan.empty and not plan.joins, "a scheduler without requests must return an empty plan"
         )
-        outputs = referee.settle()
+        outputs = driver.settle()
         expect(
             not outputs.request_ids and not outputs.finished,
             "a scheduler without requests must not return outputs of requests",
         )
-    referee.abort([])
-    referee.reset()
-    referee.add(make_request("a"))
-    referee.drain()
+    driver.abort([])
+    driver.reset()
+    driver.add(make_request("a"))
+    driver.drain()
 
 
 def _check_refusals(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
     whole = replace(_LIMITS, enable_chunked_prefill=False)
-    referee = _referee(scheduler_cls, policy, keeps_cache, limits=whole)
-    add = referee.scheduler.add_request
-    referee.add(make_request("a"))
+    driver = _driver(scheduler_cls, policy, keeps_cache, limits=whole)
+    add = driver.scheduler.add_request
+    driver.add(make_request("a"))
     for request, rule in (
         (make_request("a"), "add_request must reject an id that is in use"),
         (make_request("b", ()), "add_request must reject an empty prompt"),
@@ -235,23 +235,23 @@ def _check_refusals(
         ),
     ):
         expect_error(RequestError, partial(add, request), rule)
-    referee.add(make_request("e", range(8), max_tokens=100))
-    referee.drain()
-    referee.add(make_request("a", range(8)))
-    referee.drain()
+    driver.add(make_request("e", range(8), max_tokens=100))
+    driver.drain()
+    driver.add(make_request("a", range(8)))
+    driver.drain()
     chunked = replace(_LIMITS, max_num_batched_tokens=32)
-    referee = _referee(scheduler_cls, policy, keeps_cache, limits=chunked)
-    add = referee.scheduler.add_request
+    driver = _driver(scheduler_cls, policy, keeps_cache, limits=chunked)
+    add = driver.scheduler.add_request
     for prompt, rule in (
         ((), "add_request must reject an empty prompt"),
         (range(16), "add_request must reject a prompt of max_model_len tokens"),
     ):
         expect_error(RequestError, partial(add, make_request("a", prompt)), rule)
-    referee.add(make_request("a", range(15), max_tokens=9))
-    referee.drain()
+    driver.add(make_request("a", range(15), max_tokens=9))
+    driver.drain()
     if keeps_cache:
         long = replace(_LIMITS, max_num_batched_tokens=64, max_model_len=64)
-        add = _referee(scheduler_cls, policy, keeps_cache, limits=long).scheduler.add_request
+        add = _driver(scheduler_cls, policy, keeps_cache, limits=long).scheduler.add_request
         rule = "add_request must reject a prompt that is larger than the KV cache"
         expect_error(RequestError, partial(add, make_request("a", range(33))), rule)
 
@@ -264,10 +264,10 @@ def _check_every_block(
         kv_cache = make_kv_cache(num_blocks=5, block_size=4, keeps=keeps_cache)
         limits = replace(_LIMITS, max_num_batched_tokens=16)
         program = Program(seed=0, limits=limits, kv_cache=kv_cache)
-        referee = Referee(scheduler_cls, program, policy=policy)
-        referee.add(make_request("a", range(num_prompt), max_tokens=15 - num_prompt))
-        referee.drain()
-        stats = referee.last_stats
+        driver = SchedulerDriver(scheduler_cls, program, policy=policy)
+        driver.add(make_request("a", range(num_prompt), max_tokens=15 - num_prompt))
+        driver.drain()
+        stats = driver.last_stats
         expect(
             stats is None or not stats.num_preemptions,
             f"the only request, with {num_prompt} prompt tokens, was preempted although it fits "
@@ -278,27 +278,27 @@ def _check_every_block(
 def _check_aborts(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
-    referee = _referee(scheduler_cls, policy, keeps_cache, depth=2)
+    driver = _driver(scheduler_cls, policy, keeps_cache, depth=2)
     for name in "abcd":
-        referee.add(make_request(name))
-    referee.schedule()
-    referee.abort(["a", "d", "a", "nobody"])
-    referee.add(make_request("a", (9, 8)))
-    referee.schedule()
-    referee.settle()
-    referee.abort(["b", "d"])
-    referee.drain()
-    referee.abort(["a", "b", "c", "d"])
+        driver.add(make_request(name))
+    driver.schedule()
+    driver.abort(["a", "d", "a", "nobody"])
+    driver.add(make_request("a", (9, 8)))
+    driver.schedule()
+    driver.settle()
+    driver.abort(["b", "d"])
+    driver.drain()
+    driver.abort(["a", "b", "c", "d"])
 
 
 def _check_starvation(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
-    def make(limits: SchedulerLimits) -> Referee:
-        return _referee(scheduler_cls, policy, keeps_cache, limits, num_blocks=129)
+    def make(limits: SchedulerLimits) -> SchedulerDriver:
+        return _driver(scheduler_cls, policy, keeps_cache, limits, num_blocks=129)
 
-    def add(referee: Referee, name: str) -> None:
-        referee.add(make_request(name, range(6)))
+    def add(driver: SchedulerDriver, name: str) -> None:
+        driver.add(make_request(name, range(6)))
 
     check_nobody_starves(make, add)
 

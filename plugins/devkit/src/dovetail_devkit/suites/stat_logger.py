@@ -14,7 +14,7 @@ from dovetail_devkit.expectation import expect, judging
 NUM_STEPS = 1000
 STEP_NS = 20_000_000
 MAX_RECORD_NS = 2_000_000
-"""Largest average time of `record`; an engine step does not take much longer."""
+"""Maximum average time of `record`, in seconds; an engine step does not take much longer."""
 
 
 def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
@@ -60,11 +60,11 @@ def check_stat_logger(
             found: object = stat_logger.record(make_step(step_id, now_ns))
             expect(found is None, f"record() returns {found!r}; expected None")
         took_ns = (clock.now_ns() - began_ns) // NUM_STEPS
-        stat_logger.record(make_step(NUM_STEPS, now_ns))  # with the time of the last step
+        stat_logger.record(make_step(NUM_STEPS, now_ns))  # includes the time of the last step
         stat_logger.close()
         stat_logger.close()
     expect(
         took_ns < MAX_RECORD_NS, f"record() takes {took_ns / 1e6:.1f} ms, which delays the engine"
     )
     text = printed.getvalue()[:100]
-    expect(not text, f"the logger prints to stdout, which it must not: {text!r}")
+    expect(not text, f"the logger must not print to stdout; it prints {text!r}")

@@ -1,7 +1,7 @@
 """The conformance suite of the step extension contract, for any extension.
 
-It runs random rows through the hooks and compares a row's results beside other rows, alone, and
-after a preemption: they must be equal, bit for bit.
+It runs random requests through the hooks: with other requests, alone, and after a preemption. The
+results of a request must be equal in all cases, bit for bit.
 Legend: T tokens of the rows, D hidden size, R rows that sample, V vocabulary.
 """
 
@@ -29,7 +29,7 @@ HIDDEN_SIZE = 8
 NUM_ROWS = 6
 NUM_STEPS = 16
 SMALL_ALPHABET = 5
-"""Number of different tokens, which is small so that tokens repeat."""
+"""Number of different tokens; it is small, so that tokens repeat."""
 
 
 @judging("step_extension")
@@ -42,7 +42,7 @@ def check_step_extension(
 ) -> None:
     """Check an extension against its contract; raise AssertionError with the violated rule.
 
-    model: the loaded model of its context. options: constructor options.
+    model: the loaded model for the extension's context. options: constructor options.
     """
     context = StepExtensionContext(
         model=model,

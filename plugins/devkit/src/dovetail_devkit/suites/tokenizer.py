@@ -56,8 +56,8 @@ def check_tokenizer(
 ) -> None:
     """Check a tokenizer against its contract; raise AssertionError with the violated rule.
 
-    model_dir: a directory with the tokenizer's files. lossless: whether `decode` of an encoded text
-    must return this text, as in byte tokenizers.
+    model_dir: a directory with the tokenizer's files. lossless: whether `decode` must return every
+    encoded text unchanged, as byte tokenizers do.
     """
     run_all(tokenizer_cases(tokenizer_cls, model_dir, lossless=lossless))
 
@@ -128,7 +128,8 @@ def _check_surrogate(tokenizer: Tokenizer) -> None:
         return
     except Exception as error:
         raise AssertionError(
-            f"encode must raise RequestError for a text that is not Unicode; it raises {error!r}"
+            f"encode must raise RequestError for a text that is not valid Unicode; it raises "
+            f"{error!r}"
         ) from error
 
 
@@ -183,7 +184,7 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
             text = joined.decode("utf-8", "replace")
             expect(
                 text == want or "\ufffd" in want,
-                f"the pieces of {tokens} make the text {text!r}; decode returns {want!r}",
+                f"the joined pieces of {tokens} are the text {text!r}; decode returns {want!r}",
             )
 
 
@@ -218,7 +219,7 @@ def _check_hostile_templates(tokenizer: Tokenizer) -> None:
         length = len(_render(tokenizer, messages, template))
         expect(
             length < _MAX_BOMB_CHARS,
-            f"the template {template!r} made {length} characters; it must be stopped",
+            f"the template {template!r} wrote {length} characters; rendering must be stopped",
         )
     _render(tokenizer, messages, "{{ messages.append(messages[0]) }}{{ messages[0].clear() }}")
     expect(messages == [dict(m) for m in MESSAGES], "a template must not change the messages")
@@ -246,7 +247,7 @@ def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
         except ModelError as error:
             expect(
                 folder in str(error),
-                f"the ModelError must name the missing file; it says: {error}",
+                f"the ModelError must name the missing file; its message is: {error}",
             )
         except Exception as error:
             raise AssertionError(

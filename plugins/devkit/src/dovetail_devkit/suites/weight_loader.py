@@ -1,7 +1,7 @@
 """The conformance suite of the weight loader contract, for any loader with a small checkpoint.
 
 The model's weights are NaN before loading, and every write to them is counted. A loader that reads
-files must reject broken files. Imports torch, so import this module only to test loaders.
+files must reject damaged files. Imports torch, so import this module only to test loaders.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MakeModel = Callable[[], Any]
 """Return a new model for the checkpoint, with uninitialized weights."""
 
 KEPT = ".json"
-"""Suffix of the checkpoint files that the suite does not truncate."""
+"""Suffixes of checkpoint files that the suite does not truncate."""
 
 
 class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # mypy does not see torch
-    """Counts the elements written to some storages, by storage.
+    """Counts how many elements are written to the storages of some tensors.
 
     Source of the mode: the PyTorch documentation, "torch.utils._python_dispatch".
     """
@@ -81,7 +81,7 @@ def weight_loader_cases(
     yield Case(name="the constructor reads no files", run=partial(_check_new, *given))
     yield Case(name="each weight is written once, in place", run=partial(_load_and_count, *given))
     yield Case(name="a second load gives the same weights", run=partial(_check_again, *given))
-    yield Case(name="broken files are rejected", run=partial(check_files, _check_broken_files))
+    yield Case(name="damaged files are rejected", run=partial(check_files, _check_broken_files))
     yield Case(
         name="checkpoints of other models are rejected",
         run=partial(check_files, _check_other_models),
@@ -102,7 +102,7 @@ def _check_again(loader_cls: type[WeightLoader], model_dir: Path, make_model: Ma
     first, again = (_load(loader_cls, model_dir, model) for model in models)
     expect(
         first == again,
-        f"two calls of load() return {first} and {again} bytes; they must return the same",
+        f"two calls of load() return {first} and {again} bytes; they must return the same number",
     )
     for (name, one), other in zip(
         _weights(models[0]), models[1].state_dict().values(), strict=True
@@ -161,7 +161,7 @@ def _check_broken_files(
             )
             expect(
                 str(place) in str(error),
-                f"{rule} with an error that names the file; it says: {error}",
+                f"{rule} with an error that names the file; its message is: {error}",
             )
 
 
@@ -183,7 +183,7 @@ def _check_other_models(
         )
         expect(
             name in str(error),
-            f"{rule}, and the error must name the weight {name}; it says: {error}",
+            f"{rule}, and the error must name the weight {name}; its message is: {error}",
         )
 
 

@@ -1,9 +1,9 @@
 """The conformance suite of the worker contract, for any worker with a small model.
 
 A worker is compared with itself: a request must get the same tokens alone, in chunks, with other
-requests, on a reused row, after a preemption and on blocks that another row has filled. All tokens
-must be equal, so use a float32 model whose best token is far ahead of the second
-(`dovetail_devkit.tiny_model`).
+requests, in a reused row, after a preemption and with blocks that another row has filled. All
+tokens must be equal, so use a float32 model such as `dovetail_devkit.tiny_model`, with a best logit
+much larger than the second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_STEP_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """The state that the checks share. alone: the tokens that each of `prompts` gets alone."""
+    """Data for all checks. alone: the tokens of each prompt in a run without other prompts."""
 
     rig: WorkerRig
     info: ModelInfo
@@ -62,7 +62,7 @@ def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
 
 
 class WorkerBench:
-    """Owns the checked worker: starts it when needed, and again after a failed check.
+    """Owns the checked worker: starts the worker when needed, and restarts it after a failed check.
 
     make_context: called once, at the first start.
     """
@@ -82,7 +82,7 @@ class WorkerBench:
             unstarted.shutdown()
 
     def start(self) -> _Case:
-        """Return the shared state of a started worker."""
+        """Return the data for the checks of a started worker."""
         if self._worker is None:
             context = self._make_context()
             with judging("worker constructor"):
@@ -122,13 +122,13 @@ class WorkerBench:
             raise
 
     def end(self) -> None:
-        """Start a worker if none runs, and shut it down."""
+        """Start a worker if no worker runs, and shut it down."""
         self.start()
         self.close()
 
 
 def worker_cases(bench: WorkerBench) -> Iterator[Case]:
-    """Yield the suite's cases. The last case or the owner closes the bench."""
+    """Yield the suite's cases. The last case or the caller closes `bench`."""
     yield Case(name="shutdown before start", run=bench.check_unstarted)
     yield Case(name="start and prompts", run=bench.check_start)
     for name, check in _CHECKS.items():
@@ -174,17 +174,17 @@ def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
     want = case.alone[index][: len(got)]
     expect(
         got == want,
-        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but {want} when it runs alone. "
-        f"{how}",
+        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but without other prompts it "
+        f"gets {want}. {how}",
     )
 
 
 def _check_reuse(case: _Case) -> None:
-    """Check that a prompt gets the same tokens on every reused row."""
+    """Check that a prompt gets the same tokens in every reused row."""
     for turn in range(2 * NUM_ROWS):
         row, index = turn % NUM_ROWS, (3 * turn + 1) % len(case.prompts)
         case.rig.join(row, case.prompts[index])
-        how = f"The prompt ran on row {row} after other prompts."
+        how = f"The prompt ran in row {row} after other prompts."
         _expect_tokens(case, index, case.rig.generate(row, NUM_TOKENS), how)
         case.rig.leave(row)
 
@@ -196,7 +196,7 @@ def _check_leave_and_join(case: _Case) -> None:
         if 1 in rig.rows:
             rig.leave(1)
         rig.join(1, case.prompts[index])
-        how = "The prompt got a row that was released in the same plan."
+        how = "The prompt ran in a row that was released in the same plan."
         _expect_tokens(case, index, rig.generate(1, 2), how)
 
 
@@ -207,7 +207,7 @@ def _check_chunks(case: _Case) -> None:
         rig.join(2, case.prompts[3])
         for num_tokens in pieces:
             rig.run(2, num_tokens)
-            expect(not rig.step(), "the worker samples a token for a run that does not sample")
+            expect(not rig.step(), "the worker samples a token although plan.samples is 0")
         got = rig.generate(2, NUM_TOKENS)
         how = f"The prompt ran in chunks of {pieces} tokens and a last chunk."
         _expect_tokens(case, 3, got, how)
@@ -234,7 +234,7 @@ def _check_dependence(case: _Case) -> None:
 
 
 def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
-    """Return the sampled tokens for prompts that differ in the token at index `place`."""
+    """Return the sampled tokens for prompts that differ only in the token at index `place`."""
     found = set()
     for change in range(1, 7):
         prompt = list(case.prompts[2])
@@ -275,7 +275,9 @@ def _check_together(case: _Case) -> None:
         for row, token in rig.step().items():
             got[row].append(token)
     for row, tokens in got.items():
-        _expect_tokens(case, row, tokens, "The prompt ran with other rows, which joined in turn.")
+        _expect_tokens(
+            case, row, tokens, "The prompt ran with other rows, which joined one after the other."
+        )
 
 
 def _check_mixed_plan(case: _Case) -> None:
@@ -329,7 +331,7 @@ def _check_shared_prefix(case: _Case) -> None:
 
 
 def _check_seeds(case: _Case) -> None:
-    """Check that a seed gives the same random tokens with other rows and on any row."""
+    """Check that a seed gives the same random tokens with other rows and in any row."""
     rig = case.rig
     seeded = SamplingParams(temperature=1.0, seed=5)
     rig.join(0, case.prompts[1], params=seeded)
@@ -344,12 +346,12 @@ def _check_seeds(case: _Case) -> None:
         together.append(rig.step()[3])
     expect(
         together == alone,
-        f"a seeded request gets {alone} alone, but {together} in steps with another row",
+        f"a request with a seed gets {alone} alone, but {together} in steps with another row",
     )
 
 
 def _check_grammar(case: _Case) -> None:
-    """Check that a run with a grammar gets an allowed token, without effect on other runs."""
+    """Check that a run with a grammar gets an allowed token, and that other runs do not change."""
     rig, vocab_size = case.rig, case.info.vocab_size
     only = next(t for t in range(vocab_size) if t != case.alone[1][0])
     bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
@@ -376,7 +378,7 @@ def _check_empty_plans(case: _Case) -> None:
     rig.leave(1)
     rig.step()
     tokens += rig.generate(0, 1)
-    _expect_tokens(case, 1, tokens, "Plans without runs came between the tokens.")
+    _expect_tokens(case, 1, tokens, "Plans without runs were executed between the tokens.")
 
 
 _CHECKS: Mapping[str, Callable[[_Case], None]] = {

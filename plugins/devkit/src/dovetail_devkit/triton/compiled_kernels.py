@@ -22,7 +22,7 @@ from typing import Any
 from dovetail_devkit.expectation import expect
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Compute capability · 10 to the shared memory of a block (CUDA C++ Guide, table 27)."""
+"""Map of compute capability · 10 to the shared memory of a block (CUDA C++ Guide, table 27)."""
 
 _CACHE = "TRITON_CACHE_DIR"
 _WARP_SIZE = 32
@@ -32,7 +32,7 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCase:
-    """One way in which a kernel is launched.
+    """One combination of types and constants with which a kernel is launched.
 
     name: a readable name, unique in its package.
     kernel: a function decorated with `triton.jit`, not interpreted.
@@ -143,7 +143,7 @@ def _hints(case: KernelCase) -> dict[tuple[int], list[list[object]]]:
 
 @contextmanager
 def _no_cache() -> Iterator[None]:
-    """Give Triton a temporary cache folder."""
+    """Set a temporary cache folder for Triton."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as folder:
         os.environ[_CACHE] = folder
@@ -179,6 +179,6 @@ def _assemble(ptx: str) -> tuple[int, int]:
 
 
 def _assembler() -> str:
-    """Return the path of Triton's assembler."""
+    """Return the path of the assembler that Triton includes."""
     folder = Path(str(import_module("triton").__file__)).parent
     return str(folder / "backends" / "nvidia" / "bin" / "ptxas")

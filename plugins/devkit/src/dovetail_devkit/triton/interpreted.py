@@ -1,10 +1,10 @@
 """Runs tests of Triton kernels in Triton's interpreter, in a separate process.
 
-Triton decides for the whole process whether kernels are interpreted, when they are decorated. So a
-package keeps these tests in files `interpreted_*.py`, which a normal run does not collect. One test
-of the normal run starts them with this module and checks their counts. Does not depend on Triton
-or on kernels. The interpreter computes on the host, in numpy. It is slow, and differs from a device
-in bfloat16: sums of two bfloat16 are wrong.
+When kernels are decorated, Triton decides for the whole process whether they are interpreted. A
+package therefore has these tests in files `interpreted_*.py`, which a normal test run does not
+collect. One test of the normal run starts them with this module and checks the number of passed
+tests. Does not depend on Triton or on kernels. The interpreter computes on the host, in numpy. It
+is slow, and its bfloat16 results differ from a device: sums of two bfloat16 are wrong.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pathlib import Path
 _FILES = "interpreted_*.py"
 _QUICK = "dovetail_devkit.triton.quick_interpreter"
 _INTERPRETER = "triton.runtime.interpreter"
-"""Module in which numpy's warnings about infinities are ignored, as a device does not warn."""
+"""Module whose numpy warnings about infinities are ignored, because a device does not warn."""
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of tests by outcome. failed: includes errors. told: the complete output of pytest."""
+    """Numbers of tests by outcome. failed: includes errors. output: all output of pytest."""
 
     passed: int
     failed: int
     skipped: int
-    told: str
+    output: str
 
 
 def run_interpreted(
     folder: Path, *plugins: str, timeout_s: float, complete: bool = False
 ) -> Counts:
-    """Run the tests in `folder` interpreted, and return their counts.
+    """Run the tests in `folder` in the interpreter, and return the numbers of tests by outcome.
 
     plugins: "kind:name" of plugins that the conformance kit checks in the same process, on the
     host. complete: also run the cases that pytest's settings deselect, such as slow cases. Raises
@@ -55,16 +55,16 @@ def run_interpreted(
         timeout=timeout_s,
         check=False,
     )
-    told = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if _COUNT.search(line)]
     if not lines:
         raise AssertionError(
-            f"pytest printed no counts for the interpreted tests of {folder}:\n{told}"
+            f"pytest printed no counts for the interpreted tests of {folder}:\n{output}"
         )
     counts = {what.rstrip("s"): int(number) for number, what in _COUNT.findall(lines[-1])}
     return Counts(
         passed=counts.get("passed", 0),
         failed=counts.get("failed", 0) + counts.get("error", 0),
         skipped=counts.get("skipped", 0),
-        told=told,
+        output=output,
     )

@@ -1,10 +1,10 @@
 """A pytest plugin that makes Triton's interpreter faster and rounds like a device.
 
 Triton's interpreter checks every 32-bit sum for overflow, and patches the language at each function
-call of a kernel. This takes a third of its time, and one patch per module suffices. The interpreter
-truncates float32 to bfloat16 or 8 bits, but devices round to nearest. Here torch converts, and
-rounds to nearest. Only processes of `interpreted` load this module. Triton is imported within
-functions.
+call of a kernel. This takes a third of its time, although one patch per module is enough. The
+interpreter truncates float32 to bfloat16 or 8 bits, but devices round to nearest. With this plugin,
+torch does the conversion and rounds to nearest. Only processes of `interpreted` load this module.
+Triton is imported within functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_interpreter() -> Iterator[None]:
-    """Change the interpreter for the whole session."""
+    """Replace slow functions of Triton's interpreter when pytest starts."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     builder, function_cls = interpreter.interpreter_builder, interpreter.InterpretedFunction
     whole_call, prepared = function_cls.__call__, set()

@@ -1,1 +1,1 @@
-"""The parts of the worker suite: a rig that drives a worker, and the sampling cases."""
+"""The parts of the worker suite: code that calls a worker with plans, and the sampling cases."""

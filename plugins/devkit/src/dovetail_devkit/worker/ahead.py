@@ -1,4 +1,4 @@
-"""Checks of workers that return handles: a step may be launched before the last one has a result.
+"""Checks of workers that return handles: a step may start before the previous one has a result.
 
 A request's tokens must not depend on when, how often and by which thread results are requested.
 """
@@ -16,7 +16,7 @@ _NUM_STEPS = 5
 
 
 class Asked(Protocol):
-    """A started worker, and prompts with the tokens that each prompt gets alone."""
+    """A started worker, prompts, and the tokens of each prompt in a run without other prompts."""
 
     @property
     def rig(self) -> WorkerRig:
@@ -28,11 +28,11 @@ class Asked(Protocol):
 
     @property
     def alone(self) -> list[list[int]]:
-        """The tokens that each prompt gets alone."""
+        """The tokens of each prompt in a run without other prompts."""
 
 
 def check_ahead(case: Asked) -> None:
-    """Check that a step can be launched before the result of the previous step is taken.
+    """Check that a step can be launched before the result of the previous step is read.
 
     Does nothing for a worker that does not provide "async_output".
     """
@@ -47,7 +47,7 @@ def check_ahead(case: Asked) -> None:
 
 
 def _check_in_turn(case: Asked) -> None:
-    """Run with two steps in flight, while another thread takes the results."""
+    """Run with two steps in flight, while another thread reads the results."""
     rig = case.rig
     rig.join(0, case.prompts[2])
     rig.join(1, case.prompts[3])
@@ -69,24 +69,24 @@ def _check_in_turn(case: Asked) -> None:
 
 
 def _check_all_late(case: Asked) -> None:
-    """Take all results after the last step, in reversed order."""
+    """Read all results after the last step, in reversed order."""
     rig = case.rig
     rig.join(2, case.prompts[1])
     steps = [_launch(rig, (2,)) for _ in range(_NUM_STEPS)]
     got = [rig.settle(step)[2] for step in steps[::-1]][::-1]
-    _expect(case, 1, got, "The results were taken in reversed order, after the last step.")
+    _expect(case, 1, got, "The results were read in reversed order, after the last step.")
 
 
 def _check_reused_row(case: Asked) -> None:
-    """Check that a row can be reused before the token of its last request is taken."""
+    """Check that a row can be reused before the token of its last request is read."""
     rig = case.rig
     rig.join(0, case.prompts[3])
     first = _launch(rig, (0,))
     rig.leave(0)
     rig.join(0, case.prompts[0])
     second = _launch(rig, (0,))
-    _expect(case, 3, [rig.settle(first)[0]], "The row was reused before this result was taken.")
-    how = "The prompt got its row before the result of the previous request was taken."
+    _expect(case, 3, [rig.settle(first)[0]], "The row was reused before this result was read.")
+    how = "The prompt joined the row before the result of the previous request was read."
     _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], how)
 
 
@@ -100,6 +100,6 @@ def _expect(case: Asked, index: int, got: list[int], how: str) -> None:
     want = case.alone[index][: len(got)]
     expect(
         got == want,
-        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but {want} when it runs alone. "
-        f"{how}",
+        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but without other prompts it "
+        f"gets {want}. {how}",
     )

@@ -14,14 +14,14 @@ from dovetail_devkit.worker.rig import WorkerRig
 HOT = 100.0
 """A temperature at which logits that differ by less than 100 are nearly equal."""
 COLD = 2e-5
-"""A temperature that is not greedy but always draws the best token."""
+"""A temperature above 0 at which the best token is always drawn."""
 NUM_SEEDS = 15
 BYSTANDER = 3
-"""The row of a greedy request in each step of the tested rows."""
+"""The row of a greedy request that runs in the same steps as the tested rows."""
 
 
 class Asked(Protocol):
-    """A started worker, and prompts with the tokens that each prompt gets alone."""
+    """A started worker, prompts, and the greedy tokens of each prompt without other prompts."""
 
     @property
     def rig(self) -> WorkerRig:
@@ -37,7 +37,7 @@ class Asked(Protocol):
 
     @property
     def alone(self) -> list[list[int]]:
-        """The greedy tokens that each prompt gets alone."""
+        """The greedy tokens of each prompt in a run without other prompts."""
 
 
 def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:
@@ -69,7 +69,7 @@ def generate(
     num_tokens: int = 1,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
-    """Generate the tokens after `tokens` on row 0, without other rows; release the row."""
+    """Generate the tokens after `tokens` in row 0, without other rows; release the row."""
     rig = case.rig
     rig.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
     found = rig.generate(0, num_tokens)

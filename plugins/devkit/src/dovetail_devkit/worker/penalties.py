@@ -9,11 +9,11 @@ from dovetail_devkit.worker.draws import Asked, generate, other_tokens
 from dovetail_devkit.worker.rig import GREEDY
 
 NUM_REPEATS = 16
-"""Number of occurrences of a token in the output used for penalties."""
+"""How often the penalized token occurs in the output."""
 
 
 def check_frequency(case: Asked) -> None:
-    """Check that 16 occurrences in the output count 16 times, and the prompt does not count."""
+    """Check that occurrences of a token in the output are counted, but not in the prompt."""
     _check_prompt_is_ignored(case)
     token, limit = _find_limit(case)
     for presence in (-2.0, 2.0):
@@ -63,7 +63,7 @@ def check_own_tokens(case: Asked) -> None:
             expect(
                 got == tokens[5:],
                 f"penalties: a request gets {tokens[5:]} after {tokens[:5]}, but {got} if it is "
-                "resumed there; sampled and resumed tokens must be counted equally",
+                f"resumed at this point; sampled and resumed tokens must be counted equally",
             )
 
 

@@ -1,7 +1,7 @@
-"""A rig that drives a worker with valid plans, and checks each result against its plan.
+"""Calls a worker with valid plans, and checks each result against its plan.
 
-It takes the place of the scheduler, so that a suite can choose what each row runs. It uses only the
-contract of the worker.
+It replaces the scheduler, so that a suite can choose the tokens that each row runs. It uses only
+the contract of the worker.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _UNKNOWN = -1
 class RigRow:
     """The state of a row.
 
-    tokens: the known and pending tokens. num_computed: how many of them were run. blocks: indices
-    by position; each stands for one block of every KV-cache group.
+    tokens: the known and pending tokens.
+    num_computed: number of computed tokens.
+    blocks: indices by position; an index represents one block of every KV-cache group.
     """
 
     tokens: list[int]
@@ -42,7 +43,8 @@ class RigRow:
 class LaunchedStep:
     """A launched step.
 
-    output: the worker's return value. waiting: row to its state and the index of its pending token.
+    output: the worker's return value. waiting: map of row to its state and the index of its pending
+    token.
     """
 
     plan: SchedulerOutput
@@ -51,9 +53,10 @@ class LaunchedStep:
 
 
 class WorkerRig:
-    """Drives one started worker.
+    """Executes steps on one started worker.
 
-    rows: the state of each row by number. results: the results of all processed steps.
+    rows: map of row number to the state of the row.
+    results: the results of all processed steps.
     """
 
     def __init__(self, worker: WorkerBase, kv_cache: KVCacheConfig, *, seed: int = 0) -> None:
@@ -81,9 +84,9 @@ class WorkerRig:
     ) -> RigRow:
         """Assign a row to a request with `tokens` in the next step.
 
-        num_prompt: number of prompt tokens, 0 if all are. shared: the row begins with the full
-        blocks of this row, as after a prefix cache hit; their tokens must be equal. bad_words: the
-        token ids of each bad word.
+        num_prompt: number of prompt tokens; 0 if all tokens are prompt tokens. shared: another row,
+        whose full blocks are reused as after a prefix cache hit; their tokens must be equal.
+        bad_words: the token ids of each bad word.
         """
         generation = self._generations[row] = self._generations.get(row, 0) + 1
         name = f"row-{row}-{generation}"
@@ -152,7 +155,7 @@ class WorkerRig:
         return LaunchedStep(plan=plan, output=output, waiting=waiting)
 
     def settle(self, step: LaunchedStep) -> dict[int, int]:
-        """Take the result of `step`, append the sampled tokens, and return them by row."""
+        """Read the result of `step`, append the sampled tokens, and return them by row."""
         result = self._result(step.output)
         self._check(step.plan, result)
         self.results.append(result)
@@ -173,7 +176,10 @@ class WorkerRig:
         )
         result = output.result()
         expect(output.done(), "done() of a handle must return True after result()")
-        expect(output.result() == result, "each call of a handle's result() must return the same")
+        expect(
+            output.result() == result,
+            "each call of a handle's result() must return the same object",
+        )
         return result
 
     def generate(self, row: int, num_tokens: int) -> list[int]:

@@ -1,9 +1,9 @@
 """The sampling cases of the worker suite, for each field of `SamplingParams` that workers handle.
 
 The worker's logits are not known, so each case uses settings with the same result for every correct
-worker: at temperature 100 draws are nearly uniform, and a truncation to one token, a ban or a large
-bias determines the token. A field that needs a capability is checked if the worker declares the
-capability; otherwise the engine refuses requests with this field.
+worker: at temperature 100 all tokens are almost equally likely, and truncation to one token, a
+banned token or a large bias determines the token. A field that needs a capability is checked if the
+worker declares the capability; otherwise the engine refuses requests with this field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Check = Callable[[Asked], None]
 
 
 def check_sampling(check: Check, capability: str, case: Asked) -> None:
-    """Run one check; then check that no row keeps its parameters.
+    """Run one check; then check that rows do not keep the sampling parameters of the check.
 
     capability: raise NotHere unless the worker declares it; "" if the check needs no capability.
     """
@@ -70,7 +70,7 @@ def _check_temperature(case: Asked) -> None:
 
 
 def _check_noise(case: Asked) -> None:
-    """Check that each step of a seeded request draws new noise, and that a resume does not."""
+    """Check that a seeded request draws new noise in each step, and the same after a resume."""
     sequences = []
     for seed in (1, 2, 3):
         params = SamplingParams(temperature=HOT, seed=seed)
@@ -133,7 +133,7 @@ def _check_allowed(case: Asked) -> None:
     expect(
         found <= set(allowed) and len(found) > 1,
         f"allowed_token_ids={allowed} gives the tokens {sorted(found)}; expected several of the "
-        "allowed tokens and no other",
+        f"allowed tokens and no other tokens",
     )
     params = replace(GREEDY, allowed_token_ids=allowed[:1])
     got = generate(case, case.prompts[1], params, num_tokens=3)
@@ -160,7 +160,10 @@ def _check_bad_words(case: Asked) -> None:
         f"{first} and a token other than {second}",
     )
     (got,) = given((first, second), [*prompt, first], 1)
-    expect(got != second, "bad_words: a resumed request completes a bad word that it had started")
+    expect(
+        got != second,
+        "bad_words: a resumed request completes a bad word that began before the preemption",
+    )
     (got,) = given((prompt[-1], first), prompt, 1)
     expect(got == first, "bad_words: a bad word must not begin with tokens of the prompt")
 
@@ -185,13 +188,13 @@ def _check_min_tokens(case: Asked) -> None:
     got = generate(case, prompt, reached, num_tokens=2)
     expect(
         got == [first, second],
-        f"min_tokens=1: a request gets {got}; expected {[first, second]}, as the second token may "
-        "be a stop token",
+        f"min_tokens=1: a request gets {got}; expected {[first, second]}, because the second "
+        f"token may be a stop token",
     )
 
 
 def _check_logprobs(case: Asked) -> None:
-    """Check that requested log-probabilities come with each sampled token."""
+    """Check that the result contains the requested log-probabilities of each sampled token."""
     rig, params = case.rig, replace(GREEDY, logprobs=2)
     rig.join(0, case.prompts[1])
     rig.join(1, case.prompts[3], params=params)
@@ -232,7 +235,7 @@ def _check_logprobs(case: Asked) -> None:
 
 
 def _check_prompt_logprobs(case: Asked) -> None:
-    """Check that requested prompt log-probabilities come with each chunk of a prompt."""
+    """Check that the result contains the requested prompt log-probabilities of each chunk."""
     rig, prompt = case.rig, case.prompts[3]
     rig.join(0, case.prompts[1])
     rig.join(1, prompt, params=replace(GREEDY, prompt_logprobs=1))
@@ -258,7 +261,7 @@ def _expect_best(case: Asked, found: Sequence[int], how: str) -> None:
     best = case.alone[1][0]
     expect(
         set(found) == {best},
-        f"{how} must give only the best token, {best}; the worker samples {sorted(set(found))}",
+        f"{how} must allow only the best token, {best}; the worker samples {sorted(set(found))}",
     )
 
 
@@ -266,7 +269,7 @@ def _expect_number(found: Sequence[int], least: int, most: int, how: str) -> Non
     got = sorted(set(found))
     expect(
         least <= len(got) <= most,
-        f"{how} must keep {least} to {most} tokens, since probabilities are nearly equal; "
+        f"{how} must keep {least} to {most} tokens, because the probabilities are nearly equal; "
         f"{NUM_SEEDS} seeds give {len(got)}: {got}",
     )
 
@@ -287,4 +290,4 @@ SAMPLING_CHECKS: Mapping[str, tuple[str, Check]] = {
     "logprobs": ("logprobs", _check_logprobs),
     "prompt_logprobs": ("prompt_logprobs", _check_prompt_logprobs),
 }
-"""By case name: the capability that the worker must declare ("" for none), and the check."""
+"""Map of case name to the capability that the worker must declare ("" for none) and the check."""

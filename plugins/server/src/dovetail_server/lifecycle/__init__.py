@@ -1,1 +1,1 @@
-"""The engine of the server: loading, readiness, admission of requests, and the drain."""
+"""The engine of the server: loading, readiness, admission of requests, and graceful shutdown."""

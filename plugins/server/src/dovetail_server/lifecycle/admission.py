@@ -40,7 +40,7 @@ class Admission:
             self.num_running -= 1
 
     def queue_full(self) -> APIError:
-        """Return the error for a request that does not fit."""
+        """Return the error for a request above the limit."""
         return APIError(
             "The queue of the server is full. Try again later.",
             status=429,

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineSlot:
-    """Holds the engine. draining: whether new requests are refused."""
+    """Contains the engine, or its error. draining: whether new requests are refused."""
 
     def __init__(self, served_model_name: str) -> None:
         self.served_model_name = served_model_name
@@ -28,7 +28,7 @@ class EngineSlot:
         return self._owned
 
     def put(self, llm: AsyncLLM) -> None:
-        """Serve requests with `llm` from now on."""
+        """Set the engine that serves requests."""
         self._llm = llm
 
     @property
@@ -40,7 +40,7 @@ class EngineSlot:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is an engine."""
+        """Whether the engine is loaded."""
         return self._llm is not None
 
     def for_new_request(self) -> AsyncLLM:

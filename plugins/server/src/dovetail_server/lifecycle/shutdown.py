@@ -1,4 +1,4 @@
-"""The drain: the first signal lets running requests finish, the second one ends them."""
+"""Graceful shutdown: after the first signal, running requests finish; the second ends them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drain:
             loop.add_signal_handler(one, self.handle_signal)
 
     def handle_signal(self) -> None:
-        """Start the drain; the second call ends it."""
+        """Start the graceful shutdown; the second call ends it."""
         if self.requested.is_set():
             self.forced.set()
             return
@@ -44,12 +44,12 @@ class Drain:
     async def finish(self, applications: Iterable[Application]) -> bool:
         """Wait for the running requests; return whether all of them ended by themselves.
 
-        After the time limit, or a second signal, the others end with an error.
+        After the time limit, or a second signal, requests that still run end with an error.
         """
         running = list(applications)
         total = sum(len(one.exchanges) for one in running)
         if total:
-            logger.info("Draining: %d requests are running.", total)
+            logger.info("Shutting down: waiting for %d running requests.", total)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while any(one.exchanges for one in running):
             late = asyncio.get_running_loop().time() >= deadline

@@ -1,7 +1,7 @@
 """The two forms of answers: text completions and chat messages.
 
-The parts that are equal for all events of a stream are encoded once. An event with text only is
-then a concatenation of bytes.
+The parts that are equal for all events of a stream are encoded once. An event that contains only
+text is then a concatenation of bytes.
 """
 
 from __future__ import annotations

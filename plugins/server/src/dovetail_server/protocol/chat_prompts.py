@@ -48,7 +48,7 @@ def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
 def read_messages(given: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
     """Return messages whose content is a text or None; raise APIError that names the entry."""
     if not given:
-        raise APIError("messages is empty; give at least one message.", param="messages")
+        raise APIError("messages is empty; send at least one message.", param="messages")
     if len(given) > most:
         raise APIError(
             f"messages has {len(given)} entries; at most {most} are accepted.", param="messages"
@@ -176,7 +176,7 @@ def _cut_after(text: str, final: str) -> str:
     place = text.rfind(final.strip())
     if place < 0:
         raise RequestError(
-            "The chat template changes the last message, so that it cannot be continued.",
+            "The chat template changes the last message, so this message cannot be continued.",
             parameter="continue_final_message",
         )
     end = place + len(final.strip())
@@ -194,7 +194,9 @@ def _unused_mark(value: Any) -> str:
     for code in _MARKS:
         if chr(code) not in used:
             return chr(code)
-    raise APIError("The messages contain too many private characters.", param="messages")
+    raise APIError(
+        "The messages contain too many private-use Unicode characters.", param="messages"
+    )
 
 
 def _texts(value: Any) -> list[str]:

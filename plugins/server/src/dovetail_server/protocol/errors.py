@@ -92,7 +92,7 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIEr
     if isinstance(error, UserError):
         return APIError(str(error))
     return APIError(
-        "The server failed unexpectedly; the log of the server has the reason.",
+        "The server failed unexpectedly; the server's log contains the reason.",
         status=500,
         code="internal_error",
     )
@@ -101,7 +101,7 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIEr
 def unavailable(
     message: str, *, code: str = "engine_unavailable", retry_after_s: float = 1.0
 ) -> APIError:
-    """Return the error of a server that cannot serve now."""
+    """Return the error of a server that cannot serve requests at this time."""
     return APIError(message, status=503, code=code, retry_after_s=retry_after_s)
 
 

@@ -172,7 +172,7 @@ def _check_unsupported(name: str, value: object) -> None:
     if value is None or any(type(value) is type(one) and value == one for one in UNSUPPORTED[name]):
         return
     raise APIError(
-        f"{name} is not supported by this server; leave it out.",
+        f"{name} is not supported by this server; omit it.",
         code="unsupported_parameter",
         param=name,
     )

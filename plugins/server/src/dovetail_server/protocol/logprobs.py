@@ -16,10 +16,10 @@ from dovetail.interfaces import Tokenizer
 from dovetail.logprobs import Logprob, TokenLogprobs
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""The value that represents minus infinity, which JSON cannot contain."""
 
 WORK_PER_SLICE = 1024
-"""Log-probabilities that are encoded before other tasks of the event loop run."""
+"""Number of log-probabilities that are encoded before other tasks of the event loop run."""
 
 _encode = msgspec.json.encode
 

@@ -19,7 +19,7 @@ def read_prompts(given: Any) -> list[OnePrompt]:
     if not isinstance(given, list):
         raise _refuse("prompt", "must be a string, a list of token ids, or a list of prompts")
     if not given:
-        raise _refuse("prompt", "is an empty list; give at least one prompt or token id")
+        raise _refuse("prompt", "is an empty list; send at least one prompt or token id")
     if type(given[0]) is int:
         return [_token_ids("prompt", given)]
     if len(given) > MAX_PROMPTS:

@@ -44,7 +44,7 @@ PARAMETER_NAMES: Mapping[str, str] = {
     "deadline_s": "X-First-Token-Timeout",
     "timeout_s": "X-Request-Timeout",
 }
-"""Fields of a request by the parameter of an error, where they differ."""
+"""Map of a parameter to the request's field, if their names differ."""
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -54,7 +54,8 @@ class Sampling:
     """How the prompts of a request are sampled.
 
     params: with `n` completions, of which the `num_returned` best are returned. names: the fields
-    of the request by parameter, for errors. without_output: the caller wants no generated token.
+    of the request by parameter, for errors. without_output: whether the caller requests no
+    generated token.
     """
 
     params: SamplingParams

@@ -1,4 +1,4 @@
-"""What a generation request has beside prompts and sampling: headers, model name, priority."""
+"""Other options of a generation request: headers, model name, priority, format."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.exchange import Exchange
 
 TIMEOUT_HEADER = "X-Request-Timeout"
-"""Seconds in which the whole answer must be finished."""
+"""Header: time limit for the complete answer, in seconds."""
 
 FIRST_TOKEN_HEADER = "X-First-Token-Timeout"
-"""Seconds in which the first token must be generated."""
+"""Header: time limit for the first token, in seconds."""
 
 MAX_SECONDS = 1e6
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Raise APIError if `asked` is not the model that is served."""
+    """Raise APIError if `asked` is not the name of the served model."""
     if asked is not None and asked != served:
         raise APIError(
             f"The model {asked[:120]!r} does not exist; this server has {served[:200]!r}.",

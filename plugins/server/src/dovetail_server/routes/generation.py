@@ -119,7 +119,7 @@ class Generation:
             await self._exchange.write(last)
 
     async def _stream_one(self, place: int) -> bytes:
-        """Write the events of a prompt; return the last ones, which are not written yet."""
+        """Write the events of a prompt; return the last events, which are not written yet."""
         call = self._call
         events = EventWriter(self._llm, call, place)
         async with aclosing(self._outputs(place, RequestOutputKind.DELTA)) as outputs:
@@ -290,7 +290,7 @@ def _raise_failure(output: RequestOutput) -> None:
 
 
 async def _all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await all; on the first error cancel the others, and raise it after they have ended."""
+    """Await all; at the first error cancel the other tasks, and raise it after they have ended."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     if len(tasks) == 1:
         return [await tasks[0]]

@@ -1,4 +1,4 @@
-"""The routes of plugins (`--http-routes`): their contract on the server's exchanges."""
+"""The routes of HTTP-routes plugins (`--http-routes`), served through `Exchange`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SERVER_HEADERS = frozenset({"content-length", "transfer-encoding", "connection"
 
 
 class PluginRoutes:
-    """The plugins of routes of a server."""
+    """The HTTP-routes plugins of a server."""
 
     def __init__(self, llm: AsyncLLM, served_model_name: str) -> None:
         """Create the plugins; raise a DovetailError that names the failed one."""

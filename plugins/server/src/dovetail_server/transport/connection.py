@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what could not be parsed."""
+        """Refuse data that cannot be parsed."""
         self._refuse(self._error)
 
     def pause_writing(self) -> None:

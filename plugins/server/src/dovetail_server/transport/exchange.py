@@ -91,7 +91,7 @@ class Exchange:
         self._watcher: asyncio.Task[None] | None = None
 
     async def read_body(self) -> bytes:
-        """Return the body, and cancel this task as soon as the client leaves."""
+        """Return the body; cancel this task when the client closes the connection."""
         body = await self._bodies.read(self.headers, self._receive)
         self._watcher = asyncio.create_task(self._watch())
         return body
@@ -155,7 +155,7 @@ class Exchange:
             self._task.cancel()
 
     def close(self) -> None:
-        """Stop the task that watches for the client."""
+        """Stop the task that detects a closed connection."""
         if self._watcher is not None:
             self._watcher.cancel()
 
@@ -173,7 +173,7 @@ class Exchange:
         )
 
     async def _watch(self) -> None:
-        """Cancel the task of the request when the client leaves."""
+        """Cancel the task of the request when the client closes the connection."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.ended and self._task is not None:
