@@ -28,7 +28,14 @@ def closed(serving, tmp_path_factory):
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text(f"# a comment\n\n{OTHER}\n")
     options = ("--api-key", KEY, "--api-key-file", str(file), "--admin-key", ADMIN)
-    limits = ("--max-body-bytes", str(LIMIT), "--header-timeout-s", "2", "--strict-params")
+    limits = (
+        "--max-body-bytes",
+        str(LIMIT),
+        "--header-timeout-s",
+        "2",
+        "--strict-params",
+        "--verbose",
+    )
     tls = ("--cors-origin", "https://example.org", "--cache-salt-by", "key")
     with serving("--model", "demo", "--max-model-len", "128", *options, *limits, *tls) as running:
         yield running.wait_until_ready()
@@ -257,3 +264,10 @@ def test_a_certificate_is_loaded_and_wrong_files_are_errors(tmp_path):
             tls_context(ServerSettings(**wrong))
     with pytest.raises(ConfigError, match="--ssl-certfile"):
         ServerSettings(ssl_keyfile=str(key))
+
+
+def test_the_phases_and_the_memory_are_logged_on_request(closed, server):
+    log = "\n".join(line for line in closed.lines if line)
+    for word in ("load_model", "warm_up", "weights", "activations", "KV cache", "--quantization"):
+        assert word in log
+    assert "load_model" not in "\n".join(line for line in server.lines if line)

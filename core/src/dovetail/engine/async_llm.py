@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dovetail.config import EngineConfig, RequestedConfig
+    from dovetail.engine.channel import EngineFacts
     from dovetail.engine.client import AsyncEngineClient
     from dovetail.inputs import Prompt
     from dovetail.interfaces import IOProcessor, SchedulerStats, Tokenizer
@@ -146,6 +147,11 @@ class AsyncLLM:
         It changes with each restart of a supervised engine.
         """
         return self.client.address or ""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """The facts about the engine: configuration, sizes, and the phases of its start."""
+        return self.client.facts
 
     @property
     def max_model_len(self) -> int:

@@ -34,13 +34,17 @@ class EngineFacts:
     """The facts of a started engine that a front end needs.
 
     config: resolved. max_model_len: maximum tokens of a request, prompt and output.
-    front_end: the number of this front end; 0 is the front end that started the engine.
+    front_end: the number of this front end; 0 is the front end that started the engine. phases: of
+    the start: name, seconds, and by how many bytes the memory of the engine's process grew.
+    cache_bytes: size of the KV cache.
     """
 
     config: EngineConfig
     model_info: ModelInfo
     max_model_len: int
     front_end: int = 0
+    phases: tuple[tuple[str, float, int], ...] = ()
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +189,8 @@ class InprocChannel(Channel):
             config=started.config,
             model_info=started.model_info,
             max_model_len=started.max_model_len,
+            phases=started.phase_facts,
+            cache_bytes=started.kv_cache.num_blocks * started.kv_cache.bytes_per_block,
         )
         self.core = started.core
         self._ahead = started.config.scheduler.async_scheduling

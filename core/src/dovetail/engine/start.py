@@ -67,6 +67,13 @@ class StartedEngine:
     clock: Clock
     phases: tuple[PhaseRecord, ...] = ()
 
+    @property
+    def phase_facts(self) -> tuple[tuple[str, float, int], ...]:
+        """The phases as plain data: name, seconds, growth of this process's memory in bytes."""
+        return tuple(
+            (one.name, one.took_s, one.after_bytes - one.before_bytes) for one in self.phases
+        )
+
 
 def start_engine(
     requested: RequestedConfig,

@@ -70,7 +70,8 @@ class Stop(Message, frozen=True, tag="stop"):
 class Ready(Message, frozen=True, tag="ready"):
     """The engine has started. config: the resolved configuration, as JSON.
 
-    front_end: the number of the receiving front end; 0 is the owner.
+    front_end: the number of the receiving front end; 0 is the owner. phases, cache_bytes: see
+    `EngineFacts`.
     """
 
     pid: int
@@ -78,6 +79,8 @@ class Ready(Message, frozen=True, tag="ready"):
     model_info: ModelInfo
     max_model_len: int
     front_end: int = 0
+    phases: tuple[tuple[str, float, int], ...] = ()
+    cache_bytes: int = 0
 
 
 class Answer(Message, frozen=True, tag="answer"):

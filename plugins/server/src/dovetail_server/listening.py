@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
-import ssl
+from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
 from dovetail_server.settings import KIB, ServerSettings
+
+if TYPE_CHECKING:
+    import ssl
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 128 * KIB
@@ -50,6 +53,8 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """Return the TLS settings of a server, or None; raise ConfigError for an unusable file."""
     if settings.ssl_certfile is None:
         return None
+    import ssl  # slow to import
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

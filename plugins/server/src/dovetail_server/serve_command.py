@@ -25,6 +25,7 @@ MAIN = (
     "api_key_file",
     "ssl_certfile",
     "ssl_keyfile",
+    "verbose",
     "log_level",
     "log_format",
 )
@@ -58,6 +59,7 @@ HELP = {
     "ssl_certfile": "Certificate file for TLS.",
     "ssl_keyfile": "Key file for TLS.",
     "ssl_ca_certs": "Certificates of the authorities of clients; clients then need a certificate.",
+    "verbose": "Log the phases of the start, and a plan of the memory.",
     "log_level": "debug, info, warning or error.",
     "log_format": "text or json.",
 }
@@ -106,11 +108,10 @@ def serve(
 ) -> int:
     """Serve a model over HTTP, with the OpenAI API."""
     settings = ServerSettings(**{one.name: getattr(server, one.name) for one in fields(server)})
-    config = engine_args(engine).create_engine_config()
+    args = engine_args(engine)
 
     # Imported here, because --help and errors in options need no server.
     from dovetail_server.listening import listen, tls_context
-    from dovetail_server.logs import configure_logs
     from dovetail_server.transport.keys import client_keys
 
     client_keys(settings)
@@ -118,6 +119,8 @@ def serve(
     public, admin = listen(settings.host, settings.port), None
     if settings.admin_port is not None:
         admin = listen(settings.admin_host, settings.admin_port, option="--admin-port")
+    config = args.create_engine_config()
+    from dovetail_server.logs import configure_logs
     from dovetail_server.server import Listeners, make_state, run_server
 
     configure_logs(settings.log_level, settings.log_format)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
+from dovetail_server.lifecycle.start_report import start_report
 from dovetail_server.listening import BACKLOG, address_of, tls_context
 from dovetail_server.routes.admin import admin_routes
 from dovetail_server.routes.completions import completion_routes
@@ -130,6 +132,8 @@ class Server:
         self._plugins.callback(routes.close)
         for route in routes.routes():
             self.table.add(route)
+        gc.collect()
+        gc.freeze()  # collections of garbage no longer visit the objects of the start
         slot.put(llm)
 
     def _announce(self, loading: asyncio.Task[None], drain: Drain) -> None:
@@ -140,6 +144,9 @@ class Server:
         scheme = "http" if self._tls is None else "https"
         name, address = self._state.slot.served_model_name, address_of(self._listeners.public)
         logger.info("Ready: %s on %s://%s/v1", name, scheme, address)
+        if self._state.settings.verbose:
+            for line in start_report(self._state.slot.llm):
+                logger.info(line)
         if self._listeners.admin is not None:
             logger.info("Admin routes: %s://%s", scheme, address_of(self._listeners.admin))
 

@@ -39,7 +39,7 @@ class ServerSettings:
     cache_salt_by: "key" or "user": only requests with the same API key or `user` share cached
     prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
     send requests. ssl_certfile, ssl_keyfile, ssl_ca_certs: files for TLS; with ssl_ca_certs,
-    clients need a certificate.
+    clients need a certificate. verbose: log the phases of the start and the use of memory.
     Raises ConfigError, naming the option.
     """
 
@@ -70,6 +70,7 @@ class ServerSettings:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
+    verbose: bool = False
     log_level: str = "info"
     log_format: str = "text"
 

@@ -55,6 +55,8 @@ class ProcessChannel(Channel):
             model_info=link.ready.model_info,
             max_model_len=link.ready.max_model_len,
             front_end=link.ready.front_end,
+            phases=link.ready.phases,
+            cache_bytes=link.ready.cache_bytes,
         )
         self._received: deque[Received] = deque()
         self._calls: dict[int, _Pending] = {}

@@ -90,4 +90,6 @@ def _ready(started: StartedEngine) -> Ready:
         config=started.config.model_dump_json(),
         model_info=started.model_info,
         max_model_len=started.max_model_len,
+        phases=started.phase_facts,
+        cache_bytes=started.kv_cache.num_blocks * started.kv_cache.bytes_per_block,
     )
