@@ -137,7 +137,7 @@ def test_the_output_of_a_text_prompt_contains_text(engine):
     assert last.outputs[0].finish_reason == "length"
     assert [out.outputs[0].text for out in early] == [PIECE[:n] for n in range(1, 12)]
     times = last.metrics
-    assert 0 < times.arrival_ns <= times.first_token_ns <= times.finished_ns
+    assert 0 < times.arrival_ns <= times.admitted_ns <= times.first_token_ns <= times.finished_ns
     one.add_request("b", "say", GREEDY, output_kind=RequestOutputKind.FINAL_ONLY)
     assert [out.outputs[0].text for out in run(one)] == [PIECE[:12]]
 

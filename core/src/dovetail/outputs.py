@@ -65,12 +65,14 @@ class CompletionOutput:
 class RequestMetrics:
     """Times of a request, in nanoseconds of the engine's clock.
 
-    first_token_ns, finished_ns: None before the event.
+    first_token_ns, finished_ns: None before the event. admitted_ns: when the engine first ran the
+        request; None before its first token.
     """
 
     arrival_ns: int
     first_token_ns: int | None = None
     finished_ns: int | None = None
+    admitted_ns: int | None = None
 
 
 @dataclass(slots=True)

@@ -125,6 +125,7 @@ class Request:
     row: row of a running request, -1 otherwise.
     encoder_end: the position after its last placeholder token; 0 for none.
     num_cached_tokens: prompt tokens found in the prefix cache at its first admission, or -1.
+    admitted_ns: the engine's clock at the admission before its first token; 0 before.
     num_lost_tokens: tokens computed before its last preemption; 0 while it runs.
     num_prompt_logprobs: prompt positions whose log-probabilities were returned.
     blocks, capacity, block_hashes, num_committed_blocks, num_dropped_blocks: belong to the KV cache
@@ -138,6 +139,7 @@ class Request:
         "_computed",
         "_with_pending",
         "admission",
+        "admitted_ns",
         "arrival_ns",
         "bad_words_token_ids",
         "block_hashes",
@@ -209,6 +211,7 @@ class Request:
         self.num_drafts = 0
         self.admission = -1
         self.event_step = -1
+        self.admitted_ns = 0
         self.num_cached_tokens = -1
         self.num_preemptions = 0
         self.num_lost_tokens = 0

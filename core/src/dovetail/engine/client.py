@@ -354,6 +354,7 @@ def without(outputs: EngineCoreOutputs, request_ids: Collection[str]) -> EngineC
         logprobs=_others(outputs.logprobs, request_ids),
         prompt_logprobs=_others(outputs.prompt_logprobs, request_ids),
         num_cached_tokens=_others(outputs.num_cached_tokens, request_ids),
+        admitted_ns=_others(outputs.admitted_ns, request_ids),
     )
 
 

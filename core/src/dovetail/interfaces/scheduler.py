@@ -187,7 +187,7 @@ class EngineCoreOutputs:
     finished: requests that ended, with or without new tokens.
     logprobs, prompt_logprobs: by request id, for requests with these parameters.
     num_cached_tokens: number of prompt tokens found in the cache, by request id, sent once with the
-    first tokens.
+    first tokens. admitted_ns: the engine's clock when these requests were admitted.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -197,6 +197,7 @@ class EngineCoreOutputs:
     logprobs: Mapping[str, LogprobColumns] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, LogprobColumns] = field(default_factory=dict)
     num_cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    admitted_ns: Mapping[str, int] = field(default_factory=dict)
     stats: SchedulerStats | None = None
 
 

@@ -345,6 +345,7 @@ class Mechanism:
         request.num_computed_tokens = num_computed_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed_tokens
+            request.admitted_ns = state.now_ns
         self._decode_batch.admit(request)
         state.draft.join(request)
 

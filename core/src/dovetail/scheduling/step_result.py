@@ -40,6 +40,7 @@ class StepResult:
     logprobs: dict[str, LogprobColumns] = field(default_factory=dict)
     prompt_logprobs: dict[str, LogprobColumns] = field(default_factory=dict)
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
+    admitted_ns: dict[str, int] = field(default_factory=dict)
     num_kept: dict[int, int] = field(default_factory=dict)
     num_drafts: int = 0
     num_accepted: int = 0
@@ -65,6 +66,7 @@ class StepResult:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
+            admitted_ns=self.admitted_ns,
             stats=stats,
         )
 
@@ -144,6 +146,7 @@ def _process_run(
     known = request.token_ids
     if len(known) == request.num_prompt_tokens:
         step_result.num_cached_tokens[request.request_id] = request.num_cached_tokens
+        step_result.admitted_ns[request.request_id] = request.admitted_ns
     num_kept = 0
     for token in token_ids:
         num_kept += 1

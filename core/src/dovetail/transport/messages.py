@@ -107,6 +107,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
     logprobs: dict[str, WireLogprobs]
     prompt_logprobs: dict[str, WireLogprobs]
     num_cached_tokens: dict[str, int]
+    admitted_ns: dict[str, int]
     stats: SchedulerStats | None
     answers: tuple[Answer, ...] = ()
 
@@ -121,6 +122,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             logprobs=wire_logprobs(outputs.logprobs),
             prompt_logprobs=wire_logprobs(outputs.prompt_logprobs),
             num_cached_tokens=dict(outputs.num_cached_tokens),
+            admitted_ns=dict(outputs.admitted_ns),
             stats=outputs.stats,
             answers=answers,
         )
@@ -139,6 +141,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             logprobs=read_logprobs(self.logprobs),
             prompt_logprobs=read_logprobs(self.prompt_logprobs),
             num_cached_tokens=self.num_cached_tokens,
+            admitted_ns=self.admitted_ns,
             stats=self.stats,
         )
 

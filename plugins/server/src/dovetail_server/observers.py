@@ -19,8 +19,9 @@ class RequestRecord:
     request_id: of the HTTP response. route: its path. status: "ok", "error" or "left" (the client
     closed the connection). code: of the error, or "". outputs: the last output of each prompt that
     has one; their `metrics` have the times in nanoseconds. streamed: whether it was streamed.
-    num_completion_tokens: generated tokens of all completions. arrival_ns, end_ns: the clock of the
-    engine when the request arrived and ended.
+    num_completion_tokens: generated tokens of all completions. num_tokens: the same for each of
+    `outputs`. finish_reasons: of the ended completions. traceparent: the header, or "". arrival_ns,
+    end_ns: the clock of the engine when the request arrived and ended.
     """
 
     request_id: str
@@ -30,6 +31,9 @@ class RequestRecord:
     outputs: tuple[RequestOutput, ...]
     streamed: bool
     num_completion_tokens: int
+    num_tokens: tuple[int, ...] = ()
+    finish_reasons: tuple[str, ...] = ()
+    traceparent: str = ""
     arrival_ns: int
     end_ns: int
 

@@ -60,6 +60,9 @@ HELP = {
     "ssl_keyfile": "Key file for TLS.",
     "ssl_ca_certs": "Certificates of the authorities of clients; clients then need a certificate.",
     "verbose": "Log the phases of the start, and a plan of the memory.",
+    "vllm_metric_names": "Show metrics also under the names that dashboards for vLLM use.",
+    "otlp_traces_endpoint": "Address (OTLP, HTTP) that receives traces of requests.",
+    "log_requests": "Log each request at its end, without prompts and answers.",
     "log_level": "debug, info, warning or error.",
     "log_format": "text or json.",
 }

@@ -21,6 +21,7 @@ from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
 from dovetail_server.lifecycle.start_report import start_report
 from dovetail_server.listening import BACKLOG, address_of, tls_context
+from dovetail_server.observability.setup import observe
 from dovetail_server.routes.admin import admin_routes
 from dovetail_server.routes.completions import completion_routes
 from dovetail_server.routes.openapi import openapi_route
@@ -83,15 +84,17 @@ class Server:
         self._state = state
         self._listeners = listeners
         self._plugins = ExitStack()
+        for route in observe(state, self._plugins):
+            self.table.add(route)
         keys, operators = client_keys(settings), admin_keys(settings)
         self._tls = tls_context(settings)
         guard = Guard(settings, keys, operators)
-        self._applications = [Application(self.table, guard, settings)]
+        self._applications = [Application(self.table, guard, settings, state.observers)]
         admin = admin_routes(state, lambda: self._applications[0].exchanges)
         if listeners.admin is not None:
             table = RouteTable([*status_routes(state), *admin])
             own = Guard(settings, operators or keys, operators)
-            self._applications.append(Application(table, own, settings))
+            self._applications.append(Application(table, own, settings, state.observers))
         elif operators:
             for route in admin:
                 self.table.add(route)

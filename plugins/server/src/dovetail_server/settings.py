@@ -31,7 +31,9 @@ class ServerSettings:
     max_connections: open connections; further ones are refused.
     header_timeout_s, body_timeout_s: time in which a client must send the headers and the body.
     write_timeout_s: time in which a client must read what the connection can buffer.
-    keep_alive_s: time after which an idle connection is closed. drain_timeout_s: time that running
+    keep_alive_s: time after which an idle connection is closed. vllm_metric_names: whether
+    metrics also appear under names of vLLM. otlp_traces_endpoint: address that receives traces, or
+    None. log_requests: whether each request is logged. drain_timeout_s: time that running
     requests have to finish after SIGTERM.
     api_keys, api_key_file: keys of clients; without keys every client is served. admin_keys: keys
     of operators. admin_port: a port of its own for the admin routes, at admin_host; None: they are
@@ -71,6 +73,9 @@ class ServerSettings:
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
     verbose: bool = False
+    vllm_metric_names: bool = False
+    otlp_traces_endpoint: str | None = None
+    log_requests: bool = False
     log_level: str = "info"
     log_format: str = "text"
 

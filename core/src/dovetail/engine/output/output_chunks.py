@@ -44,7 +44,9 @@ def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOut
         return
     cached = list(outputs.num_cached_tokens.items())
     for first in range(0, len(cached), max(1, most)):
-        yield EngineCoreOutputs(num_cached_tokens=dict(cached[first : first + max(1, most)]))
+        part = dict(cached[first : first + max(1, most)])
+        times = {name: outputs.admitted_ns[name] for name in part if name in outputs.admitted_ns}
+        yield EngineCoreOutputs(num_cached_tokens=part, admitted_ns=times)
     for core_id, columns in outputs.prompt_logprobs.items():
         for piece in cut_logprobs(columns, most):
             yield EngineCoreOutputs(prompt_logprobs={core_id: piece})

@@ -58,6 +58,7 @@ class CompletionGroup:
     __slots__ = (
         "_metrics",
         "_prompt_token_ids",
+        "admitted_ns",
         "completions",
         "error",
         "finished_ns",
@@ -90,6 +91,7 @@ class CompletionGroup:
         if self.first.sampling_params.prompt_logprobs is not None:
             self.prompt_logprobs = LogprobStore(texts.of(self.first.sampling_params))
             self.prompt_logprobs.add_unknown()
+        self.admitted_ns: int | None = None
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.error: str | None = None
@@ -115,11 +117,15 @@ class CompletionGroup:
         metrics = self._metrics
         if metrics is None:
             arrival_ns = self.first.arrival_ns
-            metrics = RequestMetrics(arrival_ns, self.first_token_ns, self.finished_ns)
+            metrics = RequestMetrics(
+                arrival_ns, self.first_token_ns, self.finished_ns, self.admitted_ns
+            )
             # The object is reused until the request ends.
             self._metrics = metrics if self.first_token_ns is not None else None
         elif not self.num_open:
-            metrics = RequestMetrics(metrics.arrival_ns, metrics.first_token_ns, self.finished_ns)
+            metrics = RequestMetrics(
+                metrics.arrival_ns, metrics.first_token_ns, self.finished_ns, self.admitted_ns
+            )
         return RequestOutput(
             self.request_id,
             self.prompt,
@@ -246,6 +252,7 @@ class OutputProcessor:
             entry = self._open.get(core_id)
             if entry is not None and entry[1].index == 0:
                 entry[0].num_cached_tokens = num_cached
+                entry[0].admitted_ns = outputs.admitted_ns.get(core_id)
         for core_id, columns in outputs.prompt_logprobs.items():
             entry = self._open.get(core_id)
             if entry is None or entry[1].index or entry[0].prompt_logprobs is None:

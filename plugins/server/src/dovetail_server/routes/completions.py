@@ -169,6 +169,9 @@ class GenerationRoutes:
                     outputs=tuple(call.outputs.values()),
                     streamed=streamed,
                     num_completion_tokens=call.usage.num_completion_tokens,
+                    num_tokens=tuple(call.num_tokens.get(place, 0) for place in call.outputs),
+                    finish_reasons=tuple(call.finish_reasons),
+                    traceparent=exchange.headers.get("traceparent", "")[:100],
                     arrival_ns=arrival_ns,
                     end_ns=state.clock.now_ns(),
                 )

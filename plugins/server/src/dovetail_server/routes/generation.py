@@ -29,7 +29,8 @@ class Call:
 
     prompts: for the engine, in order. form: of the answers. echo: whether the text of a prompt
     precedes its completions. with_ids: whether the token ids are returned. timeout_s: time limit,
-    or None. outputs: the last output of each prompt so far. usage: the token counts so far.
+    or None. outputs: the last output of each prompt so far. num_tokens: generated tokens of each.
+    finish_reasons: of the ended completions. usage: the token counts so far.
     """
 
     prompts: Sequence[Prompt]
@@ -40,6 +41,8 @@ class Call:
     echo: bool = False
     with_ids: bool = False
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
+    num_tokens: dict[int, int] = field(default_factory=dict)
+    finish_reasons: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
 
 
@@ -112,6 +115,8 @@ class Generation:
         if not self._call.sampling.without_output:
             num_tokens = sum(len(one.token_ids) for one in output.outputs)
             self._call.usage.num_completion_tokens += num_tokens
+            self._call.num_tokens[place] = num_tokens
+        self._call.finish_reasons.extend(one.finish_reason or "abort" for one in output.outputs)
         return output
 
     async def _stream_and_write(self, place: int) -> None:
@@ -134,6 +139,7 @@ class Generation:
                 if data:
                     await self._exchange.write(data)
         call.usage.num_completion_tokens += events.num_tokens
+        call.num_tokens[place] = events.num_tokens
         return data
 
     # --- complete choices ---------------------------------------------------------------------
@@ -199,6 +205,8 @@ class EventWriter:
 
     async def _full(self, one: CompletionOutput, index: int) -> bytes:
         call = self._call
+        if one.finish_reason is not None:
+            call.finish_reasons.append(one.finish_reason)
         fields: dict[str, Any] = {
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,

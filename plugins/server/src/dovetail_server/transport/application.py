@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from dovetail.errors import DovetailError
+from dovetail_server.observers import Observers
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.routes.table import Access, RouteTable
 from dovetail_server.settings import ServerSettings
@@ -42,8 +43,15 @@ class RequestGuard(Protocol):
 class Application:
     """The application of one listener. exchanges: the requests that are being served."""
 
-    def __init__(self, table: RouteTable, guard: RequestGuard, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        table: RouteTable,
+        guard: RequestGuard,
+        settings: ServerSettings,
+        observers: Observers | None = None,
+    ) -> None:
         self.exchanges: set[Exchange] = set()
+        self._observers = observers or Observers()
         self._table = table
         self._guard = guard
         self._settings = settings
@@ -89,7 +97,10 @@ class Application:
             return
         if not isinstance(error, APIError | DovetailError):
             logger.error("request %s failed", exchange.request_id, exc_info=error)
-        await exchange.fail(api_error(error))
+        refusal = api_error(error)
+        if not exchange.answer_id:  # it was not accepted
+            self._observers.refused(exchange.path, refusal.status, refusal.code)
+        await exchange.fail(refusal)
 
 
 def _uncancel() -> None:

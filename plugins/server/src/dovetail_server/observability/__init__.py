@@ -1,0 +1,1 @@
+"""Metrics, traces and the log of requests. They observe requests; no part runs for each token."""
