@@ -52,6 +52,7 @@ FORMATS = (
     Format(name="bf16 native", method="native", options={}),
     Format(name="int8", method="int8", options={}),
     Format(name="int8, head bf16", method="int8", options={"head": "bfloat16"}),
+    Format(name="q4_k", method="q4_k", options={}),
     Format(name="int4 g32", method="int4", options={}),
     Format(name="int4 g64", method="int4", options={"group_size": 64}),
     Format(name="int4 g128", method="int4", options={"group_size": 128}),

@@ -38,17 +38,19 @@ def _ours(name: str, **options: Any) -> Format:
     return Format(name=name, engine="dovetail", options={"dtype": "bfloat16", **options})
 
 
-def _head(method: str, head: str) -> dict[str, Any]:
-    return {"quantization": method, "plugin_options": {method: {"head": head}}}
+def _option(method: str, **options: str) -> dict[str, Any]:
+    return {"quantization": method, "plugin_options": {method: options}}
 
 
 OURS = (
     Format(name=FLOAT32, engine="dovetail", options={"dtype": "float32"}),
     _ours(BF16),
     _ours("int8", quantization="int8"),
-    _ours("int8, head bf16", **_head("int8", "bfloat16")),
+    _ours("int8, head bf16", **_option("int8", head="bfloat16")),
+    _ours("q4_k", quantization="q4_k"),
+    _ours("q4_k, fallback int8", **_option("q4_k", fallback="int8")),
     _ours("int4", quantization="int4"),
-    _ours("int4, head int8", **_head("int4", "int8")),
+    _ours("int4, head int8", **_option("int4", head="int8")),
     _ours("KV cache int8", kv_cache_dtype="int8"),
     Format(name="GGUF file", engine="dovetail", model=SOURCE_FILE, options={"dtype": "bfloat16"}),
 )

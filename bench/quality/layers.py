@@ -19,8 +19,8 @@ from quality.texts import EVALUATION
 
 NUM_SENTENCES = 100
 BATCH = 25
-OURS = {"int8": "int8", "int4": "int4"}
-GGUF_TYPES = ("Q8_0", "Q4_0")
+OURS = {"int8": "int8", "q4_k": "q4_k", "int4": "int4"}
+GGUF_TYPES = ("Q8_0", "Q4_1", "Q4_0")
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A function of inputs [T, I] and weights [O, I]: the outputs [T, O] of a format, without bias."""

@@ -101,21 +101,22 @@ enum {
 enum {
   DK_GATE_UP = 1,       /* rows 0 .. N/2-1 are gates, the rest ups: y[M, N/2] = silu(gate) * up */
   DK_OUT_F32 = 2,       /* y is float32, not bf16 */
-  DK_BATCH_INVARIANT = 4 /* accepted, and always true: see linear.cpp */
+  DK_BATCH_INVARIANT = 4, /* accepted, and always true: see linear.cpp */
+  DK_ROUND = 8          /* packing of Q4_1 and Q4_K: the weight is bf16 and is rounded */
 };
 
 /* Bytes of packed weights. `group` is used for int4 only; of `flags` only DK_GATE_UP. */
 DK_API int64_t dk_packed_bytes(int64_t kind, int64_t N, int64_t K, int64_t group, int64_t flags);
 
 typedef struct dk_pack_linear_args {
-  const void* weight;     /* bf16 [N, K], or N rows of blocks */
+  const void* weight;     /* bf16 [N, K], or N rows of blocks (without DK_ROUND) */
   void* packed;           /* dk_packed_bytes, on a 64 byte boundary */
   int64_t* num_nonfinite; /* out: number of NaN or infinite weights, or scales and minima of blocks;
                              if any, discard `packed` */
   int64_t N, K;
   int64_t ld;    /* stride of weight's rows, >= K; of blocks in bytes */
   int64_t group; /* int4: 32, 64 or 128 */
-  int64_t flags; /* 0 or DK_GATE_UP (N even) */
+  int64_t flags; /* DK_GATE_UP (N even), DK_ROUND */
   int64_t kind;  /* dk_pack_linear_blocks: DK_Q4_0 ... DK_Q6_K */
 } dk_pack_linear_args;
 DK_API void dk_pack_linear_bf16(const dk_pack_linear_args* args);

@@ -45,3 +45,16 @@ class Int4Options(BaseModel):
 
     group_size: Literal[32, 64, 128] = 32
     head: Literal["int4", "int8", "bfloat16"] = "int8"
+
+
+class Q4KOptions(BaseModel):
+    """Options of the linear method `q4_k`.
+
+    head: the format of the layer that computes logits. fallback: the format of a layer whose input
+        features are not a multiple of 256; "int8" is more accurate, and needs more memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    head: Literal["int8", "q4_k", "bfloat16"] = "int8"
+    fallback: Literal["q4_1", "int8"] = "q4_1"

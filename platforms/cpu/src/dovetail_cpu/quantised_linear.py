@@ -1,4 +1,4 @@
-"""The linear methods `int8` and `int4`, which quantize weights when they are loaded, and `gguf`.
+"""The linear methods `int8`, `int4` and `q4_k`, which quantize weights on loading, and `gguf`.
 
 Weights have one scale per output feature and group of input features; activations have one scale
 per token and group. A group has 32 features for int8 and GGUF blocks (16 for Q6_K), `group_size`
@@ -19,7 +19,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import LinearShape
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.native_linear import NativeLinearMethod, Run
-from dovetail_cpu.options import Int4Options, Int8Options
+from dovetail_cpu.options import Int4Options, Int8Options, Q4KOptions
 from dovetail_cpu.packed_cache import PACKED_FORM
 from dovetail_cpu_kernels.linear import (
     BF16,
@@ -27,16 +27,23 @@ from dovetail_cpu_kernels.linear import (
     INT4,
     INT8,
     KIND_NAMES,
+    ROUNDED,
     PackedLinear,
 )
 from dovetail_torch.layers.embedding import ParallelLMHead
 from dovetail_torch.layers.linear import BlockWeight
 
-_KINDS = {"bfloat16": BF16, "int8": INT8, "int4": INT4}
+_KINDS = {
+    "bfloat16": BF16,
+    "int8": INT8,
+    "int4": INT4,
+    "q4_1": KIND_NAMES.index("Q4_1"),
+    "q4_k": KIND_NAMES.index("Q4_K"),
+}
 
 
 class QuantisedLinearMethod(NativeLinearMethod):
-    """The base class of int8 and int4. name: value of `quantization`. group_size: 0 for int8."""
+    """The base class. name: value of `quantization`. group_size: of int4, otherwise 0."""
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -57,13 +64,19 @@ class QuantisedLinearMethod(NativeLinearMethod):
                 f"dtype={str(shape.dtype).removeprefix('torch.')!r} was given: set "
                 "dtype='bfloat16', or remove quantization"
             )
-        kind = _KINDS[self._head if isinstance(layer, ParallelLMHead) else self.name]
+        name = self._head if isinstance(layer, ParallelLMHead) else self.name
+        kind = self._kind(name, shape.in_features)
         return PackedLinear(
             kind=kind,
             N=shape.out_features,
             K=shape.in_features,
             group=self._group_size if kind == INT4 else 0,
+            rounds=KIND_NAMES[kind] in ROUNDED,
         )
+
+    def _kind(self, name: str, in_features: int) -> int:
+        """Return the kind for a format by its name in the options."""
+        return _KINDS[name]
 
 
 class Int8LinearMethod(QuantisedLinearMethod):
@@ -85,6 +98,30 @@ class Int4LinearMethod(QuantisedLinearMethod):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         chosen = Int4Options(**(options or {}))
         super().__init__(head=chosen.head, group_size=chosen.group_size)
+
+
+class Q4KLinearMethod(QuantisedLinearMethod):
+    """Uses the blocks of Q4_K: four bits, and scales and minima of two levels.
+
+    A layer whose input features are not a multiple of 256 has the format `fallback`, or int8 if its
+    blocks do not fit either.
+    """
+
+    name: ClassVar[str] = "q4_k"
+    error: ClassVar[float] = 0.5
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        chosen = Q4KOptions(**(options or {}))
+        super().__init__(head=chosen.head)
+        self._fallback = chosen.fallback
+
+    def packed_format(self) -> str:
+        """Return format, version and options."""
+        return f"{super().packed_format()}/{self._fallback}"
+
+    def _kind(self, name: str, in_features: int) -> int:
+        kinds = [_KINDS[each] for each in (name, self._fallback)]
+        return next((kind for kind in kinds if _fits(kind, in_features)), INT8)
 
 
 class GGUFLinearMethod(NativeLinearMethod):
@@ -132,3 +169,9 @@ class GGUFLinearMethod(NativeLinearMethod):
             if one.is_mapped:
                 forget_pages(one.rows_OB)
         blocks.clear()
+
+
+def _fits(kind: int, in_features: int) -> bool:
+    """Return whether whole blocks of a kind make a row; kinds that are not blocks are padded."""
+    size, _ = BLOCK_BYTES.get(KIND_NAMES[kind], (1, 1))
+    return not in_features % size

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dovetail_cpu_kernels.library import library
 
 BF16, INT8, INT4 = 0, 1, 2
-GATE_UP, OUT_F32, BATCH_INVARIANT = 1, 2, 4
+GATE_UP, OUT_F32, BATCH_INVARIANT, ROUND = 1, 2, 4, 8
 INT4_GROUPS = (32, 64, 128)
 BLOCK_BYTES = {
     "Q4_0": (32, 18),
@@ -27,6 +27,8 @@ BLOCK_BYTES = {
 """The block types of GGUF files that have kernels: numbers of values and bytes of a block."""
 KIND_NAMES = ("bf16", "int8", "int4", *BLOCK_BYTES)
 """The name of each kind of weight; the index is the kind."""
+ROUNDED = frozenset({"Q4_1", "Q4_K"})
+"""The block types that bf16 weights can be rounded to."""
 
 
 class PackLinearArgs(ctypes.Structure):
@@ -72,7 +74,8 @@ class PackedLinear:
 
     kind: an index of KIND_NAMES. group: number of input features per scale, for INT4 only. gate_up:
     the first half of the rows is the gate projection, the second half the up projection, and the
-    operation returns silu(gate) * up, N / 2 columns.
+    operation returns silu(gate) * up, N / 2 columns. rounds: whether a weight in bf16 is rounded to
+    blocks of the type.
     """
 
     kind: int
@@ -80,6 +83,7 @@ class PackedLinear:
     K: int
     group: int = 0
     gate_up: bool = False
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a shape that cannot be packed."""
@@ -92,7 +96,9 @@ class PackedLinear:
             )
         if self.kind == INT4 and self.group not in INT4_GROUPS:
             raise ValueError(f"an int4 group must have 32, 64 or 128 weights, not {self.group}")
-        if self.is_blocks and self.K % self.block[0]:
+        if self.rounds and KIND_NAMES[self.kind] not in ROUNDED:
+            raise ValueError(f"weights cannot be rounded to {KIND_NAMES[self.kind]}")
+        if _is_block_type(self.kind) and self.K % self.block[0]:
             raise ValueError(
                 f"a row of {KIND_NAMES[self.kind]} must have a multiple of {self.block[0]} "
                 f"weights, not {self.K}"
@@ -101,7 +107,7 @@ class PackedLinear:
     @property
     def is_blocks(self) -> bool:
         """Whether the weight is packed from rows of blocks, not from bf16."""
-        return KIND_NAMES[self.kind] in BLOCK_BYTES
+        return _is_block_type(self.kind) and not self.rounds
 
     @property
     def block(self) -> tuple[int, int]:
@@ -111,7 +117,7 @@ class PackedLinear:
     @property
     def flags(self) -> int:
         """Flags that must be the same for packing and multiplying."""
-        return GATE_UP if self.gate_up else 0
+        return (GATE_UP if self.gate_up else 0) | (ROUND if self.rounds else 0)
 
     @property
     def num_outputs(self) -> int:
@@ -169,4 +175,8 @@ def operation(kind: int) -> ctypes._NamedFuncPointer:
 
 
 def _name_of(kind: int) -> str:
-    return "blocks" if KIND_NAMES[kind] in BLOCK_BYTES else KIND_NAMES[kind]
+    return "blocks" if _is_block_type(kind) else KIND_NAMES[kind]
+
+
+def _is_block_type(kind: int) -> bool:
+    return KIND_NAMES[kind] in BLOCK_BYTES

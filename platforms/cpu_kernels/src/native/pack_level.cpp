@@ -1,11 +1,13 @@
-// Packing of weights into the panels of linear.h: row-major bf16 [N, K] with quantization, or rows
-// of GGUF's blocks with their own values (gguf_blocks.h).
+// Packing of weights into the panels of linear.h: row-major bf16 [N, K] with quantization, also to
+// the grids of blocks (block_rounding.h), or rows of GGUF's blocks with their own values
+// (gguf_blocks.h).
 //
 // Rounds to nearest even. int8: symmetric, scale = max |w| / 127 per column and group, rounded up
 // to bf16. int4: a bf16 scale of either sign per column and group, by least squares. Levels give
 // the same bytes: every step is a single rounded operation. Plain loops that compilers vectorize,
 // because packing happens once.
 #include "activations.h"
+#include "block_rounding.h"
 #include "gguf_blocks.h"
 #include "linear.h"
 #include "team.h"
@@ -169,6 +171,17 @@ int64_t read_weights(const dk_pack_linear_args& args, const GroupFormat& format,
   return count_nonfinite(w, n);
 }
 
+// Read piece number `index` of a row; returns how many numbers are not finite: weights, or scales
+// and minima.
+int64_t read_piece(const dk_pack_linear_args& args, int64_t kind, const GroupFormat& format,
+                   const char* row, int64_t index, Piece& piece) {
+  if (kind < DK_Q4_0) return read_weights(args, format, row, index, piece);
+  if (!(args.flags & DK_ROUND)) return read_block(kind, row, index, piece);
+  const int64_t n = format.two_levels() ? kSuperK : format.group;
+  const int64_t nonfinite = count_nonfinite(reinterpret_cast<const uint16_t*>(row) + index * n, n);
+  return nonfinite ? nonfinite : round_block(kind, row, index, piece);
+}
+
 // The codes of a piece, two of 4 bits in a byte.
 void write_codes(const GroupFormat& format, const Piece& piece, int64_t piece_k, char* out) {
   if (format.bits == 8) {
@@ -204,7 +217,7 @@ int64_t pack_group_panels(const dk_pack_linear_args& args, int64_t kind, int64_t
                           int64_t end_panel) {
   const GroupFormat format = group_format(kind, args.group);
   const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
-  const bool is_blocks = kind >= DK_Q4_0;
+  const bool is_blocks = kind >= DK_Q4_0 && !(args.flags & DK_ROUND);
   const int64_t num_groups = shape.num_units * 4 / format.group;
   const int64_t piece_k = format.two_levels() ? kSuperK : format.group;
   const int64_t num_pieces = shape.num_units * 4 / piece_k, piece_bytes = piece_k * format.bits / 8;
@@ -222,10 +235,7 @@ int64_t pack_group_panels(const dk_pack_linear_args& args, int64_t kind, int64_t
         memset(piece.codes, static_cast<int>(format.offset()), sizeof piece.codes);
       }
       for (int64_t i = 0; i < num_pieces; ++i) {
-        if (row) {
-          nonfinite += is_blocks ? read_block(kind, row, i, piece)
-                                 : read_weights(args, format, row, i, piece);
-        }
+        if (row) nonfinite += read_piece(args, kind, format, row, i, piece);
         write_codes(format, piece, piece_k, rows.row(n) + i * piece_bytes);
         write_scales(format, piece, num_groups, i, n, panel);
       }

@@ -1,0 +1,115 @@
+"""The linear method `q4_k`: contract, accuracy, formats of layers, invalid weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError, WeightError
+from dovetail.interfaces import LinearShape
+from dovetail_cpu.native_library import probe_any
+from dovetail_cpu_kernels.linear import KIND_NAMES
+from dovetail_devkit.suites.linear_method import check_linear_method
+from dovetail_torch.layers import ParallelLMHead
+
+pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+
+
+def make_layer(method, in_features, weight_OI=None, *, layer=None, dtype=torch.bfloat16):
+    layer = layer or nn.Module()
+    shape = LinearShape(
+        name="model.layers.3.mlp.fused",
+        in_features=in_features,
+        part_names=("part_0", "part_1"),
+        part_sizes=(40, 64),
+        bias=False,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    method.create(layer, shape)
+    if weight_OI is None:
+        generator = torch.Generator().manual_seed(in_features)
+        weight_OI = torch.randn(104, in_features, generator=generator)
+    with torch.no_grad():
+        layer.weight.copy_(weight_OI)
+    return layer
+
+
+def make(**options):
+    from dovetail_cpu.quantised_linear import Q4KLinearMethod
+
+    return Q4KLinearMethod(options)
+
+
+def relative_error(method, in_features):
+    generator = torch.Generator().manual_seed(7)
+    weight_OI = torch.randn(104, in_features, generator=generator).bfloat16()
+    x_TI = torch.randn(32, in_features, generator=generator).bfloat16()
+    layer = make_layer(method, in_features, weight_OI)
+    method.pack(layer)
+    want_TO = x_TI.double() @ weight_OI.double().T
+    return float((method.apply(layer, x_TI).double() - want_TO).norm() / want_TO.norm())
+
+
+def test_the_linear_method_meets_its_contract():
+    check_linear_method(type(make()), torch.device("cpu"))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("in_features", [256, 288, 512])
+def test_its_error_is_at_most_nine_tenths_of_that_of_int4(in_features):
+    from dovetail_cpu.quantised_linear import Int4LinearMethod
+
+    error = relative_error(make(), in_features)
+    assert 0.03 < error < 0.9 * relative_error(Int4LinearMethod(), in_features)
+
+
+@pytest.mark.parametrize(
+    ("in_features", "options", "kind"),
+    [
+        (512, {}, "Q4_K"),
+        (288, {}, "Q4_1"),
+        (288, {"fallback": "int8"}, "int8"),
+        (100, {}, "int8"),
+    ],
+)
+def test_the_number_of_input_features_decides_on_the_format(in_features, options, kind):
+    layer = make_layer(make(**options), in_features)
+    assert KIND_NAMES[layer.packed_spec.kind] == kind
+
+
+@pytest.mark.parametrize(
+    ("in_features", "head", "kind"),
+    [
+        (256, "int8", "int8"),
+        (256, "q4_k", "Q4_K"),
+        (256, "bfloat16", "bf16"),
+    ],
+)
+def test_the_option_head_sets_the_weight_format_of_the_output_head(in_features, head, kind):
+    class Head(ParallelLMHead):
+        def __init__(self):
+            nn.Module.__init__(self)
+
+    layer = make_layer(make(head=head), in_features, layer=Head())
+    assert KIND_NAMES[layer.packed_spec.kind] == kind
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("in_features", [256, 288, 100])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_the_error_for_a_weight_with_nan_or_infinity_names_it(in_features, value):
+    method = make()
+    layer = make_layer(method, in_features)
+    layer.weight[50, 7] = value
+    with pytest.raises(WeightError, match=r"of model\.layers\.3\.mlp\.part_1\.weight are NaN or"):
+        method.pack(layer)
+
+
+def test_quantization_of_another_dtype_is_refused_with_advice():
+    with pytest.raises(ConfigError, match=r"quantization='q4_k'.*float32.*dtype='bfloat16'"):
+        make_layer(make(), 256, dtype=torch.float32)
+
+
+def test_packed_formats_differ_by_option():
+    several = [make(), make(fallback="int8"), make(head="q4_k"), make(head="bfloat16")]
+    assert len({method.packed_format() for method in several}) == len(several)
