@@ -16,7 +16,8 @@ inline uint16_t float_to_half(float value) {
   memcpy(&bits, &value, 4);
   const uint32_t sign = bits >> 16 & 0x8000;
   bits &= 0x7fffffff;
-  if (bits >= 0x47800000) return static_cast<uint16_t>(sign | (bits > 0x7f800000 ? 0x7e00 : 0x7c00));
+  if (bits > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (bits >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
   if (bits < 0x38800000) {  // subnormal: adding 0.5 leaves multiples of 2^-24 in the low bits
     float magnitude;
     memcpy(&magnitude, &bits, 4);
