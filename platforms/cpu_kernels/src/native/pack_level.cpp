@@ -115,10 +115,10 @@ constexpr float kSteps = 2048.0f;
 
 // Quantize a group of n weights to q + 8 in 0..15; returns the bits of its bf16 scale.
 //
-// The greatest magnitude becomes -8: its sign is the scale's, so that all of -8..7 is used. Then the
-// scale is the best one for these q: sum(w q) / sum(q q). Candidates that clip the greatest weights
-// have a smaller squared error, but a larger divergence of a model's outputs. The weights are whole
-// 2,048ths of the greatest one, so that sums are exact in any order.
+// The greatest magnitude becomes -8: its sign is the scale's, so that all of -8..7 is used. Then
+// the scale is the best one for these q: sum(w q) / sum(q q). Candidates that clip the greatest
+// weights have a smaller squared error, but a larger divergence of a model's outputs. The weights
+// are whole 2,048ths of the greatest one, so that sums are exact in any order.
 uint16_t quantise_int4(const uint16_t* w, int64_t n, uint8_t* q) {
   const uint32_t largest = largest_of(w, n);
   int64_t place = 0;

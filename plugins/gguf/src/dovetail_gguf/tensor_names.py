@@ -39,3 +39,17 @@ def to_model_name(name: str) -> str:
     if (match := _OTHER.fullmatch(name)) and match["name"] in _WHOLE:
         return f"{_WHOLE[match['name']]}.{match['leaf']}"
     return name
+
+
+_FILE_NAMES = {model: own for own, model in _WHOLE.items()}
+_FILE_NAMES_OF_LAYER = {model: own for own, model in _OF_LAYER.items()}
+_MODEL_LAYER = re.compile(r"model\.layers\.(?P<number>\d{1,6})\.(?P<name>.+)\.(?P<leaf>\w+)")
+
+
+def to_file_name(name: str) -> str:
+    """Return the name in a file of a model's tensor; raise KeyError for an unknown one."""
+    if match := _MODEL_LAYER.fullmatch(name):
+        own = _FILE_NAMES_OF_LAYER[match["name"]]
+        return f"blk.{match['number']}.{own}.{match['leaf']}"
+    module, _, leaf = name.rpartition(".")
+    return f"{_FILE_NAMES[module]}.{leaf}"

@@ -19,6 +19,9 @@ from dovetail_gguf.reader import GGUFFile, find_file
 from dovetail_gguf.tokenizer_content import tokenizer_content
 from dovetail_gguf.vocabulary import Vocabulary, read_vocabulary
 
+TOKENIZER_FILE = "tokenizer.json"
+"""A file beside a GGUF file without a vocabulary, which is then used."""
+_MODEL = "tokenizer.ggml.model"
 _TEMPLATE = "tokenizer.chat_template"
 
 
@@ -33,6 +36,8 @@ class GGUFTokenizer(HuggingFaceTokenizer):
             file.
         """
         file = open_file(find_file(Path(path)))
+        if _MODEL not in file.metadata and (file.path.parent / TOKENIZER_FILE).is_file():
+            return super().from_directory(file.path.parent, options)
         vocabulary = read_vocabulary(file)
         try:
             content = tokenizer_content(vocabulary)

@@ -117,6 +117,13 @@ def restore_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
+def permute_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Permute rows as the converter does: the inverse of `restore_rows`. Returns a copy."""
+    size = rows.shape[0] // num_heads
+    halves = rows.reshape(num_heads, 2, size // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
 def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
     """Return a map of tensor name in the file to targets, for the tensors that must be read."""
     names = {to_model_name(name): name for name in file.tensors if name not in IGNORED}

@@ -1,0 +1,133 @@
+"""Writes a quantized model: a directory with one GGUF file and the files of the tokenizer.
+
+The directory appears at once, complete and checked, or not at all.
+Legend: O output features, B bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from dovetail.config.model_directory import ModelDirectory
+from dovetail.errors import ConfigError, ModelError
+from dovetail_gguf.reader import GGUFFile
+from dovetail_gguf.tensor_names import to_file_name
+from dovetail_gguf.weight_loader import permute_rows
+from dovetail_quantize.metadata import add_eos_tokens, add_metadata, permuted_heads
+
+FILE = "model.gguf"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
+
+Tensor = tuple[str, torch.Tensor]
+"""The block type ("F32", "BF16", "Q4_K", …), and values or rows of blocks, uint8 [O, B]."""
+
+
+def check_output(output: Path, num_bytes: int) -> None:
+    """Raise ConfigError if the directory exists, cannot be made, or would not fit the disk."""
+    if os.path.lexists(output):
+        raise ConfigError(f"--output={output} exists already; give another directory.")
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"--output={output}: {parent} is not a directory that can be written to.")
+    free = shutil.disk_usage(parent).free
+    if free < num_bytes:
+        raise ConfigError(
+            f"--output={output}: about {num_bytes / 1e6:.0f} MB are necessary, but {parent} has "
+            f"{free / 1e6:.0f} MB of free space."
+        )
+
+
+@contextmanager
+def new_directory(output: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside `output` that becomes `output` if no error occurs.
+
+    Raises ConfigError if it cannot be written, such as without free space.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        os.rename(folder, output)
+    except OSError as error:
+        raise ConfigError(f"--output={output} cannot be written: {error.strerror}.") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[str, Tensor]) -> None:
+    """Write the file and compare it with the tensors, by the model's names."""
+    source, config = original.path, original.config
+    heads = permuted_heads(config)
+    stored = {
+        to_file_name(name): _permuted(tensor, heads.get(_leaf(name), 0))
+        for name, tensor in tensors.items()
+    }
+    writer = GGUFWriter(None, _architecture(config))
+    add_metadata(writer, source, config)
+    if source.is_dir():
+        add_eos_tokens(writer, config, original.generation_config)
+    for name, (type_name, values) in stored.items():
+        kind = GGMLQuantizationType[type_name]
+        writer.add_tensor(name, _as_numpy(values), raw_dtype=kind)
+    path = folder / FILE
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    _compare(path, stored)
+    if _has_vocabulary(source):
+        return
+    files = source if source.is_dir() else source.parent
+    for name in TOKENIZER_FILES:
+        if (files / name).is_file():
+            shutil.copyfile(files / name, folder / name)
+
+
+def _has_vocabulary(source: Path) -> bool:
+    """Return whether the model is a GGUF file with a vocabulary, which the new file has too."""
+    return source.is_file() and "tokenizer.ggml.model" in GGUFFile(source).metadata
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    return str(config["model_type"])
+
+
+def _permuted(tensor: Tensor, num_heads: int) -> Tensor:
+    type_name, values = tensor
+    return type_name, permute_rows(values, num_heads) if num_heads else values
+
+
+def _leaf(name: str) -> str:
+    return ".".join(name.split(".")[-3:-1])
+
+
+def _as_numpy(values: torch.Tensor) -> np.ndarray:
+    """Return the values; those in bfloat16 as bytes, as the writer expects them."""
+    values = values.contiguous()
+    return (values.view(torch.uint8) if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def _compare(path: Path, stored: Mapping[str, Tensor]) -> None:
+    """Raise ModelError unless the file has exactly these tensors."""
+    file = GGUFFile(path)
+    for name, (type_name, values) in stored.items():
+        info = file.tensors.get(name)
+        same = info is not None and info.type.name == type_name
+        if not same or file.data(name) != memoryview(_as_numpy(values)).cast("B"):
+            raise ModelError(f"{path}: the tensor {name} was not written correctly.")

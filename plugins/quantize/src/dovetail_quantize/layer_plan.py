@@ -1,0 +1,21 @@
+"""The block type of each layer, and its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail_quantize.rounding import BLOCK_TYPES, type_that_fits
+
+PLAIN = "BF16"
+SENSITIVE = "Q8_0"
+"""The type of layers that are kept at more bits."""
+
+
+def pick_type(names: Sequence[str], in_features: int) -> str:
+    """Return the type of a layer: BF16 if the blocks of none of `names` divide its rows."""
+    return type_that_fits(names, in_features) or PLAIN
+
+
+def bits_of(type_name: str) -> float:
+    """Return the bits of a stored weight with its share of the scales."""
+    return 16.0 if type_name == PLAIN else BLOCK_TYPES[type_name].bits_per_weight

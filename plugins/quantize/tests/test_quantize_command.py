@@ -1,0 +1,202 @@
+"""`dovetail quantize`: checkpoints of the demo model, their accuracy, and refused options."""
+
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, DovetailError, ModelError
+from dovetail_gguf.reader import GGUFFile
+from dovetail_quantize import checkpoint
+from dovetail_quantize.quantize_command import quantize as command
+from dovetail_quantize.quantize_options import QuantizeOptions
+from dovetail_quantize.texts import built_in_text
+
+demo = pytest.importorskip("dovetail_demo_model")
+
+
+def quantize(model, **options):
+    return command(model, options=QuantizeOptions(**options))
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A calibration text of about 1,000 tokens."""
+    path = tmp_path / "calibration.txt"
+    path.write_text(built_in_text(), "utf-8")
+    return path
+
+
+@pytest.fixture
+def short_text(tmp_path):
+    """An evaluation text of about 400 tokens."""
+    path = tmp_path / "evaluation.txt"
+    path.write_text(built_in_text()[:1800], "utf-8")
+    return path
+
+
+def answers(model, **options):
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    with LLM(str(model), use_tqdm_on_load=False, **options) as llm:
+        outputs = llm.generate(["the sea is", "12 + 30 ="], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def figures(output):
+    """Return the perplexity and the KL divergence after quantization."""
+    (row,) = re.findall(r"^after +(\S+) +(\S+)", output, re.MULTILINE)
+    return tuple(map(float, row))
+
+
+def test_gptq_writes_a_checkpoint_that_is_served_and_reports_each_layer(
+    tmp_path, short_text, capsys
+):
+    out = tmp_path / "out"
+    options = {"calibrate": short_text, "evaluate": short_text, "output": out, "report": True}
+    assert quantize(str(demo.model_dir()), method="gptq", **options) == 0
+    printed = capsys.readouterr().out
+    perplexity, kl = figures(printed)
+    assert perplexity > 1 and 0 < kl < 0.05
+    layers = re.findall(r"^layers\.\d+\.\S+ +Q4_K +(0\.\d+)", printed, re.MULTILINE)
+    types = {info.type.name for info in GGUFFile(out / "model.gguf").tensors.values()}
+    assert types == {"F32", "Q8_0", "Q4_K"}
+    assert len(layers) == 7 * int(max(re.findall(r"^layers\.(\d+)", printed, re.MULTILINE))) + 7
+    assert all(0 < float(error) < 0.2 for error in layers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.txt", "out"]
+    assert all(answers(out))
+
+
+@pytest.mark.slow
+def test_gptq_and_awq_are_more_accurate_than_rounding_to_nearest(tmp_path, text, capsys):
+    model = str(demo.model_dir())
+    found = {}
+    for method in ("rtn", "gptq", "awq"):
+        quantize(
+            model,
+            method=method,
+            format="int4",
+            calibrate=None if method == "rtn" else text,
+            evaluate=text,
+            output=tmp_path / method,
+        )
+        _, found[method] = figures(capsys.readouterr().out)
+    assert found["gptq"] < 0.9 * found["rtn"]
+    assert found["awq"] < found["rtn"]
+    assert all(answers(tmp_path / "awq"))
+
+
+@pytest.mark.slow
+def test_layers_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys):
+    out = tmp_path / "out"
+    model = str(demo.model_dir())
+    quantize(model, calibrate=text, output=out, max_layer_error=0.0, max_tokens=256)
+    assert "layers are kept at 8 bits" in capsys.readouterr().out
+    types = {info.type.name for info in GGUFFile(out / "model.gguf").tensors.values()}
+    assert types == {"F32", "Q8_0"}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_quantized_again_gives_the_same_tokens(tmp_path, capsys):
+    """A saved model that is saved again gives the same answers: no weight is rounded twice."""
+    out = tmp_path / "out"
+    quantize(str(demo.model_dir()), format="int8", output=out, head="bfloat16")
+    first = answers(out, dtype="float32")
+    out_again = tmp_path / "again"
+    quantize(str(out), format="int8", output=out_again, head="bfloat16")
+    capsys.readouterr()
+    assert answers(out_again, dtype="float32") == first
+
+
+def damaged(folder, value):
+    """Return a copy of the demo model with one damaged weight."""
+    folder.mkdir()
+    source = Path(demo.model_dir())
+    for path in source.iterdir():
+        if path.is_file() and path.suffix != ".safetensors":
+            (folder / path.name).write_bytes(path.read_bytes())
+    weights = load_file(source / "model.safetensors")
+    name = next(name for name in weights if "down_proj" in name)
+    weights[name][1, 2] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder, name
+
+
+def test_a_model_with_nan_weights_is_refused_and_nothing_is_left(tmp_path, text):
+    model, name = damaged(tmp_path / "model", float("nan"))
+    with pytest.raises(DovetailError, match=re.escape(name) + "|NaN"):
+        quantize(str(model), calibrate=text, output=tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration.txt", "model"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "gptqq"}, r"--method=gptqq is not known.*gptq"),
+        ({"format": "q5"}, r"--format=q5 is not known"),
+        ({"head": "q9"}, r"--head=q9 is not known"),
+        ({"method": "awq"}, r"--method=awq needs --calibrate"),
+        ({"report": True}, r"--report needs --calibrate"),
+        ({"max_tokens": 1}, r"--max-tokens must be from 256"),
+        ({"damping": 0.0}, r"--damping must be greater than 0"),
+        ({"max_layer_error": float("nan")}, r"--max-layer-error must be at least 0"),
+        ({"calibrate": Path("missing.txt")}, r"--calibrate=missing.txt is not a file"),
+        ({"evaluate": Path("missing.txt")}, r"--evaluate=missing.txt is not a file"),
+    ],
+)
+def test_the_error_for_an_invalid_option_names_it(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        quantize(str(demo.model_dir()), **{"output": tmp_path / "out", **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_refused(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("the sea is deep", "utf-8")
+    model = str(demo.model_dir())
+    with pytest.raises(ConfigError, match=r"--calibrate: the text has \d+ tokens; at least 256"):
+        quantize(model, calibrate=path, output=tmp_path / "out")
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"--calibrate=.* is not text in UTF-8"):
+        quantize(model, calibrate=path, output=tmp_path / "out")
+    assert [one.name for one in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_an_output_that_exists_is_refused_and_kept(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(ConfigError, match=r"--output=.*out exists already"):
+        quantize(str(demo.model_dir()), output=out)
+    assert not list(out.iterdir())
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_work(tmp_path, monkeypatch):
+    usage = checkpoint.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=100))
+    with pytest.raises(ConfigError, match=r"--output=.*MB are necessary.*of free space"):
+        quantize(str(demo.model_dir()), output=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
+    with (
+        pytest.raises(ConfigError, match=r"--output=.* cannot be written: No space left"),
+        checkpoint.new_directory(tmp_path / "out") as folder,
+    ):
+        checkpoint.write_checkpoint(folder)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_architecture_that_gguf_files_do_not_describe_is_refused(tmp_path):
+    model, _ = damaged(tmp_path / "model", 0.0)
+    config = (model / "config.json").read_text("utf-8")
+    (model / "config.json").write_text(
+        re.sub(r'"model_type": *"\w+"', '"model_type": "other"', config), "utf-8"
+    )
+    with pytest.raises(ModelError, match=r"model_type 'other' cannot be quantized. Supported: "):
+        quantize(str(model), output=tmp_path / "out")
