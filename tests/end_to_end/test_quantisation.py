@@ -15,11 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 PER_TASK = 10
-LIMITS = {
-    "int8": (0.001, 0.99, 0.98),
-    "q4_k": (0.004, 0.985, 0.97),
-    "int4 g32": (0.005, 0.985, 0.97),
-}
+LIMITS = {"int8": (0.001, 0.99, 0.98), "int4": (0.005, 0.985, 0.97)}
 """Maximum KL divergence in nats; minimum shares of equal most likely tokens and of correct answers.
 """
 
@@ -40,7 +36,7 @@ def test_quantization_keeps_the_accuracy_of_the_demo_model(script, note, capsys)
     plain, *rows = script.report(
         PER_TASK,
         0,
-        [form for form in script.FORMATS if form.name in LIMITS],
+        [form for form in script.FORMATS if form.name in ("int8", "int4 g32")],
     )
     capsys.readouterr()
     script.print_table([plain, *rows], 10 * PER_TASK)
@@ -51,4 +47,4 @@ def test_quantization_keeps_the_accuracy_of_the_demo_model(script, note, capsys)
         assert 0 < found["kl"] < kl, row
         assert found["top1"] > top1, row
         assert row["right"] >= right, row
-    assert rows[0]["demo"]["kl"] < rows[1]["demo"]["kl"] < rows[2]["demo"]["kl"]
+    assert rows[0]["demo"]["kl"] < rows[1]["demo"]["kl"]

@@ -54,7 +54,7 @@ def kept(place, **more):
 
 
 @native
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("quantization", [None, "int8", "q4_k", "int4"])
 def test_the_second_start_of_a_worker_maps_the_cached_packed_weights(
     quantization, checkpoint, tmp_path, caplog
 ):
@@ -72,9 +72,9 @@ def test_the_second_start_of_a_worker_maps_the_cached_packed_weights(
 
 @native
 def test_each_packed_format_is_cached_separately(checkpoint, tmp_path):
-    for quantization in (None, "int8", "int4"):
+    for quantization in (None, "int8", "q4_k", "int4"):
         start(checkpoint, **kept(tmp_path / "cache"), quantization=quantization).shutdown()
-    assert len(list((tmp_path / "cache").iterdir())) == 3
+    assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
 @native
@@ -143,7 +143,7 @@ def test_the_error_for_a_weight_with_nan_or_infinity_contains_its_name(name, met
 def test_models_of_unaligned_sizes_generate_tokens(tmp_path):
     sizes = {"hidden_size": 33, "intermediate_size": 47, "head_dim": 6, "vocab_size": 101}
     path = write_tiny_llama(tmp_path, **sizes)
-    for quantization in (None, "int8", "int4"):
+    for quantization in (None, "int8", "q4_k", "int4"):
         assert all(len(ids) == 8 for ids in tokens(start(path, quantization=quantization)))
 
 

@@ -50,22 +50,35 @@ def figures(output):
     return tuple(map(float, row))
 
 
-def test_gptq_writes_a_checkpoint_that_is_served_and_reports_each_layer(
+def check_report(model, kind, capsys):
+    """Check the printed report, the types of the file, and that the engine serves it."""
+    printed = capsys.readouterr().out
+    perplexity, kl = figures(printed)
+    assert perplexity > 1 and 0 < kl < 0.05
+    layers = re.findall(rf"^layers\.(\d+)\.\S+ +{kind} +(0\.\d+)", printed, re.MULTILINE)
+    assert len(layers) == 7 * (1 + max(int(number) for number, _ in layers))
+    assert all(0 < float(error) < 0.2 for _, error in layers)
+    types = {info.type.name for info in GGUFFile(model / "model.gguf").tensors.values()}
+    assert types == {"F32", "Q8_0", kind}
+    assert all(answers(model))
+
+
+def test_a_checkpoint_is_served_and_the_error_of_each_layer_is_reported(
     tmp_path, short_text, capsys
 ):
     out = tmp_path / "out"
     options = {"calibrate": short_text, "evaluate": short_text, "output": out, "report": True}
-    assert quantize(str(demo.model_dir()), method="gptq", **options) == 0
-    printed = capsys.readouterr().out
-    perplexity, kl = figures(printed)
-    assert perplexity > 1 and 0 < kl < 0.05
-    layers = re.findall(r"^layers\.\d+\.\S+ +Q4_K +(0\.\d+)", printed, re.MULTILINE)
-    types = {info.type.name for info in GGUFFile(out / "model.gguf").tensors.values()}
-    assert types == {"F32", "Q8_0", "Q4_K"}
-    assert len(layers) == 7 * int(max(re.findall(r"^layers\.(\d+)", printed, re.MULTILINE))) + 7
-    assert all(0 < float(error) < 0.2 for error in layers)
+    assert quantize(str(demo.model_dir()), format="int8", **options) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.txt", "out"]
-    assert all(answers(out))
+    check_report(out, "Q8_0", capsys)
+
+
+@pytest.mark.slow
+def test_gptq_writes_a_checkpoint_of_four_bits_that_is_served(tmp_path, text, capsys):
+    out = tmp_path / "out"
+    model = str(demo.model_dir())
+    assert quantize(model, method="gptq", calibrate=text, output=out, report=True) == 0
+    check_report(out, "Q4_K", capsys)
 
 
 @pytest.mark.slow
