@@ -17,6 +17,7 @@ MORE_GROUP = more_options("server", sort_key=8)
 MAIN = (
     "host",
     "port",
+    "api_processes",
     "max_waiting",
     "strict_params",
     "request_timeout_s",
@@ -34,6 +35,7 @@ MAIN = (
 HELP = {
     "host": "Address to listen on.",
     "port": "Port to listen on; 0: a free port.",
+    "api_processes": "Processes that serve requests, for one engine.",
     "max_waiting": "Requests that may wait in addition to the running ones.",
     "strict_params": "Refuse requests with unknown fields.",
     "allow_request_templates": "Accept chat templates in requests.",

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -63,8 +64,33 @@ def run_server(state: ServerState, listeners: Listeners, make: Callable[[], Asyn
     Raises ConfigError for keys or TLS files that cannot be used, and the error of an engine or
     plugin that could not start.
     """
-    server = Server(state, listeners)
-    return uvloop.run(server.run(make))
+    if state.settings.api_processes > 1:
+        from dovetail_server.processes.supervisor import Supervisor
+
+        return Supervisor(state, listeners, lambda: log_ready(state, listeners)).serve(make)
+    return Server(state, listeners).serve(make)
+
+
+def log_ready(state: ServerState, listeners: Listeners) -> None:
+    """Log that the server is ready, and its addresses."""
+    scheme = "http" if state.settings.ssl_certfile is None else "https"
+    name, address = state.slot.served_model_name, address_of(listeners.public)
+    logger.info("Ready: %s on %s://%s/v1", name, scheme, address)
+    if state.settings.verbose:
+        for line in start_report(state.slot.llm):
+            logger.info(line)
+    if listeners.admin is not None:
+        logger.info("Admin routes: %s://%s", scheme, address_of(listeners.admin))
+
+
+class Lead(Protocol):
+    """The main process of a server, as seen by an API process."""
+
+    def follow(self, drain: Drain) -> None:
+        """Obey it from now on."""
+
+    def announce(self) -> None:
+        """Report that this process serves requests."""
 
 
 class Server:
@@ -99,11 +125,18 @@ class Server:
             for route in admin:
                 self.table.add(route)
 
-    async def run(self, make: Callable[[], AsyncLLM]) -> int:
-        """Serve until a signal; return the exit code."""
+    def serve(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
+        """Serve until a signal, or until `lead` ends it; return the exit code."""
+        return uvloop.run(self.run(make, lead))
+
+    async def run(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
+        """Serve until a signal, or until `lead` ends it; return the exit code."""
         state = self._state
         drain = Drain(state.slot, state.settings.drain_timeout_s)
-        drain.install()
+        if lead is None:
+            drain.install()
+        else:
+            lead.follow(drain)
         sockets = [one for one in (self._listeners.public, self._listeners.admin) if one]
         servers = [
             _QuietServer(self._uvicorn_config(application)) for application in self._applications
@@ -113,7 +146,7 @@ class Server:
             for server, listener in zip(servers, sockets, strict=True)
         ]
         loading = asyncio.create_task(self._load(make))
-        loading.add_done_callback(lambda task: self._announce(task, drain))
+        loading.add_done_callback(lambda task: self._announce(task, drain, lead))
         try:
             await drain.requested.wait()
             await _finish_loading(loading, drain)
@@ -124,14 +157,15 @@ class Server:
         finally:
             self._plugins.close()
             await asyncio.to_thread(state.slot.shutdown)
-        logger.info("The server has shut down.")
+        if lead is None:
+            logger.info("The server has shut down.")
         return 0 if complete else 1
 
     async def _load(self, make: Callable[[], AsyncLLM]) -> None:
         """Load the engine and the routes of plugins."""
         slot = self._state.slot
         llm = await slot.load(make)
-        routes = PluginRoutes(llm, slot.served_model_name)
+        routes = PluginRoutes(llm, slot)
         self._plugins.callback(routes.close)
         for route in routes.routes():
             self.table.add(route)
@@ -139,19 +173,14 @@ class Server:
         gc.freeze()  # collections of garbage no longer visit the objects of the start
         slot.put(llm)
 
-    def _announce(self, loading: asyncio.Task[None], drain: Drain) -> None:
-        """Log that the server is ready; if it could not start, end it."""
+    def _announce(self, loading: asyncio.Task[None], drain: Drain, lead: Lead | None) -> None:
+        """Announce that the server is ready; if it could not start, end it."""
         if loading.cancelled() or loading.exception() is not None:
             drain.handle_signal()
-            return
-        scheme = "http" if self._tls is None else "https"
-        name, address = self._state.slot.served_model_name, address_of(self._listeners.public)
-        logger.info("Ready: %s on %s://%s/v1", name, scheme, address)
-        if self._state.settings.verbose:
-            for line in start_report(self._state.slot.llm):
-                logger.info(line)
-        if self._listeners.admin is not None:
-            logger.info("Admin routes: %s://%s", scheme, address_of(self._listeners.admin))
+        elif lead is None:
+            log_ready(self._state, self._listeners)
+        else:
+            lead.announce()
 
     def _uvicorn_config(self, application: Application) -> uvicorn.Config:
         settings = self._state.settings

@@ -14,15 +14,16 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 
 _LEAST = {"max_waiting": 0, "port": 0, "admin_port": 0}
-_PORTS = ("port", "admin_port")
+_MOST = {"port": MAX_PORT, "admin_port": MAX_PORT, "api_processes": 256}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server. Frozen; checked at construction.
 
-    host, port: the listening address; port 0 for a free one. max_waiting: requests that may wait
-    in addition to the running ones.
+    host, port: the listening address; port 0 for a free one. api_processes: processes that serve
+    requests; with several, each accepts an equal share of the requests and bodies.
+    max_waiting: requests that may wait in addition to the running ones.
     strict_params: refuse unknown fields of requests. allow_request_templates: whether a request may
     have its own chat template. request_timeout_s: the default time limit of a
     request, and the largest that a client may set; None for no limit.
@@ -47,6 +48,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    api_processes: int = 1
     max_waiting: int = 1024
     strict_params: bool = False
     allow_request_templates: bool = False
@@ -97,7 +99,7 @@ class ServerSettings:
         self._check_choice("log_level", LOG_LEVELS)
 
     def _check_integer(self, name: str, value: object) -> None:
-        least, most = _LEAST.get(name, 1), MAX_PORT if name in _PORTS else 2**40
+        least, most = _LEAST.get(name, 1), _MOST.get(name, 2**40)
         if type(value) is not int or not least <= value <= most:
             raise ConfigError(f"{_flag(name)} {value!r} must be an integer from {least} to {most}.")
 

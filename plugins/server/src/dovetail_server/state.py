@@ -39,4 +39,6 @@ class ServerState:
             )
 
     def _most_unfinished(self, llm: AsyncLLM) -> int:
-        return self.settings.max_waiting + llm.config.scheduler.max_num_seqs
+        """Return the share of this API process in the requests of the server."""
+        total = self.settings.max_waiting + llm.config.scheduler.max_num_seqs
+        return -(-total // self.settings.api_processes)

@@ -14,11 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class EngineSlot:
-    """Contains the engine, or its error. draining: whether new requests are refused."""
+    """Contains the engine, or its error. draining: whether new requests are refused.
+
+    reported_problem: in an API process, the problem that the main process has reported, or "".
+    """
 
     def __init__(self, served_model_name: str) -> None:
         self.served_model_name = served_model_name
         self.draining = False
+        self.reported_problem = ""
         self._llm: AsyncLLM | None = None
         self._owned: AsyncLLM | None = None
 
@@ -30,6 +34,12 @@ class EngineSlot:
     def put(self, llm: AsyncLLM) -> None:
         """Set the engine that serves requests."""
         self._llm = llm
+
+    def replace(self, llm: AsyncLLM) -> None:
+        """Serve requests with another engine, after the end of the first one."""
+        before, self._llm, self._owned = self._owned, llm, llm
+        if before is not None:
+            before.shutdown()
 
     @property
     def llm(self) -> AsyncLLM:
@@ -49,12 +59,16 @@ class EngineSlot:
             raise unavailable(
                 "The server is shutting down. Send the request to another server.", code="draining"
             )
+        if self.reported_problem:
+            raise unavailable(f"The engine is not ready: {self.reported_problem}. Try again later.")
         return self.llm
 
     async def problem(self) -> str:
         """Return why the engine makes no progress; "" for a healthy engine."""
         if self._llm is None:
             return "loading"
+        if self.reported_problem:
+            return self.reported_problem
         try:
             await self._llm.check_health()
         except UnavailableError:

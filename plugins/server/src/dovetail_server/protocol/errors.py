@@ -87,8 +87,10 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIEr
         return APIError(str(error), status=429, code="queue_full", retry_after_s=1.0)
     if isinstance(error, UnavailableError):
         return unavailable(str(error), retry_after_s=error.retry_after_s)
-    if isinstance(error, EngineDeadError | StalledError):
-        return unavailable("The engine has failed or does not respond. Try again later.")
+    if isinstance(error, EngineDeadError):
+        return unavailable("The engine has failed. Try again later.", code="engine_failed")
+    if isinstance(error, StalledError):
+        return unavailable("The engine does not respond. Try again later.")
     if isinstance(error, UserError):
         return APIError(str(error))
     return APIError(

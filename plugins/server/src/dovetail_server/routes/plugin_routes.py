@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from dovetail.engine.async_llm import AsyncLLM
@@ -18,6 +19,7 @@ from dovetail.interfaces import (
     HTTPRoutesContext,
 )
 from dovetail.plugins.construction import Options, make_instance
+from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.table import METHODS, Access, Route
 from dovetail_server.transport.exchange import Exchange, Header
@@ -33,16 +35,31 @@ _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _SERVER_HEADERS = frozenset({"content-length", "transfer-encoding", "connection", "x-request-id"})
 
 
+class CurrentEngine:
+    """The engine for plugins: an API process gets a new `AsyncLLM` when the engine is restarted."""
+
+    def __init__(self, first: AsyncLLM, slot: EngineSlot) -> None:
+        """first: the engine while the server starts."""
+        self._first = first
+        self._slot = slot
+
+    def __getattr__(self, name: str) -> Any:
+        llm = self._slot.llm if self._slot.is_loaded else self._first
+        return getattr(llm, name)
+
+
 class PluginRoutes:
     """The HTTP-routes plugins of a server."""
 
-    def __init__(self, llm: AsyncLLM, served_model_name: str) -> None:
+    def __init__(self, llm: AsyncLLM, slot: EngineSlot) -> None:
         """Create the plugins; raise a DovetailError that names the failed one."""
+        engine = CurrentEngine(llm, slot)
         self._plugins: list[tuple[str, HTTPRoutes]] = []
         registry = make_registry(llm.config)
 
         def context(own: Options) -> HTTPRoutesContext:
-            return HTTPRoutesContext(served_model_name=served_model_name, engine=llm, options=own)
+            name = slot.served_model_name
+            return HTTPRoutesContext(served_model_name=name, engine=engine, options=own)
 
         for reference in llm.config.extensions.http_routes:
             made: HTTPRoutes = make_instance(registry, "http_routes", reference, context)

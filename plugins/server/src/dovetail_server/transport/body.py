@@ -55,7 +55,8 @@ class BodyReader:
     def _check(self, size: int) -> None:
         if size > self._settings.max_body_bytes:
             raise self._too_large()
-        if self._num_bytes > self._settings.max_total_body_bytes:
+        settings = self._settings
+        if self._num_bytes > settings.max_total_body_bytes // settings.api_processes:
             raise APIError(
                 "The server is receiving too many large requests. Try again later.",
                 status=503,

@@ -1,0 +1,109 @@
+"""The program of an API process: a server that is attached to the engine of the main process."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.errors import ConfigError, EngineDeadError
+from dovetail_server.lifecycle.engine_slot import EngineSlot
+from dovetail_server.lifecycle.shutdown import Drain
+from dovetail_server.logs import configure_logs
+from dovetail_server.processes.messages import (
+    DrainNow,
+    Ended,
+    EngineNews,
+    Serving,
+    Start,
+    receive,
+    send,
+)
+from dovetail_server.server import Listeners, Server, make_state
+from dovetail_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from dovetail.processes.child_main import ChildContext
+
+
+def main(context: ChildContext) -> int:
+    """Serve until the main process says so; the entry point of an API process."""
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, signal.SIG_IGN)  # the main process decides
+    start = msgspec.json.decode(context.settings, type=Start)
+    settings = msgspec.convert(start.settings, ServerSettings)
+    configure_logs(settings.log_level, settings.log_format)
+    state = make_state(settings, start.served_model_name)
+    sockets = [
+        None if number is None else socket.socket(fileno=number)
+        for number in (start.public, start.admin, start.control)
+    ]
+    public, admin, channel = sockets
+    assert public is not None and channel is not None
+    lead = Lead(channel, state.slot, settings.max_waiting)
+    server = Server(state, Listeners(public=public, admin=admin))
+    complete = server.serve(lead.attach, lead) == 0
+    send(channel, Ended(complete))
+    return 0
+
+
+class Lead:
+    """The main process, as seen by an API process."""
+
+    def __init__(self, channel: socket.socket, slot: EngineSlot, max_waiting: int) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._slot = slot
+        self._max_waiting = max_waiting
+        self._addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._address = ""
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, drain: Drain) -> None:
+        """Obey the messages of the main process from now on."""
+        asyncio.get_running_loop().add_reader(self._channel, self._read, drain)
+
+    def announce(self) -> None:
+        """Report that this process serves requests."""
+        send(self._channel, Serving())
+
+    def attach(self) -> AsyncLLM:
+        """Wait for an address of the engine and attach to it; blocks."""
+        while address := self._addresses.get():
+            with suppress(EngineDeadError, ConfigError):  # this engine has ended; wait for the next
+                return AsyncLLM.attach(address, max_waiting=self._max_waiting)
+        raise EngineDeadError("the server was stopped before the engine was ready.")
+
+    def _read(self, drain: Drain) -> None:
+        try:
+            while (message := receive(self._channel)) is not None:
+                if isinstance(message, EngineNews):
+                    self._hear(message)
+                elif isinstance(message, DrainNow):
+                    self._addresses.put("")
+                    drain.handle_signal()
+        except EOFError:  # this process is about to be killed
+            asyncio.get_running_loop().remove_reader(self._channel)
+
+    def _hear(self, news: EngineNews) -> None:
+        self._slot.reported_problem = news.problem
+        if not news.address or news.address == self._address:
+            return
+        self._address = news.address
+        if self._slot.is_loaded:
+            self._following = asyncio.create_task(self._follow(news.address))
+        else:
+            self._addresses.put(news.address)
+
+    async def _follow(self, address: str) -> None:
+        """Attach to the next process of the engine."""
+        with suppress(EngineDeadError, ConfigError):  # it has ended, too
+            self._slot.replace(
+                await asyncio.to_thread(AsyncLLM.attach, address, max_waiting=self._max_waiting)
+            )

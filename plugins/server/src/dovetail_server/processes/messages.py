@@ -1,0 +1,67 @@
+"""Messages between the main process and its API processes: one JSON object in each packet."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import msgspec
+
+MAX_BYTES = 1 << 16
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What an API process needs: its settings, the model's name, and inherited descriptors."""
+
+    settings: dict[str, Any]
+    served_model_name: str
+    control: int
+    public: int
+    admin: int | None = None
+
+
+class EngineNews(msgspec.Struct, frozen=True, tag="engine"):
+    """The state of the engine. address: of its socket. problem: as of `EngineSlot.problem`."""
+
+    address: str
+    problem: str
+
+
+class DrainNow(msgspec.Struct, frozen=True, tag="drain"):
+    """Start the drain; the second message ends it."""
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """The API process is attached to the engine and serves requests."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The API process has drained. complete: whether all requests finished by themselves."""
+
+    complete: bool
+
+
+Message = EngineNews | DrainNow | Serving | Ended
+
+_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def send(channel: socket.socket, message: Message) -> None:
+    """Send a message; do nothing if the other process has ended or does not read."""
+    try:
+        channel.send(msgspec.json.encode(message))
+    except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def receive(channel: socket.socket) -> Message | None:
+    """Return the next message; None if there is none. Raises EOFError after the last one."""
+    try:
+        packet = channel.recv(MAX_BYTES)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        packet = b""
+    if not packet:
+        raise EOFError
+    return _DECODER.decode(packet)

@@ -1,0 +1,223 @@
+"""The main process of a server with several API processes: owns the engine, starts the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import msgspec
+import uvloop
+
+from dovetail.engine.async_llm import AsyncLLM
+from dovetail.processes.child_process import ChildProcess, error_of, start_child
+from dovetail_server.lifecycle.shutdown import SIGNALS
+from dovetail_server.processes.messages import (
+    DrainNow,
+    Ended,
+    EngineNews,
+    Message,
+    Serving,
+    Start,
+    receive,
+    send,
+)
+from dovetail_server.server import Listeners
+from dovetail_server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+ENTRY = "dovetail_server.processes.api_process:main"
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
+LONG_LIFE_S = 60.0
+"""An API process that ran for longer is restarted after the first delay again."""
+END_S = 10.0
+"""How long API processes may take to end after their drain."""
+_POLL_S = 0.05
+
+
+class APIProcess:
+    """One API process. delay_s: before its next start. is_serving: whether it serves requests.
+
+    complete: whether it drained completely; None while it runs.
+    """
+
+    def __init__(self, child: ChildProcess, channel: socket.socket, born_s: float) -> None:
+        self.child = child
+        self.is_serving = False
+        self.complete: bool | None = None
+        self.born_s = born_s
+        self._channel = channel
+
+    def send(self, message: Message) -> None:
+        """Send it a message."""
+        send(self._channel, message)
+
+    def read(self) -> None:
+        """Process its messages."""
+        with contextlib.suppress(EOFError):
+            while (message := receive(self._channel)) is not None:
+                if isinstance(message, Serving):
+                    self.is_serving = True
+                elif isinstance(message, Ended):
+                    self.complete = message.complete
+
+    def close(self) -> None:
+        """End it, if it runs, and release everything."""
+        self.child.close()
+        self._channel.close()
+
+
+class Supervisor:
+    """Runs the engine and the API processes, and restarts API processes that end."""
+
+    def __init__(
+        self, state: ServerState, listeners: Listeners, announce: Callable[[], None]
+    ) -> None:
+        """announce: called when all API processes serve requests for the first time."""
+        self._state = state
+        self._listeners = listeners
+        self._announce = announce
+        self._places: list[APIProcess | None] = [None] * state.settings.api_processes
+        self._starts_s = [0.0] * len(self._places)
+        self._delays_s = [FIRST_DELAY_S] * len(self._places)
+        self._news = EngineNews(address="", problem="loading")
+        self._num_signals = 0
+        self._is_announced = False
+
+    def serve(self, make: Callable[[], AsyncLLM]) -> int:
+        """Serve until a signal; return the exit code. make: creates the engine, in a thread.
+
+        Raises the error of an engine or API process that could not start.
+        """
+        return uvloop.run(self.run(make))
+
+    async def run(self, make: Callable[[], AsyncLLM]) -> int:
+        """Serve until a signal; return the exit code."""
+        loop = asyncio.get_running_loop()
+        for one in SIGNALS:
+            loop.add_signal_handler(one, self._handle_signal)
+        try:
+            self._keep_running()
+            llm = await self._load(make)
+            while not self._num_signals:
+                await self._look_after(llm)
+                await asyncio.sleep(_POLL_S)
+            return 0 if await self._drain() else 1
+        finally:
+            for process in self._running():
+                process.close()
+            await asyncio.to_thread(self._state.slot.shutdown)
+            logger.info("The server has shut down.")
+
+    def _handle_signal(self) -> None:
+        self._num_signals += 1
+
+    async def _load(self, make: Callable[[], AsyncLLM]) -> AsyncLLM:
+        """Load the engine; a second signal ends the process."""
+        slot = self._state.slot
+        loading = asyncio.create_task(slot.load(make))
+        while not loading.done():
+            if self._num_signals > 1:
+                logger.warning("The model was still being loaded.")
+                os._exit(1)
+            await asyncio.wait([loading], timeout=_POLL_S)
+        llm = await loading
+        slot.put(llm)
+        return llm
+
+    async def _look_after(self, llm: AsyncLLM) -> None:
+        """Tell the API processes about the engine, and restart those that have ended."""
+        problem = await self._state.slot.problem()
+        news = EngineNews(address="" if problem else llm.address, problem=problem)
+        if news != self._news:
+            self._news = news
+            self._tell(news)
+        self._bury()
+        self._keep_running()
+        if not self._is_announced and all(one and one.is_serving for one in self._places):
+            self._is_announced = True
+            self._announce()
+
+    def _tell(self, message: Message) -> None:
+        for process in self._running():
+            process.send(message)
+
+    def _running(self) -> Iterator[APIProcess]:
+        return (one for one in self._places if one is not None)
+
+    def _bury(self) -> None:
+        """Release API processes that have ended; raise the error of one that cannot start."""
+        now_s = asyncio.get_running_loop().time()
+        for place, process in enumerate(self._places):
+            if process is None:
+                continue
+            process.read()
+            if not process.child.has_ended():
+                continue
+            report = process.child.receive()
+            end = process.child.describe_end()
+            process.close()
+            self._places[place] = None
+            if report is not None and report.kind == "failed" and not self._is_announced:
+                raise error_of(report)
+            delay_s = self._delays_s[place]
+            if now_s - process.born_s > LONG_LIFE_S:
+                delay_s = FIRST_DELAY_S
+            self._starts_s[place] = now_s + delay_s
+            self._delays_s[place] = min(2 * delay_s, MAX_DELAY_S)
+            cause = "" if report is None else f": {error_of(report)}"
+            logger.error("API process %d ended %s%s. It is restarted.", place, end, cause)
+
+    def _keep_running(self) -> None:
+        """Start the API processes that do not run."""
+        now_s = asyncio.get_running_loop().time()
+        for place, process in enumerate(self._places):
+            if process is None and now_s >= self._starts_s[place]:
+                self._places[place] = self._start(place, now_s)
+
+    def _start(self, place: int, now_s: float) -> APIProcess:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        public, admin = self._listeners.public, self._listeners.admin
+        start = Start(
+            settings=asdict(self._state.settings),
+            served_model_name=self._state.slot.served_model_name,
+            control=theirs.fileno(),
+            public=public.fileno(),
+            admin=None if admin is None else admin.fileno(),
+        )
+        sockets = [one for one in (theirs, public, admin) if one is not None]
+        with theirs:
+            child = start_child(
+                ENTRY,
+                msgspec.json.encode(start),
+                name=f"API process {place}",
+                descriptors=[one.fileno() for one in sockets],
+            )
+        process = APIProcess(child, ours, now_s)
+        process.send(self._news)
+        return process
+
+    async def _drain(self) -> bool:
+        """Let the running requests finish; return whether all of them ended by themselves."""
+        for one in (self._listeners.public, self._listeners.admin):
+            if one is not None:
+                one.close()
+        num_sent = 0
+        settings, loop = self._state.settings, asyncio.get_running_loop()
+        deadline = loop.time() + settings.drain_timeout_s + END_S
+        while any(not one.child.has_ended() for one in self._running()):
+            while num_sent < min(self._num_signals, 2):
+                self._tell(DrainNow())
+                num_sent += 1
+            if loop.time() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        for process in self._running():
+            process.read()
+        return all(one.complete for one in self._running())
