@@ -12,8 +12,8 @@ from torch import nn
 from dovetail import LLM, SamplingParams
 
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-MEMORY_SHARE = 0.1
-"""Share of the machine's memory for the KV cache, which is used only as far as chunks need it."""
+CHUNK_TOKENS = 512
+"""Maximum number of tokens that run at once."""
 
 
 class ModelAccess:
@@ -57,7 +57,8 @@ def open_model(model: str, **options: Any) -> Iterator[OpenedModel]:
         "dtype": "bfloat16",
         "enable_prefix_caching": False,
         "enforce_eager": True,
-        "gpu_memory_utilization": MEMORY_SHARE,
+        "max_num_batched_tokens": CHUNK_TOKENS + 1,
+        "max_num_seqs": 1,
         "use_tqdm_on_load": False,
         "worker_extension_cls": ModelAccess,
         **options,

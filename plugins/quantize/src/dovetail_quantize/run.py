@@ -20,7 +20,7 @@ from dovetail_quantize.checkpoint import (
 from dovetail_quantize.evaluation import Accuracy, limit_chunks, measure
 from dovetail_quantize.layer_plan import PLAIN, bits_of, pick_type
 from dovetail_quantize.metadata import check_representable
-from dovetail_quantize.opened_model import OpenedModel, open_model
+from dovetail_quantize.opened_model import CHUNK_TOKENS, OpenedModel, open_model
 from dovetail_quantize.quantize_options import FORMATS, HEADS, QuantizeOptions
 from dovetail_quantize.quantizing import Quantized, Settings, quantize_layers
 from dovetail_quantize.rounding import quantize_rows
@@ -66,7 +66,9 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
     if options.evaluate is not None:
         evaluation = read_text(option, options.evaluate)
     check_output(output, 0)
-    with open_model(model, linear_method="torch") as opened:
+    stated = directory.config.get("max_position_embeddings", CHUNK_TOKENS + 1)
+    length = {"max_model_len": min(CHUNK_TOKENS + 1, stated)}
+    with open_model(model, linear_method="torch", **length) as opened:
         check_output(output, _estimate(opened, options))
         chunks = []
         if calibration is not None:
@@ -82,7 +84,7 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
         write_checkpoint(folder, directory, tensors)
         del tensors
         note("Measuring the saved model.")
-        with open_model(str(folder / FILE)) as opened:
+        with open_model(str(folder / FILE), **length) as opened:
             after, _ = measure(opened, held_out, reference)
         num_bytes = (folder / FILE).stat().st_size
     return Result(

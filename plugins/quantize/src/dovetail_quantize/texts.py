@@ -6,10 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from dovetail.errors import ConfigError
-from dovetail_quantize.opened_model import OpenedModel
+from dovetail_quantize.opened_model import CHUNK_TOKENS, OpenedModel
 
 MAX_BYTES = 64 << 20
-CHUNK_TOKENS = 512
 FEWEST_TOKENS = 256
 _MOST_CHARACTERS = 16
 """Characters per token that are read; more make no difference to the number of tokens."""
