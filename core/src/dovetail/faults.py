@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from dovetail.errors import ConfigError, nearest
 
 VARIABLE = "DOVETAIL_FAULTS"
+"""Environment variable with faults for tests, separated by ";"; never set it in production."""
 _EXIT_STATUS = 3
 
 POINTS: Mapping[str, str] = {

@@ -107,9 +107,8 @@ def test_admin_routes_need_the_admin_key(closed):
     ):
         reply = closed.post(path, body, **bearer(ADMIN))
         assert reply.status == 400 and reply.error["param"] == param
-    # The demo model's worker supports neither; the error says so.
-    for path in ("/sleep", "/start_profile"):
-        assert 400 <= closed.post(path, {}, **bearer(ADMIN)).status < 500
+    # The demo model's worker does not support it; the error says so.
+    assert 400 <= closed.post("/sleep", {}, **bearer(ADMIN)).status < 500
 
 
 def test_an_operator_aborts_a_request_by_its_id(closed):

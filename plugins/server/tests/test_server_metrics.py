@@ -1,5 +1,6 @@
 """Metrics, request log and traces of a server."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from dovetail_server.observability.traces import RequestTraces
 from dovetail_server.observers import RequestRecord
 
 DASHBOARD = Path(metrics_module.__file__).with_name("grafana_dashboard.json")
+ADMIN = "admin-key-of-the-tests"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -59,11 +61,19 @@ def record_of(**changed):
 
 
 @pytest.fixture(scope="module")
-def observed(serving):
+def profiles(tmp_path_factory):
+    """The directory for profiles of `observed`."""
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def observed(serving, profiles):
     """A server with every kind of observation except traces."""
     options = ("--model", "demo", "--max-model-len", "512", "--vllm-metric-names", "--log-requests")
-    with serving(*options) as running:
-        yield running.wait_until_ready()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOVETAIL_PROFILE_DIR", str(profiles))
+        with serving(*options, "--admin-key", ADMIN) as running:
+            yield running.wait_until_ready()
 
 
 def test_the_metrics_count_what_the_server_answered(observed):
@@ -115,6 +125,17 @@ def test_a_metric_of_vllm_has_the_value_of_ours(observed, ours):
 
 def test_the_names_of_vllm_are_shown_by_option_only(server):
     assert not [name for name, _ in scrape(server) if name.startswith("vllm:")]
+
+
+def test_an_operator_records_a_profile(observed, profiles):
+    key = {"Authorization": f"Bearer {ADMIN}"}
+    assert observed.post("/stop_profile", {}, **key).status == 400
+    assert observed.post("/start_profile", {}, **key).json == {"profiling": True}
+    assert observed.post("/start_profile", {}, **key).status == 400
+    observed.complete(prompt="reverse: robot")
+    assert observed.post("/stop_profile", {}, **key).json == {"profiling": False}
+    (file,) = profiles.iterdir()
+    assert json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
 
 
 def test_requests_are_logged_without_prompts(observed):

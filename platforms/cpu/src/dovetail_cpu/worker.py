@@ -34,6 +34,7 @@ from dovetail_torch.worker import TorchWorker
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "DOVETAIL_PACKED_CACHE"
+"""Environment variable with the directory for packed weights; "off": no cache."""
 OFF = "off"
 
 _GIB = 1 << 30

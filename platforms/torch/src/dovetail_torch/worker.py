@@ -55,6 +55,7 @@ from dovetail_torch.making_extensions import make_extensions
 from dovetail_torch.meta_model import fails_on_any_device
 from dovetail_torch.out_of_memory import explain_oom
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
+from dovetail_torch.profiling import Profiler
 from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
@@ -83,12 +84,14 @@ class TorchWorker(WorkerBase):
         "kv_connector",
         "logits_processors",
         "model",
+        "profile",
         "step_extensions",
     }
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._runtime = self._ask_runtime()
+        self._profiler = Profiler()
 
     def _ask_runtime(self) -> DeviceRuntime:
         """Return the platform's runtime; raise PluginError if it does not support torch workers."""
@@ -292,6 +295,13 @@ class TorchWorker(WorkerBase):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
         """Sample from the logits of the last executed plan."""
         return self._runner.sample_tokens(grammar)
+
+    def profile(self, start: bool) -> None:
+        """Start or stop to record a profile; see `dovetail_torch.profiling`."""
+        if start:
+            self._profiler.start()
+        else:
+            logger.info("The profile is in %s.", self._profiler.stop())
 
     def shutdown(self) -> None:
         """Release weights and cache."""

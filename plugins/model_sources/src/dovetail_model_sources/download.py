@@ -15,6 +15,7 @@ from dovetail.value_checks import shorten
 from dovetail_model_sources.reference import Reference
 
 OFFLINE_VARIABLE = "DOVETAIL_OFFLINE"
+"""Environment variable that forbids downloads of models if it is "1"."""
 MAX_WHEEL_BYTES = 16 << 30
 MAX_OUTPUT_BYTES = 4 << 20
 TIME_LIMIT_S = 3600.0

@@ -1,0 +1,15 @@
+"""The README shows what a server answers to curl and to the client of OpenAI."""
+
+from __future__ import annotations
+
+import pytest
+from assets.fetching import fetch
+from docs.record_server import record, recorded
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_readme_shows_what_the_server_answers():
+    pytest.importorskip("openai")
+    (file,) = fetch("smollm2").glob("*.gguf")
+    assert recorded() == record(str(file)), "run `python tests/docs/record_server.py`"
