@@ -105,6 +105,23 @@ def test_all_processes_answer_alike(shared):
     assert {shared.get("/props").status for _ in range(8)} == {200}
 
 
+def test_every_process_shows_the_metrics_of_all(shared):
+    def counted():
+        text = shared.get("/metrics").content.decode()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    def tokens():
+        return sum(v for k, v in counted().items() if k.startswith("dovetail_generation_tokens"))
+
+    before = tokens()
+    for _ in range(8):  # both processes serve some of them
+        shared.complete(prompt="one", max_tokens=3, ignore_eos=True)
+    # A process counts a request just after its answer, perhaps when another one is asked.
+    wait_until(lambda: tokens() == before + 24)
+    assert {tokens() for _ in range(8)} == {before + 24}
+
+
 def test_a_killed_process_takes_only_its_own_requests_and_is_restarted(shared):
     pause(shared)
     held = [Held(shared) for _ in range(12)]

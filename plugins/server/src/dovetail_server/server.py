@@ -22,6 +22,7 @@ from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
 from dovetail_server.lifecycle.start_report import start_report
 from dovetail_server.listening import BACKLOG, address_of, tls_context
+from dovetail_server.observability.metrics import shared_metrics
 from dovetail_server.observability.setup import observe
 from dovetail_server.routes.admin import admin_routes
 from dovetail_server.routes.completions import completion_routes
@@ -67,7 +68,8 @@ def run_server(state: ServerState, listeners: Listeners, make: Callable[[], Asyn
     if state.settings.api_processes > 1:
         from dovetail_server.processes.supervisor import Supervisor
 
-        return Supervisor(state, listeners, lambda: log_ready(state, listeners)).serve(make)
+        with shared_metrics():
+            return Supervisor(state, listeners, lambda: log_ready(state, listeners)).serve(make)
     return Server(state, listeners).serve(make)
 
 

@@ -6,7 +6,10 @@ dashboards for vLLM use.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from prometheus_client import (
@@ -17,6 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -25,6 +29,8 @@ from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.observers import RequestRecord
 from dovetail_server.protocol.errors import APIError
 
+SHARED_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable of prometheus_client with the directory in which processes share counts."""
 MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (
@@ -89,7 +95,8 @@ class RequestMetrics:
         self.registry = CollectorRegistry()
         self._model = slot.served_model_name
         self._aliases = vllm_names
-        self.registry.register(EngineCollector(slot))
+        self._engine = EngineCollector(slot)
+        self.registry.register(self._engine)
         ProcessCollector(registry=self.registry)
         self._ended = self._counter("requests", "Ended requests.", "route", "status", "code")
         self._errors = self._counter("http_errors", "Responses with an error.", "status", "code")
@@ -112,9 +119,14 @@ class RequestMetrics:
         self._new_sizes = self._sizes("request_generation_tokens", "Generated tokens of a prompt.")
 
     def exposition(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        content: bytes = generate_latest(self.registry)
-        return content + generate_latest(_Aliases(self.registry)) if self._aliases else content
+        """Return all metrics in the text format of Prometheus, of all API processes."""
+        registry = self.registry
+        if SHARED_VARIABLE in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+            registry.register(self._engine)
+        content: bytes = generate_latest(registry)
+        return content + generate_latest(_Aliases(registry)) if self._aliases else content
 
     # --- RequestObserver ------------------------------------------------------------------------
 
@@ -166,6 +178,17 @@ class RequestMetrics:
     def _sizes(self, name: str, text: str) -> Histogram:
         name = f"dovetail_{name}"
         return Histogram(name, text, ("model",), registry=self.registry, buckets=TOKENS)
+
+
+@contextmanager
+def shared_metrics() -> Iterator[None]:
+    """Let the child processes that start inside share their counts, in a temporary directory."""
+    with TemporaryDirectory(prefix="dovetail-metrics-") as folder:
+        os.environ[SHARED_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SHARED_VARIABLE]
 
 
 class EngineCollector(Collector):
