@@ -1,0 +1,51 @@
+"""The options of `dovetail serve`: help pages, configuration files, and wrong values."""
+
+import re
+
+import pytest
+
+from dovetail.cli import main
+from dovetail_server.serve_command import HELP, MAIN
+
+
+@pytest.fixture
+def read_help(capsys, monkeypatch):
+    """A function that returns the flags in a help page."""
+    monkeypatch.setenv("COLUMNS", "200")  # long flags are not divided
+
+    def read(flag):
+        assert main(["serve", flag]) == 0
+        return set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+
+    return read
+
+
+def test_help_shows_at_most_forty_options(read_help):
+    shown = read_help("--help")
+    assert {"--help-all", "--config", "--model", "--port"} <= shown
+    assert len(shown - {"--help-all"}) <= 40
+    assert len(read_help("--help-all")) > len(shown) + 40
+    assert set(MAIN) <= set(HELP)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model", "demo", "--prot", "1"], "--port"),
+        (["--model", "./absent"], "does not exist"),
+        (["--model", "demo", "--port", "70000"], "--port 70000 must be"),
+    ],
+)
+def test_wrong_options_print_at_most_three_lines(arguments, expected, capsys):
+    assert main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) <= 3
+
+
+def test_a_configuration_file_sets_options_of_the_server(serving, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: demo\nmax-model-len: 128\nserved-model-name: from-the-file\n")
+    with serving("--config", str(file), "--max-model-len", "64") as running:
+        (model,) = running.wait_until_ready().get("/v1/models").json["data"]
+    assert (model["id"], model["max_model_len"]) == ("from-the-file", 64)
