@@ -16,7 +16,7 @@ from dovetail_server.serve_command import HELP
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "environment.md"
-LOGGING = ("log_level", "log_format", "log_requests", "verbose")
+LOGGING = ("log_level", "log_format", "log_requests", "trace_functions", "verbose")
 
 _NAME = re.compile(r"DOVETAIL_[A-Z_]+")
 _BLOCK = re.compile(r"(<!-- recorded: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

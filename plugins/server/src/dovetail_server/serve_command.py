@@ -64,6 +64,7 @@ HELP = {
     "verbose": "Log the phases of the start, and a plan of the memory.",
     "vllm_metric_names": "Show metrics also under the names that dashboards for vLLM use.",
     "otlp_traces_endpoint": "Address (OTLP, HTTP) that receives traces of requests.",
+    "trace_functions": "File that records every call of a function of the server; slow.",
     "log_requests": "Log each request at its end, without prompts and answers.",
     "log_level": "debug, info, warning or error.",
     "log_format": "text or json.",

@@ -34,8 +34,8 @@ class ServerSettings:
     write_timeout_s: time in which a client must read what the connection can buffer.
     keep_alive_s: time after which an idle connection is closed. vllm_metric_names: whether
     metrics also appear under names of vLLM. otlp_traces_endpoint: address that receives traces, or
-    None. log_requests: whether each request is logged. drain_timeout_s: time that running
-    requests have to finish after SIGTERM.
+    None. log_requests: whether each request is logged. trace_functions: file that records calls of
+    functions, or None. drain_timeout_s: time that running requests have to finish after SIGTERM.
     api_keys, api_key_file: keys of clients; without keys every client is served. admin_keys: keys
     of operators. admin_port: a port of its own for the admin routes, at admin_host; None: they are
     served on the public port if there are admin keys, and otherwise not at all.
@@ -78,6 +78,7 @@ class ServerSettings:
     vllm_metric_names: bool = False
     otlp_traces_endpoint: str | None = None
     log_requests: bool = False
+    trace_functions: str | None = None
     log_level: str = "info"
     log_format: str = "text"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from contextlib import ExitStack
 
 from dovetail.errors import ConfigError
+from dovetail_server.observability.function_trace import FunctionTrace
 from dovetail_server.observability.metrics import MEDIA_TYPE, RequestMetrics
 from dovetail_server.observability.request_log import RequestLog
 from dovetail_server.routes.table import Route
@@ -22,6 +24,12 @@ def observe(state: ServerState, resources: ExitStack) -> list[Route]:
         state.observers.add(RequestLog())
     if settings.otlp_traces_endpoint is not None:
         _add_traces(state, resources, settings.otlp_traces_endpoint)
+
+    if settings.trace_functions is not None:
+        path = settings.trace_functions
+        if settings.api_processes > 1:
+            path = f"{path}.{os.getpid()}"
+        resources.callback(FunctionTrace(path, state.clock).stop)
 
     async def respond(exchange: Exchange) -> None:
         await exchange.respond_raw(200, ((b"content-type", MEDIA_TYPE),), metrics.exposition())

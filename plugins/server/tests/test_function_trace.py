@@ -1,0 +1,58 @@
+"""The record of function calls."""
+
+import threading
+
+import pytest
+
+from dovetail.clock import MonotonicClock
+from dovetail.errors import ConfigError, nearest
+from dovetail_server.observability import function_trace
+from dovetail_server.observability.function_trace import FunctionTrace
+
+
+def lines_of(path):
+    return [line.split() for line in path.read_text("utf-8").splitlines()]
+
+
+def test_calls_in_every_thread_are_recorded(tmp_path):
+    trace = FunctionTrace(str(tmp_path / "calls"), MonotonicClock())
+    try:
+        nearest("a", ["a"])
+        thread = threading.Thread(target=nearest, args=("b", ["b"]), name="other-thread")
+        thread.start()
+        thread.join()
+    finally:
+        trace.stop()
+    nearest("c", ["c"])
+    lines = lines_of(tmp_path / "calls")
+    calls = [line[1:] for line in lines if line[3] == "dovetail.errors.nearest"]
+    threads = [call[0] for call in calls]
+    assert threads == ["MainThread", "MainThread", "other-thread", "other-thread"]
+    assert [call[1] for call in calls] == ["call", "return"] * 2
+    times = [int(line[0]) for line in lines]
+    assert times == sorted(times)
+    assert {line[3].partition(".")[0] for line in lines} <= {"dovetail", "dovetail_server"}
+
+
+def test_the_file_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(function_trace, "MAX_LINES", 5)
+    trace = FunctionTrace(str(tmp_path / "calls"), MonotonicClock())
+    try:
+        for _ in range(10):
+            nearest("a", ["a"])
+    finally:
+        trace.stop()
+    assert len(lines_of(tmp_path / "calls")) == 5
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--trace-functions"):
+        FunctionTrace(str(tmp_path / "absent" / "calls"), MonotonicClock())
+
+
+def test_a_server_records_its_calls_by_option(serving, tmp_path):
+    file = tmp_path / "calls"
+    options = ("--model", "demo", "--max-model-len", "64", "--trace-functions", str(file))
+    with serving(*options) as running:
+        assert running.wait_until_ready().complete(prompt="x").status == 200
+    assert any("GenerationRoutes.complete" in line[-1] for line in lines_of(file))
