@@ -122,7 +122,9 @@ def test_completions_count_towards_the_limit(small):
 
 
 def test_a_client_that_does_not_read_is_disconnected(small):
-    body = json.dumps(LONG | {"stream": True, "n": 2, "logprobs": 20}).encode()
+    # The first event has the log-probabilities of the prompt: more than all buffers can keep.
+    fields = {"prompt": [9] * 500, "prompt_logprobs": 20, "n": 2, "stream": True}
+    body = json.dumps(fields | {"max_tokens": 2}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)

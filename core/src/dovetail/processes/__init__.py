@@ -8,6 +8,7 @@ Plugins of other distributions may use it too.
     child_main      the child's side: `python -m dovetail.processes ENTRY BOOT`
     boot            the settings of a child
     start_report    reports of a child about its start: phases, ready, failed
+    log_output      where a process and its children write their logs
     liveness        heartbeats in shared memory, which the parent reads
     parent_death    ends a child when its parent ends
     ownership       objects that belong to the process that created them; forks do not use them

@@ -24,7 +24,8 @@ class Boot:
     control: the descriptor of the child's end of the control socket. liveness: the descriptor of
     the memory for its heartbeats, or -1. folder: a folder to remove when the parent dies, or "".
     sys_path: the import path; empty for a child with its own path. descriptors: further descriptors
-    passed to the child. settings: bytes for the entry point.
+    passed to the child. logs: configuration of the child's logs (`log_output`); "" for
+    none. settings: bytes for the entry point.
     """
 
     entry: str
@@ -34,6 +35,7 @@ class Boot:
     folder: str
     sys_path: list[str]
     descriptors: list[int]
+    logs: str
     settings: bytes
 
     def __post_init__(self) -> None:

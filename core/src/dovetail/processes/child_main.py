@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dovetail.clock import MonotonicClock
 from dovetail.processes.boot import Boot, read_boot
 from dovetail.processes.liveness import LivenessWriter
+from dovetail.processes.log_output import configure_logs_of_child
 from dovetail.processes.parent_death import watch_parent
 from dovetail.processes.start_report import StartReport, send_report
 from dovetail.transport.remote_error import RemoteError
@@ -66,6 +67,7 @@ def main(memory: int) -> int:
     """
     boot = read_boot(memory)
     sys.path[:] = boot.sys_path or sys.path
+    configure_logs_of_child(boot.logs)
     for descriptor in (boot.control, *boot.descriptors):
         os.set_inheritable(descriptor, False)
     context = ChildContext(boot, socket.socket(fileno=boot.control))

@@ -24,6 +24,7 @@ from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.machine import read_system_file
 from dovetail.processes.boot import Boot
 from dovetail.processes.liveness import LivenessReader
+from dovetail.processes.log_output import LogOutput
 from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
 from dovetail.processes.parent_death import open_pidfd
 from dovetail.processes.start_report import StartReport, receive_report
@@ -88,6 +89,7 @@ def start_child(
             folder=folder,
             sys_path=import_path() if isolation is None else [],
             descriptors=list(descriptors),
+            logs=LogOutput.for_children,
             settings=settings,
         )
         process = _spawn(boot, isolation)

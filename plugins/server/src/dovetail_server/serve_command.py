@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.frame.help_page import more_options
+from dovetail.processes.log_output import configure_logs
 from dovetail_server.settings import ServerSettings
 
 SERVER_GROUP = Group("Server options", sort_key=1)
@@ -126,10 +127,9 @@ def serve(
     if settings.admin_port is not None:
         admin = listen(settings.admin_host, settings.admin_port, option="--admin-port")
     config = args.create_engine_config()
-    from dovetail_server.logs import configure_logs
     from dovetail_server.server import Listeners, make_state, run_server
 
-    configure_logs(settings.log_level, settings.log_format)
+    configure_logs(settings.log_level, settings.log_format, more=("dovetail_server",))
 
     def make_engine() -> Any:
         from dovetail.engine.async_llm import AsyncLLM

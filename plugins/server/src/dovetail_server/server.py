@@ -100,6 +100,8 @@ class Server:
 
     def __init__(self, state: ServerState, listeners: Listeners) -> None:
         settings = state.settings
+        # A client can cause uvicorn's warnings, such as one for each request that is not HTTP.
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self.table = RouteTable(
             [
                 *status_routes(state),

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, field, fields
 
 from dovetail.errors import ConfigError
+from dovetail.processes.log_output import FORMATS, LEVELS
 
 KIB, MIB = 1 << 10, 1 << 20
-LOG_FORMATS = ("text", "json")
 CACHE_SALTS = ("none", "key", "user")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 
 _LEAST = {"max_waiting": 0, "port": 0, "admin_port": 0}
@@ -96,8 +95,8 @@ class ServerSettings:
                 raise ConfigError(f"{_flag(name)} is empty; give an address such as 127.0.0.1.")
         self._check_tls()
         self._check_choice("cache_salt_by", CACHE_SALTS)
-        self._check_choice("log_format", LOG_FORMATS)
-        self._check_choice("log_level", LOG_LEVELS)
+        self._check_choice("log_format", FORMATS)
+        self._check_choice("log_level", LEVELS)
 
     def _check_integer(self, name: str, value: object) -> None:
         least, most = _LEAST.get(name, 1), _MOST.get(name, 2**40)

@@ -13,9 +13,9 @@ import msgspec
 
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.processes.log_output import configure_logs
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
-from dovetail_server.logs import configure_logs
 from dovetail_server.processes.messages import (
     DrainNow,
     Ended,
@@ -38,7 +38,7 @@ def main(context: ChildContext) -> int:
         signal.signal(one, signal.SIG_IGN)  # the main process decides
     start = msgspec.json.decode(context.settings, type=Start)
     settings = msgspec.convert(start.settings, ServerSettings)
-    configure_logs(settings.log_level, settings.log_format)
+    configure_logs(settings.log_level, settings.log_format, more=("dovetail_server",))
     state = make_state(settings, start.served_model_name)
     sockets = [
         None if number is None else socket.socket(fileno=number)

@@ -7,6 +7,8 @@ All checks are timers of a connection, so a streamed token costs nothing more.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 import httptools
@@ -15,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.settings import ServerSettings
+
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 _CONNECTIONS_FULL = APIError(
     "The server has too many open connections. Try again later.",
@@ -98,7 +102,7 @@ class Connection(HttpToolsProtocol):
         """Start the time limit of a client that does not read."""
         super().pause_writing()
         self._stop_write_timer()
-        self._writing = self.loop.call_later(self.settings.write_timeout_s, self.transport.abort)
+        self._writing = self.loop.call_later(self.settings.write_timeout_s, self._drop)
 
     def resume_writing(self) -> None:
         """Stop the time limit of a client that does not read."""
@@ -138,6 +142,13 @@ class Connection(HttpToolsProtocol):
         head = b"".join(b"%b: %b\r\n" % line for line in lines)
         self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
         self.transport.close()
+
+    def _drop(self) -> None:
+        """Close the connection at once, without sending what the kernel still has."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
     def _stop_write_timer(self) -> None:
         if self._writing is not None:
