@@ -4,6 +4,7 @@ An environment holds one member, its declared dependencies, the devkit and the t
 """
 
 import re
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -91,8 +92,10 @@ def run_own_tests(member, wheels, folder):
     others = [re.match(r"[\w.-]+", requirement).group() for requirement in extra]
     tools = [*TOOLS, *(name for name in others if name not in OURS)]
     python = make_environment(folder / "env", [wheels[name] for name in names], tools=tools)
-    options = ("-q", "-p", "no:cacheprovider", "--clock=without", f"--basetemp={folder / 'temp'}")
-    output = run("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", *options, member, cwd=ROOT)
+    # Paths of sockets have at most 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="own-") as short:
+        options = ("-q", "-p", "no:cacheprovider", "--clock=without", f"--basetemp={short}/t")
+        output = run("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", *options, member, cwd=ROOT)
     assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
 
