@@ -155,6 +155,7 @@ SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "executor": _nothing,
     "grammar": _nothing,
     "hooks": _nothing,
+    "http_routes": _nothing,
     "io_processor": _nothing,
     "linear_method": _device,
     "kv_connector": _host,

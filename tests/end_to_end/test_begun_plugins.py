@@ -18,6 +18,7 @@ from end_to_end.checkpoints import OPTIONS, make_checkpoint
 PROMPTS = [list(range(5, 45)), list(range(60, 90)), [7, 8, 9] * 11]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 WITHOUT_OPTIONS = {"command", "worker_extension"}
+SERVER_ONLY = {"http_routes"}  # `serve` creates them, not an engine; see the tests of the server
 WITH_OPTIONS = """
 
 # Appended by the test: the plugin takes an option and records the options that its class gets.
@@ -111,7 +112,7 @@ def answers(model, **options):
         return [list(one.outputs[0].token_ids) for one in outputs]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BLUEPRINTS if kind not in WITHOUT_OPTIONS])
+@pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - WITHOUT_OPTIONS - SERVER_ONLY))
 def test_the_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some plugins write files
     name, module = begin(kind, WITH_OPTIONS)
