@@ -7,7 +7,10 @@ process (without the engine's process and without the clients) between the first
 last event, divided by the number of streamed tokens: the median of the runs. If the server is
 slower than the engine, several tokens share one event; the number of events per token is printed.
 
-    python bench/server_cost.py [--streams N] [--tokens N] [--repeats R] [--json FILE]
+With several API processes, the time of all of them and of the main process counts.
+
+    python bench/server_cost.py [--streams N] [--tokens N] [--repeats R] [--api-processes N]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ _READY = re.compile(r"http://([\d.]+):(\d+)/v1")
 _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 
 
-def start(streams: int) -> tuple[subprocess.Popen[str], str, int]:
+def start(streams: int, api_processes: int) -> tuple[subprocess.Popen[str], str, int]:
     """Start a server; return its process, host and port."""
     options = {
         "--model": "demo",
         "--port": "0",
+        "--api-processes": str(api_processes),
         "--platform": "dovetail_devkit.fakes.platform:FakePlatform",
         "--worker-cls": "dovetail_devkit.executor.null_executor:NullWorker",
         "--max-num-seqs": str(streams),
@@ -50,8 +54,22 @@ def start(streams: int) -> tuple[subprocess.Popen[str], str, int]:
     raise SystemExit("the server did not start")
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process, without its children."""
+def server_processes(pid: int) -> list[int]:
+    """Return the main process and its API processes."""
+    found = [pid]
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            if "dovetail_server.processes" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Return the user and system time of processes, without their children."""
+    return sum(_cpu_seconds(pid) for pid in pids)
+
+
+def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -82,16 +100,18 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--api-processes", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    process, host, port = start(given.streams)
+    process, host, port = start(given.streams, given.api_processes)
     costs, shares = [], []
     try:
+        pids = server_processes(process.pid)
         asyncio.run(run(host, port, min(WARM_UP_STREAMS, given.streams), given.tokens))
         for _ in range(given.repeats):
-            before = cpu_seconds(process.pid)
+            before = cpu_seconds(pids)
             events = asyncio.run(run(host, port, given.streams, given.tokens))
-            used = cpu_seconds(process.pid) - before
+            used = cpu_seconds(pids) - before
             costs.append(used * 1e6 / (given.streams * given.tokens))
             shares.append(events / (given.streams * given.tokens))
     finally:

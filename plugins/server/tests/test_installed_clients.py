@@ -1,0 +1,95 @@
+"""Other client libraries work with the server unchanged: litellm, langchain-openai, openai in Node.
+
+Each is installed in a folder of its own, outside of the tree, from the package registries. Without
+them the test is skipped, with the reason.
+"""
+
+import subprocess
+import venv
+
+import pytest
+
+pytestmark = pytest.mark.soak
+
+INSTALL_S, RUN_S = 900, 120
+LITELLM = """
+import sys, litellm
+given = {"model": "openai/demo", "api_base": sys.argv[1], "api_key": "any", "max_tokens": 8,
+         "messages": [{"role": "user", "content": "Anna"}], "temperature": 0}
+whole = litellm.completion(**given).choices[0].message.content
+pieces = litellm.completion(stream=True, **given)
+assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole and whole
+try:
+    litellm.completion(**{**given, "temperature": -1})
+except litellm.BadRequestError:
+    print("done")
+"""
+LANGCHAIN = """
+import sys
+from langchain_openai import ChatOpenAI
+from openai import BadRequestError
+given = {"model": "demo", "base_url": sys.argv[1], "api_key": "any", "max_tokens": 8}
+chat = ChatOpenAI(temperature=0, **given)
+whole = chat.invoke("Anna")
+assert whole.content and whole.usage_metadata["output_tokens"]
+assert "".join(piece.content for piece in chat.stream("Anna")) == whole.content
+try:
+    ChatOpenAI(temperature=-1, **given).invoke("Anna")
+except BadRequestError:
+    print("done")
+"""
+JAVASCRIPT = """
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: process.argv[2], apiKey: "any", maxRetries: 0 });
+const given = { model: "demo", max_tokens: 8, temperature: 0,
+                messages: [{ role: "user", content: "Anna" }] };
+const whole = (await client.chat.completions.create(given)).choices[0].message.content;
+let text = "";
+for await (const part of await client.chat.completions.create({ ...given, stream: true }))
+  text += part.choices[0]?.delta?.content ?? "";
+if (!whole || text !== whole) throw new Error(`${text} is not ${whole}`);
+try {
+  await client.chat.completions.create({ ...given, temperature: -1 });
+} catch (error) {
+  if (error instanceof OpenAI.BadRequestError && error.param === "temperature") console.log("done");
+}
+"""
+
+
+def install(*command, folder):
+    """Run a package manager; skip the test with its reason if it fails."""
+    try:
+        found = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, check=False
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"the client cannot be installed: {error}")
+    if found.returncode:
+        pytest.skip(f"the client cannot be installed: {found.stderr.strip()[-300:]}")
+
+
+def check_program(command, server):
+    address = f"http://{server.host}:{server.port}/v1"
+    found = subprocess.run(
+        [*command, address], capture_output=True, text=True, timeout=RUN_S, check=False
+    )
+    assert found.returncode == 0 and found.stdout.endswith("done\n"), found.stderr
+
+
+@pytest.mark.timeout(INSTALL_S + RUN_S)
+@pytest.mark.parametrize(
+    ("package", "program"), [("litellm", LITELLM), ("langchain-openai", LANGCHAIN)]
+)
+def test_a_python_client_works_unchanged(server, tmp_path, package, program):
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install(python, "-m", "pip", "install", "-q", package, folder=tmp_path)
+    check_program([python, "-c", program], server)
+
+
+@pytest.mark.timeout(INSTALL_S + RUN_S)
+def test_the_javascript_client_works_unchanged(server, tmp_path):
+    install("npm", "install", "--no-audit", "--no-fund", "--silent", "openai", folder=tmp_path)
+    program = tmp_path / "client.mjs"
+    program.write_text(JAVASCRIPT)
+    check_program(["node", program], server)
