@@ -24,7 +24,7 @@ from dovetail.errors import ConfigError, DovetailError, RequestError
 from dovetail.value_checks import shorten
 
 URL_HELP = "Address of a server, such as http://127.0.0.1:8000."
-API_KEY_FILE_HELP = "File with the API key of the server; DOVETAIL_API_KEY is another way."
+API_KEY_FILE_HELP = "File with the API key of the server. Default: the variable DOVETAIL_API_KEY."
 API_KEY_VARIABLE = "DOVETAIL_API_KEY"
 """Environment variable with the API key of the server."""
 
@@ -155,6 +155,9 @@ class _Request:
         self._server = server
         self._connection = server.connect()
         self._call = method, f"{server.prefix}{path}", body
+        # The connection gives its socket up if the server announces that it will close it.
+        self._socket: socket.socket | None = None
+        self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> http.client.HTTPResponse:
         server, (method, path, body) = self._server, self._call
@@ -166,26 +169,30 @@ class _Request:
             content, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         try:
             self._connection.connect()
-            self._connection.sock.settimeout(None)  # a model may think for a long time
+            self._socket = self._connection.sock
+            self._socket.settimeout(None)  # a model may think for a long time
             self._connection.request(method, path, content, headers)
-            response = self._connection.getresponse()
+            self._response = response = self._connection.getresponse()
             if response.status != http.client.OK:
                 raise _refusal(server, response.status, response.read(MAX_BODY_BYTES))
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
+            self.__exit__()
             raise _lost(server, error) from None
         except BaseException:
-            self._connection.close()
+            self.__exit__()
             raise
         return response
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        if self._response is not None:
+            self._response.close()
 
     def close(self) -> None:
         """Close the connection, and wake a thread that reads from it."""
-        with suppress(OSError, AttributeError):
-            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
