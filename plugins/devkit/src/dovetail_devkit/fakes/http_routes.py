@@ -74,7 +74,7 @@ class FakeHTTPRoutes(HTTPRoutes):
     async def _stream_words(self, request: HTTPRequest) -> HTTPResponse:
         try:
             text = json.loads(request.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RequestError("The body is not JSON.", parameter="body") from None
         if not isinstance(text, str):
             raise RequestError("The body must be a string.", parameter="body")
