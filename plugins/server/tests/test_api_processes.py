@@ -175,8 +175,13 @@ def test_sigterm_drains_all_processes(shared):
     assert shared.process.wait(WAIT_S) == 0
 
 
-def test_an_engine_that_cannot_start_ends_the_server(serving):
-    options = ("--model", "demo", "--max-model-len", "512", "--http-routes", "absent")
-    with serving(*options, "--api-processes", "2") as server:
+@pytest.mark.parametrize("count", ["1", "2"])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--http-routes", "absent"), ("--kv-cache-memory-bytes", "1")]
+)
+def test_a_start_that_fails_ends_the_server_with_the_reason(serving, count, option, value):
+    options = ("--model", "demo", "--max-model-len", "512", "--api-processes", count)
+    with serving(*options, option, value) as server:
         assert server.process.wait(WAIT_S) != 0
-    assert any("absent" in line for line in server.lines if line is not None)
+    named = value if value == "absent" else "kv_cache_memory_bytes"
+    assert any(named in line for line in server.lines if line is not None)

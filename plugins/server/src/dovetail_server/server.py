@@ -155,10 +155,11 @@ class Server:
             await drain.requested.wait()
             await _finish_loading(loading, drain)
             complete = await drain.finish(self._applications)
+        finally:
             for server in servers:
                 server.should_exit = True
-            await asyncio.gather(*serving)
-        finally:
+            # A listener that stays open would keep uvloop from ending if warnings are errors.
+            await asyncio.gather(*serving, return_exceptions=True)
             self._plugins.close()
             await asyncio.to_thread(state.slot.shutdown)
         if lead is None:
