@@ -92,7 +92,7 @@ def test_requests_in_a_json_lines_file_are_answered(model_dir, settings, tmp_pat
     write_rows(tmp_path / "in.jsonl", rows)
     with LLM(model_dir, io_processor="jsonl", **settings) as made:
         found = made.process(tmp_path / "in.jsonl", greedy())
-        with pytest.raises(RequestError, match="line 1: 'promt' is not a known field"):
+        with pytest.raises(RequestError, match="line 1: a row cannot have the field 'promt'"):
             made.process('{"promt": "a"}')
     (want,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
     assert found[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}

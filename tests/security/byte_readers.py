@@ -361,6 +361,7 @@ def _shared_readers() -> dict[str, ByteReader]:
         folder="",
         sys_path=["a"],
         descriptors=[5],
+        logs="",
         settings=b"",
     )
     report = json.dumps(["failed", "ModelError", "no", "x"]).encode()

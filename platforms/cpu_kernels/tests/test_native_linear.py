@@ -119,15 +119,10 @@ def quantised_weight(w, shape):
         )
     greatest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     steps = (groups * divided(2048.0, greatest)).round()
-    best, kept = torch.full_like(greatest, -1.0).double(), torch.zeros_like(groups).double()
-    for target in (-7.5, -8.0, -8.6):
-        q = (steps * (torch.tensor(target) / 2048)).round().clamp(-8, 7).double()
-        sum_wq, sum_qq = (steps * q).sum(2, keepdim=True), (q * q).sum(2, keepdim=True)
-        gain = sum_wq.square() / sum_qq
-        scale = (sum_wq / sum_qq * (greatest.double() / 2048)).float().bfloat16().double()
-        kept = torch.where(gain > best, q * scale, kept)
-        best = torch.maximum(best, gain)
-    return torch.where(greatest.abs() >= 1e-29, kept, 0.0).flatten(1)
+    q = (steps * (-8.0 / 2048)).round().clamp(max=7).double()
+    sum_wq, sum_qq = (steps * q).sum(2, keepdim=True), (q * q).sum(2, keepdim=True)
+    scale = (sum_wq / sum_qq * (greatest.double() / 2048)).float().bfloat16().double()
+    return torch.where(greatest.abs() >= 1e-29, q * scale, 0.0).flatten(1)
 
 
 def assert_near(y, reference):

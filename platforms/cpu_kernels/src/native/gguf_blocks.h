@@ -88,7 +88,7 @@ inline int64_t read_q6_k(const uint8_t* block, Piece& piece) {
 }
 
 // Read block number `index` of a row; returns the number of scales and minima that are not finite.
-inline int64_t read_block(int64_t kind, const char* row, int64_t index, Piece& piece) {
+DK_INLINE int64_t read_block(int64_t kind, const char* row, int64_t index, Piece& piece) {
   const auto* const blocks = reinterpret_cast<const uint8_t*>(row);
   switch (kind) {
     case DK_Q4_0: return read_q4(blocks + index * 18, false, piece);
