@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,11 @@ def observed(serving, profiles):
             yield running.wait_until_ready()
 
 
+def num_requests(after, before):
+    names = ("dovetail_requests_total", "dovetail_http_errors_total")
+    return sum(value - before.get(key, 0) for key, value in after.items() if key[0] in names)
+
+
 def test_the_metrics_count_what_the_server_answered(observed):
     before = scrape(observed)
     plain = observed.complete(prompt="reverse: robot", max_tokens=5, ignore_eos=True).json
@@ -83,6 +89,11 @@ def test_the_metrics_count_what_the_server_answered(observed):
     assert streamed.events[-1] == "[DONE]"
     assert observed.complete(prompt="x", temperature="warm").status == 400
     after = scrape(observed)
+    for _ in range(100):  # a request is counted after its answer was sent
+        if after["dovetail_requests_running", ()] == 0 and num_requests(after, before) == 3:
+            break
+        time.sleep(0.1)
+        after = scrape(observed)
 
     def increase(name, **labels):
         key = (name, tuple(sorted(labels.items())))
@@ -94,8 +105,12 @@ def test_the_metrics_count_what_the_server_answered(observed):
     ok = {"status": "ok", "code": ""}
     assert increase("dovetail_requests_total", route="/v1/completions", **ok) == 1
     assert increase("dovetail_requests_total", route="/v1/chat/completions", **ok) == 1
-    errors = {k: v for k, v in after.items() if k[0] == "dovetail_http_errors_total"}
-    assert sum(errors.values()) == 1 and dict(next(iter(errors))[1])["status"] == "400"
+    errors = {
+        dict(labels)["status"]: value - before.get((name, labels), 0)
+        for (name, labels), value in after.items()
+        if name == "dovetail_http_errors_total" and value > before.get((name, labels), 0)
+    }
+    assert errors == {"400": 1}
     for name in ("time_to_first_token", "queue_time", "prefill_time", "decode_time"):
         assert increase(f"dovetail_{name}_seconds_count") == 2, name
     parts = [increase(f"dovetail_{name}_seconds_sum") for name in ("queue_time", "prefill_time")]
