@@ -134,7 +134,9 @@ def test_a_client_that_does_not_read_is_disconnected(small):
         wait_until(lambda: load_of(small) == 1)
         wait_until(lambda: load_of(small) == 0)
         received = b""
-        with suppress(ConnectionError):
+        # The kernel ignores the reset of a connection with a full buffer: nothing comes any more.
+        connection.settimeout(2)
+        with suppress(ConnectionError, TimeoutError):
             while data := connection.recv(1 << 20):
                 received += data
     assert b"[DONE]" not in received
