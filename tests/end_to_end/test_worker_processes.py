@@ -14,6 +14,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineDeadError, WeightError
+from dovetail_devkit.rigs.process_tree import children_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [50], [30, 31, 32] * 5]
 PARAMS = [
@@ -40,12 +41,6 @@ class Counts:
 def twice(worker, more):
     return 2 * worker.num_steps + more
 """
-
-
-def children():
-    """Return the child processes that the threads of this process have started."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
 
 def answers(llm):
@@ -95,11 +90,11 @@ def listeners_of(pid):
 
 def test_worker_processes_open_no_port_and_a_worker_killed_while_idle_is_named(model_dir, options):
     """One engine with two ranks for both checks, because its start is slow."""
-    before = children()
+    before = children_of(os.getpid())
     options = options | {"executor_backend": "mp", "tensor_parallel_size": 2}
     with LLM(model_dir, **options) as llm:
         assert answers(llm)
-        workers = sorted(children() - before)
+        workers = sorted(children_of(os.getpid()) - before)
         assert len(workers) == 2
         assert [listeners_of(pid) for pid in (os.getpid(), *workers)] == [[], [], []]
         os.kill(workers[1], signal.SIGKILL)
@@ -114,10 +109,10 @@ def test_worker_processes_open_no_port_and_a_worker_killed_while_idle_is_named(m
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_killed_worker_stops_the_engine_with_an_error(model_dir, options, num_workers):
     """Rank 1 is killed while rank 0 waits for it in an all-reduce."""
-    before = children()
+    before = children_of(os.getpid())
     options = options | {"executor_backend": "mp", "tensor_parallel_size": num_workers}
     with LLM(model_dir, async_scheduling=True, **options) as llm:
-        pid = max(children() - before)
+        pid = max(children_of(os.getpid()) - before)
         killed = []
 
         def kill():
@@ -134,7 +129,7 @@ def test_a_killed_worker_stops_the_engine_with_an_error(model_dir, options, num_
         assert time.monotonic() - killed[0] < NOTICE_S
         assert "runs" in died.value.digest and "32" not in died.value.digest
         timer.join()
-    assert children() == before
+    assert children_of(os.getpid()) == before
 
 
 def test_a_user_defined_worker_runs_in_processes_with_its_extension(

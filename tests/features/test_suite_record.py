@@ -39,6 +39,20 @@ def test_long():
 def test_left_out():
     pytest.skip("not here")
 """
+UNSTABLE = """
+import os, pytest
+from pathlib import Path
+
+@pytest.mark.parametrize("number", range({num_cases}))
+def test_unstable(number):
+    failed = Path(__file__).with_name(f"failed_{{number}}")
+    if not failed.exists():
+        failed.touch()
+        assert False
+
+def test_stable():
+    assert "PYTEST_XDIST_WORKER" in os.environ
+"""
 SAMPLED = """
 import pytest
 
@@ -60,7 +74,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git checkout of a few files, which replaces the repository in these tests."""
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RECORD", tmp_path / "cache" / "suite.json")
-    (tmp_path / ".gitignore").write_text("cache\n__pycache__\n")
+    (tmp_path / ".gitignore").write_text("cache\n__pycache__\nfailed_*\n")
     (tmp_path / "code.py").write_text("x = 1\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return tmp_path
@@ -126,6 +140,31 @@ def test_the_outcomes_of_all_tests_are_recorded(
         "part/test_it.py::test_alone": {"passed"},
         "part/test_it.py::test_left_out": {"skipped"},
     }
+
+
+@pytest.mark.parametrize("num_unstable", [suite.MAX_REPEATED, suite.MAX_REPEATED + 1])
+def test_a_few_tests_that_fail_once_are_repeated_alone_and_printed(
+    num_unstable: int,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copy(ROOT / "conftest.py", tree)
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    (tree / "part").mkdir()
+    (tree / "part" / "test_it.py").write_text(UNSTABLE.format(num_cases=num_unstable))
+    commit(tree)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    repeated = num_unstable <= suite.MAX_REPEATED
+    assert suite.main() == (0 if repeated else 1)
+    outcomes = {"passed"} if repeated else {"failed"}
+    assert suite.recorded() == {
+        "part/test_it.py::test_unstable": outcomes,
+        "part/test_it.py::test_stable": {"passed"},
+    }
+    lines = capfd.readouterr().out.splitlines()
+    names = [f"  part/test_it.py::test_unstable[{number}]" for number in range(num_unstable)]
+    assert [line for line in lines if line in names] == (names if repeated else [])
 
 
 def test_a_run_during_which_a_file_changes_is_not_recorded(

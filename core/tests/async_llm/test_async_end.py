@@ -13,6 +13,7 @@ from dovetail import SamplingParams
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, StalledError, UnavailableError
 from dovetail.outputs import RequestOutputKind
+from dovetail_devkit.rigs.process_tree import children_of
 
 NUM_KILLS = 3
 FINAL = RequestOutputKind.FINAL_ONLY
@@ -224,17 +225,12 @@ def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
         bench.start(stat_loggers=(bench.parts.FailingStatLogger,))
 
 
-def workers_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return [int(one) for one in file.read().split()]
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 def test_the_error_for_a_killed_idle_worker_names_it_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")
     pid = llm.client.process_id
-    (worker,) = workers_of(pid)
+    (worker,) = children_of(pid)
 
     async def look():
         if used:

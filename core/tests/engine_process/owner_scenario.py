@@ -26,6 +26,7 @@ from dovetail.errors import EngineDeadError
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+from dovetail_devkit.rigs.process_tree import children_of
 
 PARTS = {"platform": FakePlatform, "worker_cls": ControlledWorker, "scheduler_cls": Scheduler}
 PARTS |= {"max_num_seqs": 4}
@@ -330,16 +331,13 @@ def outlive(having):
         os.closerange(0, 3)
         time.sleep(60)
         os._exit(0)
-    print(json.dumps({"child": child, "children": children_of(os.getpid())}), flush=True)
+    print(json.dumps({"child": child, "children": descendants_of(os.getpid())}), flush=True)
     os.kill(os.getpid(), 9)
 
 
-def children_of(pid):
-    found = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-            found += [int(one) for one in file.read().split()]
-    return found + [below for one in found for below in children_of(one)]
+def descendants_of(pid):
+    found = sorted(children_of(pid))
+    return found + [below for one in found for below in descendants_of(one)]
 
 
 def without_directory(having):
@@ -370,7 +368,7 @@ def main():
             break
         time.sleep(0.02)
     remaining = {
-        "children": children_of(os.getpid()),
+        "children": descendants_of(os.getpid()),
         "threads": [one.name for one in threading.enumerate()][1:],
         "open_resources": [was == now for was, now in zip(before, open_resources(), strict=True)],
     }

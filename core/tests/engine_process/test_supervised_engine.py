@@ -17,6 +17,7 @@ from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, RequestError, UnavailableError
 from dovetail.interfaces import EngineCoreOutputs, PauseScope
 from dovetail.request import FinishReason
+from dovetail_devkit.rigs.process_tree import children_of
 
 ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
 MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
@@ -41,11 +42,6 @@ def supervised(engine_config, traffic, monkeypatch, tmp_path_factory):
         client.shutdown()
         assert client.state is EngineState.DEAD
     assert traffic.open_resources() == before
-
-
-def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def await_state(client, state, within_s):
@@ -209,7 +205,7 @@ def test_a_request_that_ran_with_a_crashing_one_is_served_eventually(supervised,
 def test_a_killed_idle_engine_is_restarted_without_a_call(supervised, kind, victim):
     client = supervised(kind, executor="multiproc", rules=MANY)
     engine = client.process_id
-    os.kill(engine if victim == "engine" else children_of(engine)[0], signal.SIGKILL)
+    os.kill(engine if victim == "engine" else min(children_of(engine)), signal.SIGKILL)
     assert await_state(client, EngineState.RESTARTING, 1.0) < 1.0
     await_state(client, EngineState.READY, 20)
     assert client.num_restarts == 1 and client.process_id != engine
@@ -283,7 +279,7 @@ def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, tr
     rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
     client = supervised(executor="multiproc", rules=rules, step_s=0.01)
     expected = serve_standard(client, traffic)
-    pid = client.process_id if victim == "engine" else children_of(client.process_id)[0]
+    pid = client.process_id if victim == "engine" else min(children_of(client.process_id))
     os.kill(pid, signal.SIGSTOP)
     assert await_state(client, EngineState.STALLED, 5) > 0.9
     os.kill(pid, signal.SIGCONT)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail_devkit.contexts import write_fake_config
+from dovetail_devkit.rigs.process_tree import children_of
 
 HERE = Path(__file__).parent
 
@@ -19,8 +20,7 @@ def open_resources():
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
     shared = [name for name in os.listdir("/dev/shm") if name.startswith("dovetail")]
-    tasks = [Path(f"/proc/self/task/{task}/children") for task in os.listdir("/proc/self/task")]
-    children = sorted(child for task in tasks for child in task.read_text().split())
+    children = sorted(children_of(os.getpid()))
     threads = sorted(thread.name for thread in threading.enumerate())
     return len(os.listdir("/proc/self/fd")), children, threads, shared, folders
 

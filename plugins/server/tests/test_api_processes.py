@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail_devkit.rigs.process_tree import children_of
+
 OPERATOR = {"Authorization": "Bearer key-of-operators"}
 OPTIONS = ("--model", "demo", "--max-model-len", "512", "--admin-key", "key-of-operators")
 BODY = {"prompt": "Anna and Ben", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
@@ -34,11 +36,6 @@ def wait_until(condition):
     return found
 
 
-def children_of(server):
-    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
-    return {int(pid) for one in threads for pid in (one / "children").read_text().split()}
-
-
 def command_of(pid):
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
@@ -47,12 +44,12 @@ def command_of(pid):
 
 
 def api_processes(server):
-    return {pid for pid in children_of(server) if ENTRY in command_of(pid)}
+    return {pid for pid in children_of(server.process.pid) if ENTRY in command_of(pid)}
 
 
 def engine_of(server):
     """Return the process id of the engine: the child with the most threads but the API ones."""
-    others = children_of(server) - api_processes(server)
+    others = children_of(server.process.pid) - api_processes(server)
     return max(others, key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())))
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail_devkit.rigs.process_tree import children_of
+
 CANARY = {"prompt": "Anna and Ben", "max_tokens": 8, "temperature": 0, "seed": 1}
 VOCABULARY = 2048
 PRIVATE = re.compile(rb"0x[0-9a-f]{8,}|Traceback|/(?:home|root|usr|tmp|work|dev/shm)/")
@@ -143,11 +145,6 @@ ACCEPTED = {
 }
 
 
-def processes_of(server):
-    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
-    return {pid for one in threads for pid in (one / "children").read_text().split()}
-
-
 @pytest.fixture(scope="module")
 def templated(serving):
     """A server that accepts templates in requests, whose attacks have their own limits."""
@@ -162,11 +159,11 @@ def canary(templated):
 
 @pytest.fixture
 def unharmed(templated, canary):
-    processes = processes_of(templated)
+    processes = children_of(templated.process.pid)
     yield templated
     assert templated.get("/ready").status == 200
     assert templated.complete(**CANARY).json["choices"] == canary
-    assert processes_of(templated) >= processes
+    assert children_of(templated.process.pid) >= processes
     assert templated.get("/load").json["server_load"] == 0
 
 
@@ -240,7 +237,7 @@ def test_a_foreign_host_is_refused(unharmed, host):
 def test_only_the_port_of_the_server_is_open(unharmed):
     """CVE-2025-30202, CVE-2025-32444: no socket of the engine listens on a network."""
     listening = set()
-    for pid in (str(unharmed.process.pid), *processes_of(unharmed)):
+    for pid in (str(unharmed.process.pid), *children_of(unharmed.process.pid)):
         links = {one.readlink().name for one in Path(f"/proc/{pid}/fd").iterdir()}
         for table in ("tcp", "tcp6"):
             rows = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]

@@ -7,11 +7,12 @@ type. The raw requests break the rules of HTTP itself.
 import json
 import re
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
+from dovetail_devkit.rigs.process_tree import children_of
 
 WAIT_S = 60
 NUM_SHORT, NUM_LONG = 380, 8000
@@ -121,18 +122,13 @@ def check(document, path, reply):
     assert conforms(document, schema, reply.json), reply.content
 
 
-def processes_of(server):
-    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
-    return {pid for one in threads for pid in (one / "children").read_text().split()}
-
-
 @pytest.fixture
 def unharmed(server):
     """Check that a test ends no process and changes no answer."""
-    expected, processes = server.complete(**CANARY).json["choices"], processes_of(server)
+    expected, processes = server.complete(**CANARY).json["choices"], children_of(server.process.pid)
     yield
     assert server.complete(**CANARY).json["choices"] == expected
-    assert processes_of(server) >= processes
+    assert children_of(server.process.pid) >= processes
     assert server.get("/ready").status == 200
 
 

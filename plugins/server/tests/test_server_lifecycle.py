@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail_devkit.rigs.process_tree import children_of
+
 PROMPT = "Anna and Ben"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 ADMIN = {"Authorization": "Bearer key-of-operators"}
@@ -145,9 +147,10 @@ def test_a_client_that_does_not_read_is_disconnected(small):
 
 def engine_of(server):
     """Return the process id of the engine: the child of the server with sockets and threads."""
-    threads = Path(f"/proc/{server.process.pid}/task").iterdir()
-    children = [pid for one in threads for pid in (one / "children").read_text().split()]
-    return max(children, key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())))
+    return max(
+        children_of(server.process.pid),
+        key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())),
+    )
 
 
 def test_a_killed_engine_ends_its_requests_with_an_error_and_is_restarted(small):
