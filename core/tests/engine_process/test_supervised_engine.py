@@ -21,6 +21,8 @@ from dovetail_devkit.rigs.process_tree import children_of
 
 ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
 MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
+WAIT_S = 30.0
+"""Of a state, on a loaded machine."""
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_a_restarted_engine_gives_the_same_outputs(supervised, traffic, num_roun
         for reason, message in answers.ends.values():
             assert reason is FinishReason.ERROR
             assert "EngineDeadError" in message and "SIGKILL" in message
-        assert client.wait_until_ready(10)
+        assert client.wait_until_ready(WAIT_S)
         assert client.state is EngineState.READY
         assert client.num_restarts == number + 1 and client.process_id != engine
         assert not traffic.is_running(worker) and not traffic.is_running(engine)
@@ -146,7 +148,7 @@ def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_others(s
         with suppress(RequestError):
             client.add_request(traffic.request(f"crashing{number}", (6, 6), max_tokens=100))
             messages.append(traffic.Answers().collect(client, 1)[1][f"crashing{number}"][1])
-        assert client.wait_until_ready(10)
+        assert client.wait_until_ready(WAIT_S)
         client.add_request(traffic.request("valid", max_tokens=2))
         assert traffic.Answers().collect(client, 1)[1]["valid"][0] is FinishReason.LENGTH
     assert len(messages) == client.num_restarts == 2
@@ -169,7 +171,7 @@ def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, t
             client.add_request(traffic.request("beside", (5,), max_tokens=400))
         _, ends = traffic.Answers().collect(client, len(names))
         assert {ends[name][0] for name in names} == {FinishReason.ERROR}
-        assert client.wait_until_ready(10)
+        assert client.wait_until_ready(WAIT_S)
         if number >= 2:
             serve_standard(client, traffic)
     assert client.num_restarts == 4 and client.state is EngineState.READY
@@ -188,7 +190,7 @@ def test_a_request_that_ran_with_a_crashing_one_is_served_eventually(supervised,
                 refused.add((name, type(error)))
         _, ends = traffic.Answers().collect(client, len(sent)) if sent else ((), {})
         served += ends.get(f"valid{number}", [""])[0] is FinishReason.LENGTH
-        assert client.wait_until_ready(10)
+        assert client.wait_until_ready(WAIT_S)
     assert ("crashing", RequestError) in refused and ("valid", RequestError) not in refused
     assert served >= 2
 
@@ -207,7 +209,7 @@ def test_a_killed_idle_engine_is_restarted_without_a_call(supervised, kind, vict
     engine = client.process_id
     os.kill(engine if victim == "engine" else min(children_of(engine)), signal.SIGKILL)
     assert await_state(client, EngineState.RESTARTING, 1.0) < 1.0
-    await_state(client, EngineState.READY, 20)
+    await_state(client, EngineState.READY, WAIT_S)
     assert client.num_restarts == 1 and client.process_id != engine
 
 
@@ -218,8 +220,8 @@ def test_a_pause_is_kept_across_a_restart(supervised, traffic, scope):
     client = supervised(rules=MANY)
     client.pause(scope)
     os.kill(client.process_id, signal.SIGKILL)
-    await_state(client, EngineState.RESTARTING, 2)
-    assert client.wait_until_ready(10) and client.paused is scope
+    await_state(client, EngineState.RESTARTING, WAIT_S)
+    assert client.wait_until_ready(WAIT_S) and client.paused is scope
     client.add_request(traffic.request("held", max_tokens=2))
     for _ in range(3):
         outputs = client.get_outputs(0.1)  # the outputs are None or only statistics
@@ -228,8 +230,12 @@ def test_a_pause_is_kept_across_a_restart(supervised, traffic, scope):
     client.resume()
     assert client.paused is None and serve_standard(client, traffic)
     os.kill(client.process_id, signal.SIGKILL)
-    await_state(client, EngineState.RESTARTING, 2)
-    assert client.wait_until_ready(10) and client.paused is None and serve_standard(client, traffic)
+    await_state(client, EngineState.RESTARTING, WAIT_S)
+    assert (
+        client.wait_until_ready(WAIT_S)
+        and client.paused is None
+        and serve_standard(client, traffic)
+    )
 
 
 def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, traffic):
@@ -281,9 +287,9 @@ def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, tr
     expected = serve_standard(client, traffic)
     pid = client.process_id if victim == "engine" else min(children_of(client.process_id))
     os.kill(pid, signal.SIGSTOP)
-    assert await_state(client, EngineState.STALLED, 5) > 0.9
+    assert await_state(client, EngineState.STALLED, WAIT_S) > 0.9
     os.kill(pid, signal.SIGCONT)
-    await_state(client, EngineState.READY, 2)
+    await_state(client, EngineState.READY, WAIT_S)
     assert serve_standard(client, traffic) == expected
     assert client.num_restarts == 0
 
@@ -299,7 +305,7 @@ def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, traffi
     os.kill(engine if victim == "engine" else worker, signal.SIGSTOP)
     _, ends = traffic.Answers().collect(client, 1)
     assert "no heartbeat" in ends["a"][1] or victim == "worker"
-    assert client.wait_until_ready(10)
+    assert client.wait_until_ready(WAIT_S)
     assert not traffic.is_running(worker) and not traffic.is_running(engine)
     assert serve_standard(client, traffic) == expected
 
