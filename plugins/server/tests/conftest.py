@@ -17,6 +17,9 @@ from dovetail import LLM
 START_S = 60
 ANSWER_S = 60
 READY = re.compile(r"https?://(\S+?):(\d+)/v1")
+BLOCKED = "blocked the event loop"
+_servers = []
+"""All servers that run at the moment."""
 
 
 class Reply:
@@ -48,6 +51,7 @@ class RunningServer:
         command = [sys.executable, "-W", "error", "-c", main, "serve", "--port", "0", *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines = []
+        self._num_checked = 0
         self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -93,6 +97,12 @@ class RunningServer:
         finally:
             connection.close()
 
+    def check_loop(self, note=""):
+        """Check that no callback has blocked an event loop of the server since the last check."""
+        lines = self.lines[self._num_checked :]
+        self._num_checked += len(lines)
+        assert not [line for line in lines if line and BLOCKED in line], note
+
     def get(self, path, **headers):
         return self.send("GET", path, headers=headers)
 
@@ -125,10 +135,21 @@ class RunningServer:
 def run_server(*options):
     """Start a server, and stop it at the end."""
     server = RunningServer(*options)
+    _servers.append(server)
     try:
         yield server
     finally:
+        _servers.remove(server)
         server.stop()
+    server.check_loop()
+
+
+@pytest.fixture(autouse=True)
+def unblocked():
+    """Check that a test has blocked no event loop of a running server."""
+    yield
+    for server in _servers:
+        server.check_loop()
 
 
 @pytest.fixture(scope="session")

@@ -129,6 +129,8 @@ CHAT = [
     ("messages", [{}]),
     ("messages", [{"role": "user"}]),
     ("messages", [{"role": 1, "content": "a"}]),
+    *(("messages", [{"role": one, "content": "a"}]) for one in ("usr", "User", "end", "\u0000")),
+    ("messages", [{"role": "user" * 10_000, "content": "a"}]),
     ("messages", [{"role": "user", "content": 1}]),
     ("messages", [{"role": "user", "content": [1]}]),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}]),

@@ -108,6 +108,10 @@ REFUSED = {
     ),
     "GHSA-7rgv: 300 nested schemas": grammar(deep(300)),
     "CVE-2025-29770: a schema": grammar({"type": "object", "properties": {"a": {"enum": [1]}}}),
+    "CVE-2026-107183: a role that does not exist": (
+        CHATS,
+        {"messages": [{"role": "\u0000", "content": "a"}], "max_tokens": 2},
+    ),
     # Media from elsewhere.
     **{
         f"CVE-2025-6242: {url}": parts({"type": "image_url", "image_url": {"url": url}})
@@ -126,10 +130,6 @@ REFUSED = {
 }
 ACCEPTED = {
     "CVE-2024-8768: an empty prompt": prompt(prompt=""),
-    "CVE-2026-107183: a role that does not exist": (
-        CHATS,
-        {"messages": [{"role": "\u0000", "content": "a"}], "max_tokens": 2},
-    ),
     "CVE-2026-115911: a huge template argument": chat(chat_template_kwargs={"a": "x" * 300_000}),
     # An unknown field is named in a header and has no effect.
     "CVE-2026-94624: a peer of a cache transfer": prompt(

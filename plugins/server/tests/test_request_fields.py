@@ -3,6 +3,8 @@
 import pytest
 
 from dovetail import SamplingParams
+from dovetail_server.protocol.chat_prompts import ROLES, read_messages
+from dovetail_server.protocol.errors import APIError
 
 PROMPT = "Anna and Ben"
 LISTING = "reverse: robot, bank, window"
@@ -218,6 +220,20 @@ def test_only_the_last_tokens_of_a_truncated_prompt_are_used(server, offline):
     assert reply["text"].startswith(offline.get_tokenizer().decode(token_ids[-2:]))
     whole, _ = ids(server)
     assert ids(server, truncate_prompt_tokens=3)[0] == whole[-3:]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_roles_of_openai_are_accepted(server, role):
+    messages = [{"role": role, "content": "a"}, {"role": "user", "content": "b"}]
+    assert server.chat(messages=messages).status == 200
+
+
+def test_a_role_that_the_chat_template_names_is_accepted():
+    given = [{"role": "critic", "content": "a"}]
+    assert read_messages(given, 1, ["{% if m['role'] == 'critic' %}"])[0]["role"] == "critic"
+    for template in ("{{ critic }}", "'critics'", ""):
+        with pytest.raises(APIError, match="critic"):
+            read_messages(given, 1, [template])
 
 
 def test_a_final_message_can_be_continued(server):

@@ -3,14 +3,10 @@
 import asyncio
 import http.client
 import json
-import shutil
-import ssl
-import subprocess
 
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail_server.listening import tls_context
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.table import Access
 from dovetail_server.settings import ServerSettings
@@ -244,25 +240,6 @@ def test_keys_of_any_bytes_are_compared():
                     guard.check(exchange, Access.KEY)
 
     asyncio.run(check())
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_a_certificate_is_loaded_and_wrong_files_are_errors(tmp_path):
-    made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    files = ["-keyout", str(key), "-out", str(made)]
-    kind = ["-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    subprocess.run(["openssl", "req", *kind, *files], check=True, capture_output=True)
-    settings = ServerSettings(ssl_certfile=str(made), ssl_keyfile=str(key), ssl_ca_certs=str(made))
-    assert tls_context(settings).verify_mode is ssl.CERT_REQUIRED
-    for wrong in (
-        {"ssl_certfile": str(key), "ssl_keyfile": str(key)},
-        {"ssl_certfile": str(tmp_path / "missing")},
-        {"ssl_certfile": str(made), "ssl_keyfile": str(key), "ssl_ca_certs": str(key)},
-    ):
-        with pytest.raises(ConfigError, match="--ssl-"):
-            tls_context(ServerSettings(**wrong))
-    with pytest.raises(ConfigError, match="--ssl-certfile"):
-        ServerSettings(ssl_keyfile=str(key))
 
 
 def test_the_phases_and_the_memory_are_logged_on_request(closed, server):

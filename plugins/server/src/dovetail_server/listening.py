@@ -57,14 +57,46 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    key = settings.ssl_keyfile or settings.ssl_certfile
+    for option, file in (("--ssl-certfile", settings.ssl_certfile), ("--ssl-keyfile", key)):
+        _check_readable(option, file)
     try:
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+        context.load_cert_chain(settings.ssl_certfile, key, password=_refuse_password)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {error}.") from None
+        raise ConfigError(
+            f"--ssl-certfile {settings.ssl_certfile} and the key in {key} (--ssl-keyfile) cannot "
+            f"be used: {_reason(error)}.\nBoth must be PEM files, and the key must belong to the "
+            "certificate."
+        ) from None
     if settings.ssl_ca_certs is not None:
+        _check_readable("--ssl-ca-certs", settings.ssl_ca_certs)
         try:
             context.load_verify_locations(settings.ssl_ca_certs)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"--ssl-ca-certs: {error}.") from None
+            raise ConfigError(
+                f"--ssl-ca-certs {settings.ssl_ca_certs} cannot be used: {_reason(error)}."
+            ) from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _check_readable(option: str, file: str) -> None:
+    """Raise ConfigError, naming the option and the file, if the file cannot be read."""
+    try:
+        with open(file, "rb"):
+            return
+    except OSError as error:
+        raise ConfigError(f"{option} {file} cannot be read: {error.strerror}.") from None
+
+
+def _refuse_password() -> str:
+    """Refuse a key with a password, for which OpenSSL would otherwise ask in the terminal."""
+    raise ConfigError(
+        "--ssl-keyfile has a password; give a key without one, readable only by the server."
+    )
+
+
+def _reason(error: OSError) -> str:
+    """Return OpenSSL's reason in words, such as "key values mismatch"."""
+    reason = getattr(error, "reason", None) or error.strerror or "not a PEM file"
+    return str(reason).lower().replace("_", " ")

@@ -19,6 +19,7 @@ from dovetail.clock import MonotonicClock
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
+from dovetail_server.lifecycle.loop_probe import LoopProbe
 from dovetail_server.lifecycle.shutdown import Drain
 from dovetail_server.lifecycle.start_report import start_report
 from dovetail_server.listening import BACKLOG, address_of, tls_context
@@ -119,12 +120,13 @@ class Server:
         keys, operators = client_keys(settings), admin_keys(settings)
         self._tls = tls_context(settings)
         guard = Guard(settings, keys, operators)
-        self._applications = [Application(self.table, guard, settings, state.observers)]
+        probe = LoopProbe()
+        self._applications = [Application(self.table, guard, settings, state.observers, probe)]
         admin = admin_routes(state, lambda: self._applications[0].exchanges)
         if listeners.admin is not None:
             table = RouteTable([*status_routes(state), *admin])
             own = Guard(settings, operators or keys, operators)
-            self._applications.append(Application(table, own, settings, state.observers))
+            self._applications.append(Application(table, own, settings, state.observers, probe))
         elif operators:
             for route in admin:
                 self.table.add(route)

@@ -8,7 +8,7 @@ text is split at the marks, so that no piece contains the whole text of a specia
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,10 @@ RESERVED_VARIABLES = frozenset(
     {"messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
 """Names that `chat_template_kwargs` must not have."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles of OpenAI's API. A chat template may name others."""
+MAX_ROLE_CHARS = 64
 
 _MARKS = range(0xF0000, 0xF0100)
 """Characters of a private area, of which one marks split points."""
@@ -37,7 +41,10 @@ def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise APIError("This server has no tokenizer; send token ids to /v1/completions.")
-    messages = read_messages(request.messages, llm.config.limits.max_chat_messages)
+    templates = tokenizer.chat_templates.values()
+    if request.chat_template is not None:
+        templates = [request.chat_template]
+    messages = read_messages(request.messages, llm.config.limits.max_chat_messages, templates)
     try:
         text, mark = render(tokenizer, request, messages)
     except RecursionError:
@@ -45,15 +52,24 @@ def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
     return encode_marked(tokenizer, text, mark)
 
 
-def read_messages(given: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return messages whose content is a text or None; raise APIError that names the entry."""
+def read_messages(
+    given: Sequence[Mapping[str, Any]], most: int, templates: Iterable[str] = ()
+) -> list[dict[str, Any]]:
+    """Return messages whose content is a text or None; raise APIError that names the entry.
+
+    templates: the chat templates, which may name further roles than those of OpenAI.
+    """
     if not given:
         raise APIError("messages is empty; send at least one message.", param="messages")
     if len(given) > most:
         raise APIError(
             f"messages has {len(given)} entries; at most {most} are accepted.", param="messages"
         )
-    return [_message(f"messages[{place}]", one) for place, one in enumerate(given)]
+    messages = [_message(f"messages[{place}]", one) for place, one in enumerate(given)]
+    for place, one in enumerate(messages):
+        if one["role"] not in ROLES:
+            _check_role(f"messages[{place}].role", one["role"], templates)
+    return messages
 
 
 def render(
@@ -131,6 +147,19 @@ def _message(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             param=f"{name}.content",
         )
     return {**given, "content": content}
+
+
+def _check_role(name: str, role: str, templates: Iterable[str]) -> None:
+    """Raise APIError for a role that no template names: it is a mistake, or injects text."""
+    named = len(role) <= MAX_ROLE_CHARS and any(
+        quote + role + quote in template for template in templates for quote in ("'", '"')
+    )
+    if not named:
+        raise APIError(
+            f"{name} is {role[:40]!r}; use one of: {', '.join(ROLES)}, or a role that the chat "
+            "template of the model names.",
+            param=name,
+        )
 
 
 def _part(name: str, given: Any) -> str:

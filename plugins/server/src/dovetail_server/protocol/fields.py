@@ -131,6 +131,9 @@ WITHOUT_EFFECT = frozenset({"metadata", "service_tier", "safety_identifier", "pr
 """Fields that only inform a provider; they are accepted and have no effect."""
 
 
+MAX_FIELDS = 1024
+"""Maximum number of fields of a request, known and unknown ones."""
+
 _TYPE_NAMES = {
     "array": "a list",
     "bool": "a boolean",
@@ -147,6 +150,8 @@ def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[
 
     strict: refuse unknown fields. Raises APIError that names the field.
     """
+    if len(given) > MAX_FIELDS:
+        raise APIError(f"The body has {len(given)} fields; at most {MAX_FIELDS} are accepted.")
     known = kind.__struct_fields__
     ignored = []
     for name in given.keys() - known:

@@ -85,7 +85,7 @@ class TokenRoutes:
             tokens = await asyncio.to_thread(_encode, tokenizer, request.prompt, adds)
         body = {"count": len(tokens), "max_model_len": llm.max_model_len, "tokens": tokens}
         if request.return_token_strs:
-            body["token_strs"] = _strings(tokenizer, tokens)
+            body["token_strs"] = await asyncio.to_thread(_strings, tokenizer, tokens)
         await exchange.respond(body)
 
     async def detokenize(self, exchange: Exchange) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from dovetail.errors import DovetailError
+from dovetail_server.lifecycle.loop_probe import LoopProbe
 from dovetail_server.observers import Observers
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.routes.table import Access, RouteTable
@@ -49,8 +50,10 @@ class Application:
         guard: RequestGuard,
         settings: ServerSettings,
         observers: Observers | None = None,
+        probe: LoopProbe | None = None,
     ) -> None:
         self.exchanges: set[Exchange] = set()
+        self._probe = probe or LoopProbe()
         self._observers = observers or Observers()
         self._table = table
         self._guard = guard
@@ -71,7 +74,8 @@ class Application:
         exchange.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         self.exchanges.add(exchange)
         try:
-            await self._serve(exchange)
+            with self._probe.watch():
+                await self._serve(exchange)
         finally:
             self.exchanges.discard(exchange)
             exchange.close()

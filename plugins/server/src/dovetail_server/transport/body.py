@@ -15,6 +15,9 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 
+_WEIGHTS = ((b",", 1), (b":", 4), (b"[", 4), (b"{", 4))
+"""Signs that begin or separate values, and how long their values take to decode."""
+
 
 class ClientLeftError(Exception):
     """The client has closed the connection."""
@@ -90,11 +93,11 @@ def read_json_object(
             status=415,
             code="unsupported_encoding",
         )
-    num_values = sum(body.count(sign) for sign in (b",", b"[", b"{"))
+    num_values = sum(weight * body.count(sign) for sign, weight in _WEIGHTS)
     if num_values > settings.max_json_values:
         raise APIError(
-            f"The body may have more than {settings.max_json_values} values "
-            "(--max-json-values). Send a smaller request.",
+            f"The body may have more than {settings.max_json_values} values, where a name, list or "
+            "object counts as four (--max-json-values). Send a smaller request.",
             status=413,
             code="body_too_large",
         )

@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 
 from dovetail_server.protocol.errors import APIError
-from dovetail_server.settings import ServerSettings
+from dovetail_server.settings import KIB, ServerSettings
 from dovetail_server.transport.body import BodyReader, ClientLeftError, read_json_object
 
 Header = tuple[bytes, bytes]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+LARGE_BYTES = 64 * KIB
 JSON_TYPE = b"application/json"
 _EVENT_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -101,7 +102,10 @@ class Exchange:
         body = await self.read_body()
         if may_be_empty and not body:
             return {}
-        return read_json_object(self.headers, body, self._settings)
+        given = read_json_object(self.headers, body, self._settings)
+        if len(body) > LARGE_BYTES:
+            await asyncio.sleep(0)  # other requests continue before this one is checked
+        return given
 
     async def respond(
         self, content: object, *, status: int = 200, headers: Iterable[Header] = ()
