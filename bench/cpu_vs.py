@@ -15,8 +15,11 @@ or hangs is reported, and the run continues.
     python bench/cpu_vs.py [--model DIR …] [--peers auto|a,b] [--peers-file FILE]
         [--formats bf16,int8,int4] [--cases decode1,conc16,varied64,prefill1024,startup,hog]
         [--threads 2] [--rounds 3] [--attempts 2] [--one-at-a-time]
-        [--json FILE] [--write-docs FILE]
+        [--json FILE] [--write-docs FILE] [--quality FILE]
     python bench/cpu_vs.py --results FILE … --write-docs docs/performance.md
+
+`--quality` names the JSON file of `bench/quality.py`. Then the tables show the KL divergence of
+each format, and a second ratio uses only peers that are accurate enough (`peers/accuracy.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from peers.accuracy import read_accuracy
 from peers.child import ChildError
 from peers.machine_facts import machine_facts
 from peers.measures import MEASURES, START_UP
@@ -36,6 +40,7 @@ from peers.page import performance_page
 from peers.race import ProbeError, Race, RacePlan
 from peers.roster import FORMATS, OURS, find_contenders
 from peers.tables import markdown
+from quality.results import ResultsError
 
 CASES = (*MEASURES, START_UP)
 
@@ -44,17 +49,18 @@ def main() -> int:
     """Measure or read results; print the tables and write the requested files."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = _parser().parse_args()
+    accuracy = read_accuracy(Path(arguments.quality)) if arguments.quality else None
     if arguments.results:
         runs = [json.loads(Path(file).read_text("utf-8")) for file in arguments.results]
     else:
         runs = [_race(arguments)]
     for run in runs:
         for result in run["results"]:
-            print(markdown(result))
+            print(markdown(result, accuracy))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(runs[0], indent=1), encoding="utf-8")
     if arguments.write_docs:
-        page = performance_page(runs, arguments.note)
+        page = performance_page(runs, arguments.note, accuracy)
         Path(arguments.write_docs).write_text(page, encoding="utf-8")
     reasons = [f for run in runs for result in run["results"] for f in result["failures"]]
     return int(any(failure["engine"] == OURS for failure in reasons))
@@ -127,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", help="write the result to this file, too")
     parser.add_argument("--results", nargs="+", help="read these files instead of measuring")
     parser.add_argument("--write-docs", help="write the page of docs/performance.md to this file")
+    parser.add_argument("--quality", help="JSON file of quality.py: accuracy, and who counts")
     parser.add_argument("--note", default="", help="a sentence for the top of that page")
     return parser
 
@@ -149,5 +156,5 @@ def _report(line: str) -> None:
 if __name__ == "__main__":
     try:
         raise SystemExit(main())
-    except (ChildError, ProbeError, OSError, ValueError) as error:
+    except (ChildError, ProbeError, ResultsError, OSError, ValueError) as error:
         raise SystemExit(f"cpu_vs: {error}") from None

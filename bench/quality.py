@@ -7,162 +7,53 @@ format can recover the quantization of the file ("off grid", used to compare for
 runs in a separate process, with the settings of its speed benchmark. Also the errors of single
 layers of all-MiniLM-L6-v2, if its directory is given.
 
-    python bench/quality.py [--quick] [--model FILE.gguf] [--minilm DIR] [--out DIR]
+    python bench/quality.py [--quick] [--model FILE.gguf] [--minilm DIR] [--out DIR] [--keep]
 
 Peers need interpreters: --llamacpp-python and --openvino-python, or the variables
 DOVETAIL_PEER_LLAMACPP_PYTHON and DOVETAIL_PEER_OPENVINO_PYTHON (see peers/README.md). A peer that
 is absent or fails is reported. Results: DIR/quality.md, quality.json and, with matplotlib,
-quality.png.
+quality.png; they are written after each format. `--keep` continues an earlier run of the same
+settings: formats with results in DIR are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
+import hashlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quality.conversion import model_paths
-from quality.formats import (
-    FLOAT32,
-    OFF_GRID,
-    OURS,
-    PEERS,
-    REFERENCES,
-    SOURCE_FILE,
-    WEIGHTS,
-    Format,
-)
-from quality.job import JobError, run_apart
-from quality.layers import layer_errors
-from quality.references import write_reference
-from quality.report import plot, tables
-from quality.texts import EVALUATION, TextError
+from quality import results
+from quality.formats import EVERY, FLOAT32, OFF_GRID, REFERENCES, WEIGHTS, Format
+from quality.references import SEED
+from quality.run import CHUNK_TOKENS, Run, measure_layers, measure_weights, read_chunks
 
-CHUNK_TOKENS = 1024
-DEADLINE_S = 1800.0
-QUICK_FORMATS = (FLOAT32, "bf16", "int8", "int4", "int4, head int8")
+QUICK_FORMATS = (FLOAT32, "bf16", "int8", "int4", "q4_k")
 HERE = Path(__file__).resolve().parent
 
 
-@dataclass(kw_only=True)
-class Run:
-    """One run. texts: the sources of the texts that are used. absent: reasons by name.
-
-    origin: command, commit and date, as they were at the start.
-    """
-
-    folder: Path
-    source: Path
-    pythons: Mapping[str, str]
-    threads: int
-    chunks: dict[str, list[list[int]]] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
-    origin: dict[str, str] = field(default_factory=dict)
-
-
-def read_chunks(run: Run, num_chunks: int) -> None:
-    """Tokenize the texts with the tokenizer of the GGUF file."""
-    from dovetail_gguf.tokenizer import GGUFTokenizer
-
-    tokenizer = GGUFTokenizer.from_directory(run.source)
-    for text in EVALUATION:
-        try:
-            ids = list(tokenizer.encode(text.excerpt(), add_special_tokens=False))
-        except TextError as error:
-            run.absent[text.domain] = str(error)
-            continue
-        starts = range(0, min(len(ids), num_chunks * CHUNK_TOKENS), CHUNK_TOKENS)
-        chunks = [ids[start : start + CHUNK_TOKENS] for start in starts]
-        run.chunks[text.domain] = [chunk for chunk in chunks if len(chunk) == CHUNK_TOKENS]
-        run.texts[text.domain] = text.sources
-
-
-def measure_weights(run: Run, weights: str, formats: Sequence[Format]) -> None:
-    """Add a row for each format on one kind of weights; Dovetail's references come first."""
-    name = weights.replace(" ", "-")
-    directory = write_reference(run.source, run.folder / name, off_grid=weights == OFF_GRID)
-    usable = [one for one in formats if weights != OFF_GRID or one.model != SOURCE_FILE]
-    paths, absent = model_paths(run.source, directory, usable, run.pythons)
-    run.absent |= {f"{key}, {weights}": why for key, why in absent.items()}
-    num_weights = _num_weights(directory)
-    known: dict[str, str] = {}
-    for one in usable:
-        if one.name not in paths:
-            continue
-        is_reference = one.name in REFERENCES
-        logits = str(run.folder / f"{name}-logits-{one.name}") if is_reference else None
-        job = {
-            "engine": one.engine,
-            "model": paths[one.name],
-            "options": one.options,
-            "threads": run.threads,
-            "chunks": run.chunks,
-            "references": known,
-            "save_to": logits,
-            "num_weights": num_weights,
-        }
-        _add_row(run, one, weights, job)
-        if logits is not None:
-            known = {**known, one.name: logits}
-
-
-def _add_row(run: Run, one: Format, weights: str, job: Mapping[str, Any]) -> None:
-    began = time.monotonic()
-    try:
-        found = run_apart(run.pythons[one.engine], job, DEADLINE_S)
-    except JobError as error:
-        if one.name in REFERENCES:
-            raise SystemExit(f"the reference {one.name} failed: {error}") from None
-        run.absent[f"{one.name}, {weights}"] = str(error)
-        return
-    row = {"weights": weights, "format": one.name, "engine": one.engine, **found}
-    run.rows.append(row)
-    took = time.monotonic() - began
-    print(f"{weights}: {one.name}: {took:.0f} s", file=sys.stderr, flush=True)
-
-
-def fill_references(rows: Sequence[dict[str, Any]]) -> None:
-    """Complete the rows of the references, which were measured before others existed.
-
-    A reference equals itself, and the divergence between the two is known in one direction only.
-    """
-    for row in rows:
-        if row["format"] not in REFERENCES:
-            continue
-        for text in row["texts"].values():
-            for reference in REFERENCES:
-                is_same = reference == row["format"]
-                text["kl"].setdefault(reference, 0.0 if is_same else float("nan"))
-                text["same_best"].setdefault(reference, 1.0 if is_same else float("nan"))
-
-
-def _num_weights(directory: Path) -> int:
-    from safetensors import safe_open
-
-    with safe_open(directory / "model.safetensors", "np") as file:
-        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-    return sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-
-
-def _origin() -> dict[str, str]:
+def _origin(run: Run, num_chunks: int) -> dict[str, Any]:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
     return {
         "command": shlex.join(["python", "bench/quality.py", *sys.argv[1:]]),
         "commit": done.stdout.strip() or "unknown",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "settings": {
+            "model": run.source.name,
+            "sha256": hashlib.sha256(run.source.read_bytes()).hexdigest(),
+            "chunks": num_chunks,
+            "chunk_tokens": CHUNK_TOKENS,
+            "threads": run.threads,
+            "seed": SEED,
+            "texts": run.texts,
+        },
     }
 
 
@@ -194,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--llamacpp-python")
     parser.add_argument("--openvino-python")
+    parser.add_argument("--keep", action="store_true", help="keep finished formats of --out")
     parser.add_argument("--out", type=Path, default=HERE.parent / ".bench" / "quality")
     args = parser.parse_args()
     if not 1 <= args.chunks <= 64:
@@ -205,38 +97,12 @@ def _arguments() -> argparse.Namespace:
 
 def _chosen(args: argparse.Namespace) -> list[Format]:
     names = args.formats or (QUICK_FORMATS if args.quick else None)
-    every = [*OURS, *PEERS]
     if names is None:
-        return every
-    unknown = sorted(set(names) - {one.name for one in every})
+        return list(EVERY)
+    unknown = sorted(set(names) - {one.name for one in EVERY})
     if unknown:
-        raise SystemExit(f"unknown formats {unknown}; there are {[one.name for one in every]}")
-    return [one for one in every if one.name in names or one.name in REFERENCES]
-
-
-def write_results(run: Run, args: argparse.Namespace) -> None:
-    """Write the table, the JSON file and the plot."""
-    fill_references(run.rows)
-    origin = {
-        **run.origin,
-        "model": run.source.name,
-        "chunks": args.chunks,
-        "chunk_tokens": CHUNK_TOKENS,
-        "texts": run.texts,
-    }
-    layers = layer_errors(args.minilm) if args.minilm else {}
-    if not args.minilm:
-        run.absent["layers"] = "--minilm was not given"
-    if importlib.util.find_spec("matplotlib") is None:
-        run.absent["plot"] = "matplotlib is not installed"
-    result = {"origin": origin, "rows": run.rows, "layers": layers, "absent": run.absent}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "quality.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    document = tables(result)
-    (args.out / "quality.md").write_text(document, encoding="utf-8")
-    if "plot" not in run.absent:
-        plot(result, args.out / "quality.png")
-    print(document)
+        raise SystemExit(f"unknown formats {unknown}; there are {[one.name for one in EVERY]}")
+    return [one for one in EVERY if one.name in names or one.name in REFERENCES]
 
 
 def main() -> None:
@@ -247,18 +113,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.out) as folder:
         run = Run(
             folder=Path(folder),
+            out=args.out,
             source=_find_source(args.model),
             pythons=_pythons(args),
             threads=args.threads,
-            origin=_origin(),
         )
         read_chunks(run, args.chunks)
         if not run.chunks:
             raise SystemExit(f"no text can be read: {run.absent}")
+        run.origin = _origin(run, args.chunks)
+        if args.keep:
+            kept = results.earlier(args.out, run.origin["settings"])
+            run.rows, run.layers = kept.rows, kept.layers
+        measure_layers(run, args.minilm)
         for weights in args.weights:
             measure_weights(run, weights, formats)
-        write_results(run, args)
+        print(run.write())
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except results.ResultsError as error:
+        raise SystemExit(f"quality: {error}") from None

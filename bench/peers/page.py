@@ -7,6 +7,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
+from peers.accuracy import MOST_TIMES_OURS, Accuracy
 from peers.tables import markdown
 
 HEAD = """# Performance on the CPU
@@ -47,15 +48,28 @@ METHOD = """## Method
 """
 
 
-def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
+RULE = f"""- "KL to float32" is the mean KL divergence of the same engine and format over four texts
+  (`bench/quality.py`, [quantization.md](quantization.md)). A peer counts in a ratio if it is at
+  most {MOST_TIMES_OURS} × that of Dovetail in the same format; without a figure it does not count.
+  In bf16 every peer counts. The ratios to all peers are in the row below.
+"""
+
+
+def performance_page(
+    runs: Sequence[Mapping[str, Any]], note: str = "", accuracy: Accuracy | None = None
+) -> str:
     """Return the page for the results of runs of `cpu_vs.py`. note: text at the top.
+
+    accuracy: figures of `quality.py` that are shown next to the speed, and decide who counts.
 
     Results of one machine, commit and model are combined in one section.
     """
     parts = [HEAD, *([f"{_wrapped(note)}\n"] if note else []), METHOD]
+    if accuracy is not None:
+        parts += [RULE, f"{_wrapped(f'Accuracy: {accuracy.origin}.')}\n"]
     for _, group in groupby(runs, key=lambda run: run["machine"]):
         alike = list(group)
-        parts += [_machine(alike), *map(markdown, _by_model(alike))]
+        parts += [_machine(alike), *(markdown(one, accuracy) for one in _by_model(alike))]
     return "\n".join(parts)
 
 

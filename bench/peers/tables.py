@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from peers.accuracy import Accuracy
 from peers.measures import MEASURES, START_UP
 from peers.roster import OURS
 
@@ -20,12 +21,15 @@ MISSING = "–"
 RATES = ("decode1", "conc16", "varied64", "prefill1024")
 
 
-def markdown(result: Row) -> str:
-    """Return all tables of one result: one per format, with notes."""
+def markdown(result: Row, accuracy: Accuracy | None = None) -> str:
+    """Return all tables of one result: one per format, with notes.
+
+    accuracy: which peers count in ratios; None: no such ratios, only those to all peers.
+    """
     counts = f"{result['threads']} threads, at most {result['rounds']} rounds per case"
     parts = [f"## {result['model']}, {counts}"]
     for weights in result["step_bytes"]:
-        parts += _format_section(result, weights)
+        parts += _format_section(result, weights, accuracy)
     return "\n\n".join(parts) + "\n"
 
 
@@ -39,9 +43,18 @@ def medians(result: Row, weights: str, case: str) -> dict[str, float]:
     return {name: found[name] for name in order}
 
 
-def ratio_to_best(result: Row, weights: str, case: str) -> tuple[str, float] | None:
-    """Return the best peer and the median ratio of Dovetail's figure to the peer's, or None."""
-    peers = [name for name in medians(result, weights, case) if not name.startswith(OURS)]
+def ratio_to_best(
+    result: Row, weights: str, case: str, accuracy: Accuracy | None = None
+) -> tuple[str, float] | None:
+    """Return the best peer and the median ratio of Dovetail's figure to the peer's, or None.
+
+    accuracy: with it, only peers that are accurate enough count.
+    """
+    peers = [
+        name
+        for name in medians(result, weights, case)
+        if not name.startswith(OURS) and (accuracy is None or accuracy.counts(name, weights))
+    ]
     figures = _by_engine(result, weights, case, "value")
     if not peers or OURS not in figures:
         return None
@@ -58,14 +71,14 @@ def share_of_limit(result: Row, weights: str, case: str, engine: str) -> float |
     return statistics.median(shares) if shares else None
 
 
-def _format_section(result: Row, weights: str) -> list[str]:
+def _format_section(result: Row, weights: str, accuracy: Accuracy | None) -> list[str]:
     turns = [turn for turn in result["turns"] if turn["weights"] == weights]
     cases = [case for case in RATES if any(turn["case"] == case for turn in turns)]
     failures = [entry for entry in result["failures"] if entry["weights"] == weights]
     megabytes = result["step_bytes"][weights] / 1e6
     parts = [f"### {weights}: {megabytes:,.0f} MB of weights read per step"]
     if turns:
-        parts += [_main_table(result, weights, cases), _probe_line(turns)]
+        parts += [_main_table(result, weights, cases, accuracy), _probe_line(turns)]
     if any(turn["case"] == "hog" for turn in turns):
         parts.append(_hog_table(result, weights))
     if failures:
@@ -74,13 +87,14 @@ def _format_section(result: Row, weights: str) -> list[str]:
     return parts if turns or failures else []
 
 
-def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
+def _main_table(result: Row, weights: str, cases: Sequence[str], accuracy: Accuracy | None) -> str:
     engines = [engine for engine in result["engines"] if engine["weights"] == weights]
     titles = [MEASURES[case].title for case in cases]
     started = bool(medians(result, weights, START_UP))
     ends = ["cold start to first token, s"] * started + [
         "peak RSS, MiB",
         "same first token as Dovetail",
+        *["KL to float32, nats"] * (accuracy is not None),
     ]
     rows = []
     loaded = {engine["engine"]: engine for engine in engines}
@@ -93,16 +107,37 @@ def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
             cells += [f"{engine['peak_rss_mib']:,.0f}", _agreement(result, engine)]
         else:
             cells += [""] * 2
+        if accuracy is not None:
+            cells.append(_divergence(accuracy, name, weights))
         rows.append([name, *cells])
-    blank = [""] * len(ends)
-    if any(engine["engine"] == OURS for engine in engines):
-        ratios = [_ratio_cell(result, weights, case) for case in cases]
-        shares = [_share_cell(result, weights, case) for case in cases]
-        rows.append([f"**{OURS} ÷ fastest other engine**", *ratios, *blank])
-        rows.append([f"**{OURS} ÷ limit**", *shares, *blank])
+    ours = any(engine["engine"] == OURS for engine in engines)
+    summary = _summary(result, weights, cases, accuracy) if ours else []
     limits = [_span(_figures(result, weights, case, "limit")) for case in cases]
-    rows.append(["limit of this machine", *limits, *blank])
-    return _table(["", *titles, *ends], rows)
+    summary.append(["limit of this machine", *limits])
+    blank = [""] * len(ends)
+    return _table(["", *titles, *ends], [*rows, *([*row, *blank] for row in summary)])
+
+
+def _summary(
+    result: Row, weights: str, cases: Sequence[str], accuracy: Accuracy | None
+) -> list[list[str]]:
+    """Return the rows of ratios, beginning with their titles."""
+    rules = {f"**{OURS} ÷ fastest other engine**": None}
+    if accuracy is not None:
+        rules = {f"**{OURS} ÷ fastest engine that counts**": accuracy, **rules}
+    rows = [
+        [title, *(_ratio_cell(result, weights, case, rule) for case in cases)]
+        for title, rule in rules.items()
+    ]
+    shares = [_share_cell(result, weights, case) for case in cases]
+    return [*rows, [f"**{OURS} ÷ limit**", *shares]]
+
+
+def _divergence(accuracy: Accuracy, engine: str, weights: str) -> str:
+    kl = accuracy.kl.get((engine, weights))
+    figure = MISSING if kl is None else f"{kl:.4f}"
+    is_peer = not engine.startswith(OURS)
+    return figure + " (does not count)" * (is_peer and not accuracy.counts(engine, weights))
 
 
 def _agreement(result: Row, engine: Row) -> str:
@@ -178,8 +213,8 @@ def _cell(result: Row, weights: str, case: str, engine: str) -> str:
     return _span(figures.values()) + "*" * (not figures.keys() <= clean)
 
 
-def _ratio_cell(result: Row, weights: str, case: str) -> str:
-    found = ratio_to_best(result, weights, case)
+def _ratio_cell(result: Row, weights: str, case: str, accuracy: Accuracy | None) -> str:
+    found = ratio_to_best(result, weights, case, accuracy)
     return MISSING if found is None else f"**{found[1]:.2f}×** ({found[0]})"
 
 

@@ -3,10 +3,13 @@
 texts       excerpts of installed packages, fixed by hash
 references  a GGUF file as a Hugging Face directory, as published or off its grid
 formats     the formats of Dovetail and of the peers
+run         all formats and layers in turn
 job         one format in one process: figures from the logits of an engine
 figures     perplexity, divergence and best tokens from logits
 engine_*    one engine each, with its own interpreter
 conversion  the files that peers read
 layers      errors of single layers of all-MiniLM-L6-v2
+round_rows  rounding with llama.cpp, in its own process
+results     the files of results, and formats of an earlier run
 report      tables and the plot
 """

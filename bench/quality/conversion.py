@@ -1,65 +1,77 @@
-"""Converts weights to the files that formats read, once per run, in the folder of the run."""
+"""Converts weights to the files that formats read, in the folder of the run.
+
+Weights are converted when a format first needs them. Formats of Dovetail that need a calibration
+text are written by `dovetail quantize`, with parts of all calibration texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from quality.formats import DIRECTORY, SOURCE_FILE, Format
 from quality.job import JobError, run_tool
+from quality.texts import CALIBRATION, TextError
 
-DEADLINE_S = 900.0
+DEADLINE_S = 1800.0
 OPENVINO_INT4 = ("--group-size", "64", "--ratio", "1.0", "--sym")
+CALIBRATION_CHARACTERS = 11_000
+"""Characters of each calibration text; together about the 8,192 tokens that the command reads."""
 
 
-def model_paths(
-    source: Path, directory: Path, formats: Sequence[Format], pythons: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the path of the model for each format, and the reason for each missing format.
+def model_path(one: Format, source: Path, directory: Path, python: str) -> Path:
+    """Return the path of a format's model, which is converted first if that is necessary.
 
     source: the GGUF file.
     directory: the same weights as a Hugging Face directory; converted files are written next to it.
-    pythons: interpreters by engine.
+    python: the interpreter of the format's engine.
+
+    Raises JobError if the conversion fails.
     """
-    paths, absent = {}, {}
-    for engine in dict.fromkeys(one.engine for one in formats):
-        wanted = [one for one in formats if one.engine == engine]
-        made = {one.model for one in wanted} - {DIRECTORY, SOURCE_FILE}
-        reason = _convert(engine, pythons.get(engine), directory, sorted(made))
-        for one in wanted:
-            if reason:
-                absent[one.name] = reason
-            else:
-                paths[one.name] = str(_path(one, source, directory))
-    return paths, absent
-
-
-def _path(one: Format, source: Path, directory: Path) -> Path:
     if one.model in (DIRECTORY, SOURCE_FILE):
         return directory if one.model == DIRECTORY else source
     out = directory.with_name(f"{directory.name}-{one.engine}")
-    return out / (f"{one.model}.gguf" if one.engine == "llamacpp" else one.model)
+    out.mkdir(exist_ok=True)
+    path = out / (f"{one.model}.gguf" if one.engine == "llamacpp" else one.model)
+    if not path.exists():
+        run_tool(_COMMANDS[one.engine](python, directory, path), DEADLINE_S)
+    return path
 
 
-def _convert(engine: str, python: str | None, directory: Path, kinds: Sequence[str]) -> str:
-    """Convert for one engine; return the error, or "" on success."""
-    if python is None:
-        return f"no interpreter for {engine} was given"
-    out = directory.with_name(f"{directory.name}-{engine}")
-    try:
-        if engine == "llamacpp" and kinds:
-            out.mkdir()
-            command = [python, "-m", "quality.convert_llamacpp", str(directory), str(out)]
-            run_tool([*command, *kinds], DEADLINE_S)
-        for kind in kinds if engine == "openvino" else ():
-            run_tool(_openvino_export(python, directory, out, kind), DEADLINE_S)
-    except JobError as error:
-        return f"conversion failed: {error}"
-    return ""
+def _llamacpp(python: str, directory: Path, path: Path) -> list[str]:
+    module = "quality.convert_llamacpp"
+    return [python, "-m", module, str(directory), str(path.parent), path.stem]
 
 
-def _openvino_export(python: str, directory: Path, out: Path, kind: str) -> list[str]:
+def _openvino(python: str, directory: Path, path: Path) -> list[str]:
     tool = str(Path(python).with_name("optimum-cli"))
-    task = ("--task", "text-generation-with-past", "--weight-format", kind)
-    rest = OPENVINO_INT4 if kind == "int4" else ()
-    return [tool, "export", "openvino", "--model", str(directory), *task, *rest, str(out / kind)]
+    task = ("--task", "text-generation-with-past", "--weight-format", path.name)
+    rest = OPENVINO_INT4 if path.name == "int4" else ()
+    return [tool, "export", "openvino", "--model", str(directory), *task, *rest, str(path)]
+
+
+def _quantize(python: str, directory: Path, path: Path) -> list[str]:
+    method, block_format = path.name.split("-")
+    command = [str(Path(python).with_name("dovetail")), "quantize", str(directory)]
+    command += ["--method", method, "--format", block_format, "--output", str(path)]
+    if method == "rtn":
+        return command
+    text = path.with_name("calibration.txt")
+    text.write_text(calibration_text(), encoding="utf-8")
+    return [*command, "--calibrate", str(text)]
+
+
+def calibration_text() -> str:
+    """Return the beginnings of the calibration texts. Raises JobError if one is missing."""
+    try:
+        return "\n".join(text.excerpt()[:CALIBRATION_CHARACTERS] for text in CALIBRATION)
+    except TextError as error:
+        raise JobError(str(error)) from None
+
+
+_COMMANDS: dict[str, Callable[[str, Path, Path], list[str]]] = {
+    "dovetail": _quantize,
+    "llamacpp": _llamacpp,
+    "openvino": _openvino,
+}
+"""The command of each engine from its interpreter, the directory and the path to write."""

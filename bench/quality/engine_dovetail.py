@@ -28,9 +28,10 @@ class WeightSizes:
             if shape is None or not hasattr(shape, "part_sizes"):
                 continue
             count = shape.out_features * shape.in_features
-            packed = getattr(layer, "packed_spec", None)
+            method = getattr(layer, "linear_method", None)
+            packed = method.packed_bytes(layer) if hasattr(method, "packed_bytes") else 0
             item = torch.empty((), dtype=shape.dtype).element_size()
-            num_bytes += count * item if packed is None else packed.num_bytes
+            num_bytes += packed or count * item
             num_weights += count
         return num_bytes, num_weights
 

@@ -25,7 +25,8 @@ class Format:
     engine: `quality.engine_<engine>`.
     options: options of the engine.
     model: the input of the engine: "directory" (Hugging Face), "source" (the GGUF file, only for
-        the published weights), or the name of a conversion.
+        the published weights), or the name of a conversion. A conversion of Dovetail is
+        "<method>-<format>" of `dovetail quantize`.
     """
 
     name: str
@@ -33,9 +34,27 @@ class Format:
     model: str = DIRECTORY
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def is_for(self, weights: str) -> bool:
+        """Return whether the format is measured on these weights.
+
+        The file is read only as published. Calibration is judged on weights off the grid.
+        """
+        if self.model == SOURCE_FILE:
+            return weights == PUBLISHED
+        return weights == OFF_GRID or self.engine != "dovetail" or self.model == DIRECTORY
+
 
 def _ours(name: str, **options: Any) -> Format:
     return Format(name=name, engine="dovetail", options={"dtype": "bfloat16", **options})
+
+
+def _calibrated(method: str, block_format: str) -> Format:
+    return Format(
+        name=f"{block_format}, {method}",
+        engine="dovetail",
+        model=f"{method}-{block_format}",
+        options={"dtype": "bfloat16"},
+    )
 
 
 def _option(method: str, **options: str) -> dict[str, Any]:
@@ -50,7 +69,10 @@ OURS = (
     _ours("q4_k", quantization="q4_k"),
     _ours("q4_k, fallback int8", **_option("q4_k", fallback="int8")),
     _ours("int4", quantization="int4"),
-    _ours("int4, head int8", **_option("int4", head="int8")),
+    _ours("int4, head int4", **_option("int4", head="int4")),
+    _calibrated("rtn", "q4_1"),
+    *(_calibrated("gptq", block_format) for block_format in ("int4", "q4_1", "q4_k")),
+    _calibrated("awq", "int4"),
     _ours("KV cache int8", kv_cache_dtype="int8"),
     Format(name="GGUF file", engine="dovetail", model=SOURCE_FILE, options={"dtype": "bfloat16"}),
 )
@@ -65,3 +87,5 @@ PEERS = (
     Format(name="OpenVINO int4", engine="openvino", model="int4"),
     Format(name="torch dynamic int8", engine="torch", options={"weights": "int8"}),
 )
+
+EVERY = (*OURS, *PEERS)

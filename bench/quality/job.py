@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,16 @@ def run_tool(command: list[str], deadline_s: float) -> None:
     except OSError as error:
         raise JobError(str(error)) from None
     if done.returncode:
-        raise JobError(" ".join((done.stderr or done.stdout).split())[-400:])
+        output = " ".join((done.stderr or done.stdout).split())[-400:]
+        raise JobError(f"{_ending(done.returncode)}: {output or 'no output'}")
+
+
+def _ending(code: int) -> str:
+    """Describe the exit code of a process; a negative code is the number of a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"ended by {names.get(-code, f'signal {-code}')}"
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ encoder from the recorded input of the layer. Figure: ‖y − y_float32‖ / �
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,46 @@ import numpy as np
 import torch
 from torch import nn
 
+from quality.job import run_tool
 from quality.texts import EVALUATION
 
 NUM_SENTENCES = 100
 BATCH = 25
-OURS = {"int8": "int8", "q4_k": "q4_k", "int4": "int4"}
-GGUF_TYPES = ("Q8_0", "Q4_1", "Q4_0")
+OURS = ("int8", "q4_k", "int4")
+PER_CHANNEL = "W8 per channel, 16-bit activations"
+GGUF_TYPES = {f"{kind} rounding": kind for kind in ("Q8_0", "Q4_1", "Q4_0")}
+LLAMACPP_TYPES = {"Q4_K rounding (Q5_0 for rows of 384)": ("Q4_K", "Q5_0")}
+"""Types that only llama.cpp writes, with the type for rows that are no whole number of blocks."""
+ROUNDING_DEADLINE_S = 300.0
+
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A function of inputs [T, I] and weights [O, I]: the outputs [T, O] of a format, without bias."""
 
 
-def layer_errors(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the error of each format by layer; the last row is the mean of all layers."""
+def format_names(has_llamacpp: bool) -> list[str]:
+    """Return the names of all formats, in the order of the table."""
+    names = [*OURS, PER_CHANNEL, *GGUF_TYPES]
+    return [*names, *LLAMACPP_TYPES] if has_llamacpp else names
+
+
+def layer_errors(folder: Path, llamacpp: str | None) -> dict[str, dict[str, float]]:
+    """Return the error of each format by layer; the last row is the mean of all layers.
+
+    llamacpp: its interpreter, for the types that only llama.cpp writes; None: without them.
+
+    Raises JobError if llama.cpp fails.
+    """
     inputs = record_inputs(folder)
     errors = {
         name: {form: _error(compute, x_TI, weight_OI) for form, compute in formats().items()}
         for name, (x_TI, weight_OI) in inputs.items()
     }
+    for form, kinds in LLAMACPP_TYPES.items() if llamacpp else ():
+        weights = {name: weight_OI for name, (_, weight_OI) in inputs.items()}
+        rounded = round_rows(weights, kinds, llamacpp or "")
+        for name, (x_TI, weight_OI) in inputs.items():
+            errors[name][form] = _error(_with(rounded[name]), x_TI, weight_OI)
     names = list(next(iter(errors.values())))
     errors["mean"] = {
         name: float(np.mean([layer[name] for layer in errors.values()])) for name in names
@@ -76,12 +99,10 @@ def _sentences() -> list[str]:
 
 
 def formats() -> dict[str, Compute]:
-    """Return the function of each format that computes a layer."""
-    found: dict[str, Compute] = {name: _through_method(method) for name, method in OURS.items()}
-    found["W8 per channel, 16-bit activations"] = _per_channel
-    for kind in GGUF_TYPES:
-        found[f"{kind} rounding"] = _through_gguf(kind)
-    return found
+    """Return the function that computes a layer for each format that this process computes."""
+    ours = {name: _through_method(name) for name in OURS}
+    peers = {name: _through_gguf(kind) for name, kind in GGUF_TYPES.items()}
+    return {**ours, PER_CHANNEL: _per_channel, **peers}
 
 
 @torch.inference_mode()
@@ -108,6 +129,23 @@ def _through_gguf(kind: str) -> Compute:
         return x_TI @ torch.from_numpy(rounded).T
 
     return compute
+
+
+def round_rows(
+    weights: Mapping[str, torch.Tensor], kinds: tuple[str, str], python: str
+) -> dict[str, torch.Tensor]:
+    """Return the weights after llama.cpp's rounding to a type. Raises JobError."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = Path(folder, "given.npz"), Path(folder, "found.npz")
+        np.savez(given, **{name: weight_OI.numpy() for name, weight_OI in weights.items()})
+        command = [python, "-m", "quality.round_rows", str(given), str(found), *kinds]
+        run_tool(command, ROUNDING_DEADLINE_S)
+        with np.load(found) as rounded:
+            return {name: torch.from_numpy(rounded[name]) for name in rounded.files}
+
+
+def _with(rounded_OI: torch.Tensor) -> Compute:
+    return lambda x_TI, weight_OI: x_TI @ rounded_OI.T
 
 
 def _through_method(method: str) -> Compute:

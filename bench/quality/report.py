@@ -14,12 +14,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 def tables(result: Mapping[str, Any]) -> str:
     """Return the document: the origin of the figures, then a table for each kind of weights."""
-    origin = result["origin"]
+    origin, settings = result["origin"], result["origin"]["settings"]
+    commits = dict.fromkeys([origin["commit"], *(row["commit"] for row in result["rows"])])
     parts = [
-        f"`{origin['command']}`, commit {origin['commit']}, {origin['date']}. "
-        f"Model {origin['model']}; {origin['chunks']} chunks of {origin['chunk_tokens']} tokens "
-        f"per text.",
-        "\n".join(f"- {domain}: {sources}" for domain, sources in origin["texts"].items()),
+        f"`{origin['command']}`, commit {' and '.join(commits)}, {origin['date']}. "
+        f"Model {settings['model']}; {settings['chunks']} chunks of {settings['chunk_tokens']} "
+        f"tokens per text.",
+        "\n".join(f"- {domain}: {sources}" for domain, sources in settings["texts"].items()),
     ]
     for weights in dict.fromkeys(row["weights"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["weights"] == weights]
@@ -50,10 +51,10 @@ def _divergence(rows: Rows) -> str:
         [
             row["format"],
             f"{row['bytes_per_weight']:.3f}",
-            *(f"{row['texts'][text]['kl'][FLOAT32]:.4f}" for text in texts),
-            f"{mean(row, 'kl', FLOAT32):.4f}",
-            f"{mean(row, 'kl', BF16):.4f}",
-            f"{mean(row, 'same_best', FLOAT32):.2%}",
+            *(_cell(row["texts"][text]["kl"][FLOAT32], ".4f") for text in texts),
+            _cell(mean(row, "kl", FLOAT32), ".4f"),
+            _cell(mean(row, "kl", BF16), ".4f"),
+            _cell(mean(row, "same_best", FLOAT32), ".2%"),
         ]
         for row in rows
     ]
@@ -62,14 +63,14 @@ def _divergence(rows: Rows) -> str:
 
 def _perplexity(rows: Rows) -> str:
     texts = list(rows[0]["texts"])
-    base = next(row for row in rows if row["format"] == BF16)
+    base = next((row for row in rows if row["format"] == BF16), None)
     lines = []
     for row in rows:
         cells = []
         for text in texts:
             value = row["texts"][text]["perplexity"]
-            change = value / base["texts"][text]["perplexity"] - 1
-            cells.append(f"{value:.3f} ({change:+.2%})")
+            change = value / base["texts"][text]["perplexity"] - 1 if base else None
+            cells.append(f"{value:.3f} ({_cell(change, '+.2%')})")
         lines.append([row["format"], *cells])
     return _table(["perplexity (against bf16)", *texts], lines)
 
@@ -82,9 +83,15 @@ def _layers(layers: Mapping[str, Mapping[str, float]]) -> str:
     return _table(["relative error of the output", *formats], lines)
 
 
-def mean(row: Mapping[str, Any], figure: str, reference: str) -> float:
-    """Return the mean of a figure over the texts, each with equal weight."""
-    values = [text[figure][reference] for text in row["texts"].values()]
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
+    """Return the mean of a figure over the texts, each with equal weight; None if unknown."""
+    values = [text[figure].get(reference) for text in row["texts"].values()]
+    if None in values:
+        return None
     return float(sum(values) / len(values))
 
 

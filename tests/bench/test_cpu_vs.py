@@ -143,6 +143,7 @@ def test_the_results_page_is_written_from_stored_results(tmp_path):
         (("--cases", "decode1,sleep"), "sleep"),
         (("--peers", "nobody"), "nobody"),
         (("--results", "/no/such/file"), "/no/such/file"),
+        (("--quality", "/no/such/figures"), "/no/such/figures"),
     ],
 )
 def test_the_error_for_an_invalid_option_names_it(arguments, word):

@@ -1,13 +1,16 @@
 """`bench/peers`: limits, medians, ratios, the list of engines, the line protocol."""
 
+import json
 import math
 import sys
 from pathlib import Path
 
 import pytest
 from cases import Case
+from peers.accuracy import Accuracy, read_accuracy
 from peers.child import Child, ChildError
 from peers.limits import MachineLimits, ModelShape, decode_seconds, prompt_seconds
+from peers.page import performance_page
 from peers.process_tree import CpuTime
 from peers.roster import find_contenders
 from peers.tables import markdown, medians, ratio_to_best, share_of_limit
@@ -101,6 +104,81 @@ def test_ratios_to_the_best_peer_are_computed_per_round():
     assert share_of_limit(result, "bf16", "decode1", "good") is None
     alone = result_of(turn("dovetail", 0, 1.0), turn("dovetail-cold", 0, 9.0))
     assert ratio_to_best(alone, "bf16", "decode1") is None
+
+
+def accuracy(**kl_by_engine):
+    figures = {(name, "int4"): value for name, value in kl_by_engine.items()}
+    return Accuracy(kl=figures, origin="made")
+
+
+def in_int4(*turns):
+    result = result_of(*({**entry, "weights": "int4"} for entry in turns))
+    result["engines"] = [{**engine, "weights": "int4"} for engine in result["engines"]]
+    return {**result, "step_bytes": {"int4": 3e6}}
+
+
+def test_only_peers_that_are_accurate_enough_count_in_ratios():
+    result = in_int4(
+        turn("dovetail", 0, 60.0), turn("fast", 0, 40.0), turn("exact", 0, 30.0), turn("new", 0, 50)
+    )
+    limits = accuracy(dovetail=0.4, fast=0.501, exact=0.5)
+    assert ratio_to_best(result, "int4", "decode1") == ("new", 1.2)
+    assert ratio_to_best(result, "int4", "decode1", limits) == ("exact", 2.0)
+    lines = {line.split(" | ")[0]: line for line in markdown(result, limits).splitlines()}
+    assert "**2.00×** (exact)" in lines["| **dovetail ÷ fastest engine that counts**"]
+    assert "**1.20×** (new)" in lines["| **dovetail ÷ fastest other engine**"]
+    assert lines["| fast"].endswith("| 0.5010 (does not count) |")
+    assert lines["| exact"].endswith("| 0.5000 |") and lines["| dovetail"].endswith("| 0.4000 |")
+    assert lines["| new"].endswith("| – (does not count) |")
+    columns = {line.count("|") for line in lines.values() if line.startswith("|")}
+    assert len(columns) == 1
+
+
+def test_no_peer_counts_without_a_figure_of_our_own_except_in_bf16():
+    result = in_int4(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
+    assert ratio_to_best(result, "int4", "decode1", accuracy(exact=0.5)) is None
+    plain = result_of(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
+    assert ratio_to_best(plain, "bf16", "decode1", accuracy()) == ("exact", 2.0)
+
+
+def test_without_accuracy_the_tables_have_no_ratio_of_engines_that_count():
+    text = markdown(result_of(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0)))
+    assert "that counts" not in text and "KL" not in text
+
+
+def quality_file(folder, names):
+    texts = {"a": {"perplexity": 9.0, "kl": {"float32": 0.1}, "same_best": {"float32": 0.9}}}
+    texts["b"] = {**texts["a"], "kl": {"float32": 0.3}}
+    rows = [
+        {
+            **{"weights": weights, "format": name, "engine": "e", "definition": {}, "commit": "c"},
+            **{"bytes_per_weight": 1.0, "texts": texts if weights == "off grid" else {}},
+        }
+        for name in names
+        for weights in ("off grid", "published")
+    ]
+    settings = {"model": "m.gguf", "chunks": 2, "chunk_tokens": 1024}
+    origin = {"commit": "c", "settings": settings}
+    path = folder / "quality.json"
+    path.write_text(json.dumps({"origin": origin, "rows": rows, "layers": {}}))
+    return path
+
+
+def test_accuracy_is_the_mean_over_the_texts_of_the_weights_off_the_grid(tmp_path):
+    path = quality_file(tmp_path, ["int8", "int4", "OpenVINO int4"])
+    found = read_accuracy(path)
+    assert set(found.kl) == {("dovetail", "int8"), ("dovetail", "int4"), ("openvino", "int4")}
+    assert found.kl["openvino", "int4"] == pytest.approx(0.2)
+    assert found.counts("openvino", "int4") and not found.counts("llamacpp", "int4")
+    assert "2,048 tokens per text, commit c" in found.origin
+    page = performance_page([], accuracy=found)
+    assert "at\n  most 1.25 ×" in page and found.origin in page
+
+
+def test_accuracy_without_our_own_figures_is_refused(tmp_path):
+    path = quality_file(tmp_path, ["int8", "llama.cpp Q4_0"])
+    with pytest.raises(ValueError, match="has no figure of Dovetail for int4"):
+        read_accuracy(path)
 
 
 def test_engines_in_the_report_are_ordered_by_startup_time():

@@ -11,9 +11,8 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf_files.models import write_model
 from quality.figures import Recorder
-from quality.job import JobError, run_apart, run_job
+from quality.job import JobError, run_apart, run_job, run_tool
 from quality.references import write_reference
-from quality.report import tables
 from quality.texts import CALIBRATION, EVALUATION, TextError
 from safetensors.torch import load_file, save_file
 
@@ -114,6 +113,13 @@ def test_the_failure_of_a_job_in_a_separate_process_is_reported(tmp_path):
         run_apart(sys.executable, job(tmp_path / "no-such-model"), 120)
 
 
+def test_a_process_that_a_signal_ended_is_reported_with_the_name_of_the_signal():
+    with pytest.raises(JobError, match="ended by SIGKILL: no output"):
+        run_tool(["sh", "-c", "kill -KILL $$"], 60)
+    with pytest.raises(JobError, match="exit code 3: the reason"):
+        run_tool(["sh", "-c", "echo the reason >&2; exit 3"], 60)
+
+
 def test_off_grid_weights_differ_by_at_most_half_a_quantization_step(model_dir, tmp_path):
     file = write_model(model_dir, tmp_path / "model.gguf", type_=GGMLQuantizationType.Q4_1)
     folders = {
@@ -160,31 +166,3 @@ def test_calibration_texts_are_not_french_and_come_from_other_packages():
     }
     for text in CALIBRATION:
         assert names.isdisjoint(text.sources.replace("Debian ", "").split()), text.sources
-
-
-def test_the_tables_show_the_change_of_perplexity_against_bf16():
-    def row(name, perplexity):
-        figures = {
-            "perplexity": perplexity,
-            "kl": {"float32": 0.25, "bf16": 0.5},
-            "same_best": {"float32": 0.75, "bf16": 1.0},
-        }
-        return {
-            "weights": "off grid",
-            "format": name,
-            "bytes_per_weight": 1.0,
-            "texts": {"prose": figures},
-        }
-
-    origin = {
-        **{"command": "c", "commit": "abc", "date": "d", "model": "m"},
-        **{"chunks": 1, "chunk_tokens": 8, "texts": {"prose": "p 1.0"}},
-    }
-    rows = [row("bf16", 10.0), row("int8", 10.5)]
-    layers = {"mean": {"int8": 0.0125}}
-    absent = {"plot": "no matplotlib"}
-    document = tables({"origin": origin, "rows": rows, "layers": layers, "absent": absent})
-    assert "| int8 | 10.500 (+5.00%) |" in document
-    assert "| int8 | 1.000 | 0.2500 | 0.2500 | 0.5000 | 75.00% |" in document
-    assert "| mean | 0.0125 |" in document and "- plot: no matplotlib" in document
-    assert "commit abc" in document

@@ -1,0 +1,66 @@
+"""Accuracy of engines, from the results of `bench/quality.py`, and the rule which peers count.
+
+Speed is compared at equal accuracy: a peer counts in a ratio if its KL divergence from float32, on
+weights off the grid of any format, is at most 1.25 times that of Dovetail in the same format. A
+peer without a figure does not count. In bf16, no weights are rounded, and every peer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quality.formats import FLOAT32, OFF_GRID
+from quality.report import mean
+from quality.results import read
+
+from peers.roster import OURS
+
+MOST_TIMES_OURS = 1.25
+EXACT = "bf16"
+NAMES = {
+    (OURS, "bf16"): "bf16",
+    (OURS, "int8"): "int8",
+    (OURS, "int4"): "int4",
+    ("llamacpp", "bf16"): "llama.cpp BF16",
+    ("llamacpp", "int8"): "llama.cpp Q8_0",
+    ("llamacpp", "int4"): "llama.cpp Q4_0",
+    ("openvino", "int8"): "OpenVINO int8",
+    ("openvino", "int4"): "OpenVINO int4",
+}
+"""Formats of `quality/formats.py` by engine and format of the speed run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """kl: mean KL divergence from float32 in nats, by engine and format. origin: of the figures."""
+
+    kl: Mapping[tuple[str, str], float]
+    origin: str
+
+    def counts(self, engine: str, weights: str) -> bool:
+        """Return whether a peer counts in ratios of a format."""
+        if weights == EXACT:
+            return True
+        ours, theirs = self.kl.get((OURS, weights)), self.kl.get((engine, weights))
+        return ours is not None and theirs is not None and theirs <= MOST_TIMES_OURS * ours
+
+
+def read_accuracy(path: Path) -> Accuracy:
+    """Read the JSON file of `bench/quality.py`. Raises ResultsError, or ValueError.
+
+    A file without Dovetail's figures for int8 or int4 is a ValueError that names the format.
+    """
+    result = read(path)
+    rows = {row["format"]: row for row in result["rows"] if row["weights"] == OFF_GRID}
+    found = {key: mean(rows[name], "kl", FLOAT32) for key, name in NAMES.items() if name in rows}
+    kl = {key: value for key, value in found.items() if value is not None}
+    missing = [weights for weights in ("int8", "int4") if (OURS, weights) not in kl]
+    if missing:
+        raise ValueError(f"--quality={path} has no figure of Dovetail for {', '.join(missing)}")
+    settings = result["origin"]["settings"]
+    num_tokens = settings["chunks"] * settings["chunk_tokens"]
+    commits = " and ".join(dict.fromkeys(row["commit"] for row in rows.values()))
+    origin = f"{settings['model']} off its grid, {num_tokens:,} tokens per text, commit {commits}"
+    return Accuracy(kl=kl, origin=origin)

@@ -1,0 +1,149 @@
+"""Measures formats and layers one after another, and writes the results after each of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quality import results
+from quality.conversion import model_path
+from quality.formats import EVERY, OFF_GRID, REFERENCES, WEIGHTS, Format
+from quality.job import JobError, run_apart
+from quality.layers import format_names, layer_errors
+from quality.references import write_reference
+from quality.texts import EVALUATION, TextError
+
+CHUNK_TOKENS = 1024
+DEADLINE_S = 1800.0
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run. folder: for intermediate files. out: for results.
+
+    texts: the sources of the texts that are used. absent: reasons by name.
+    origin: command, commit and date, as they were at the start, and the settings.
+    """
+
+    folder: Path
+    out: Path
+    source: Path
+    pythons: Mapping[str, str]
+    threads: int
+    chunks: dict[str, list[list[int]]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    layers: dict[str, dict[str, float]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row, instead of an earlier row of the same format; write the results."""
+        key = (row["weights"], row["format"])
+        self.rows = [old for old in self.rows if (old["weights"], old["format"]) != key]
+        self.rows.append(row)
+        self.write()
+
+    def write(self) -> str:
+        """Write the results so far; return the document."""
+        names = [one.name for one in EVERY]
+        self.rows.sort(key=lambda row: (WEIGHTS.index(row["weights"]), names.index(row["format"])))
+        rows = results.complete(self.rows)
+        found = {"origin": self.origin, "rows": rows, "layers": self.layers, "absent": self.absent}
+        return results.write(found, self.out)
+
+
+def read_chunks(run: Run, num_chunks: int) -> None:
+    """Tokenize the texts with the tokenizer of the GGUF file."""
+    from dovetail_gguf.tokenizer import GGUFTokenizer
+
+    tokenizer = GGUFTokenizer.from_directory(run.source)
+    for text in EVALUATION:
+        try:
+            ids = list(tokenizer.encode(text.excerpt(), add_special_tokens=False))
+        except TextError as error:
+            run.absent[text.domain] = str(error)
+            continue
+        starts = range(0, min(len(ids), num_chunks * CHUNK_TOKENS), CHUNK_TOKENS)
+        chunks = [ids[start : start + CHUNK_TOKENS] for start in starts]
+        run.chunks[text.domain] = [chunk for chunk in chunks if len(chunk) == CHUNK_TOKENS]
+        run.texts[text.domain] = text.sources
+
+
+def measure_weights(run: Run, weights: str, formats: Sequence[Format]) -> None:
+    """Add a row for each format on one kind of weights; Dovetail's references come first.
+
+    Formats of an earlier run are kept. The references are measured again for the missing formats.
+    """
+    usable = [one for one in formats if one.is_for(weights)]
+    missing = [one for one in usable if not results.finished(run.rows, weights, one)]
+    if not missing:
+        return
+    name = weights.replace(" ", "-")
+    directory = write_reference(run.source, run.folder / name, off_grid=weights == OFF_GRID)
+    num_weights = _num_weights(directory)
+    known: dict[str, str] = {}
+    for one in usable:
+        is_reference = one.name in REFERENCES
+        if one not in missing and not is_reference:
+            continue
+        logits = str(run.folder / f"{name}-logits-{one.name}") if is_reference else None
+        job = {
+            "engine": one.engine,
+            "options": one.options,
+            "threads": run.threads,
+            "chunks": run.chunks,
+            "references": known,
+            "save_to": logits,
+            "num_weights": num_weights,
+        }
+        _add_row(run, one, weights, directory, job)
+        if logits is not None:
+            known = {**known, one.name: logits}
+
+
+def _add_row(run: Run, one: Format, weights: str, directory: Path, job: Mapping[str, Any]) -> None:
+    began = time.monotonic()
+    try:
+        python = run.pythons.get(one.engine)
+        if python is None:
+            raise JobError(f"no interpreter for {one.engine} was given")
+        model = model_path(one, run.source, directory, python)
+        found = run_apart(python, {**job, "model": str(model)}, DEADLINE_S)
+    except JobError as error:
+        if one.name in REFERENCES:
+            raise SystemExit(f"the reference {one.name} failed: {error}") from None
+        run.absent[f"{one.name}, {weights}"] = str(error)
+        return
+    took = time.monotonic() - began
+    key = {"weights": weights, "format": one.name, "engine": one.engine}
+    origin = {"definition": results.definition(one), "commit": run.origin["commit"]}
+    run.add({**key, **origin, "seconds": round(took), **found})
+    print(f"{weights}: {one.name}: {took:.0f} s", file=sys.stderr, flush=True)
+
+
+def measure_layers(run: Run, minilm: Path | None) -> None:
+    """Add the errors of single layers, unless an earlier run has them."""
+    if minilm is None:
+        run.absent["layers"] = "--minilm was not given"
+        return
+    llamacpp = run.pythons.get("llamacpp")
+    if list(run.layers.get("mean", ())) == format_names(llamacpp is not None):
+        return
+    try:
+        run.layers = layer_errors(minilm, llamacpp)
+    except JobError as error:
+        run.absent["layers"] = str(error)
+    run.write()
+
+
+def _num_weights(directory: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(directory / "model.safetensors", "np") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    return sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
