@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,7 @@ def _chosen(args: argparse.Namespace) -> list[Format]:
 
 def main() -> None:
     """Measure and write the results."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # deletes intermediate files
     args = _arguments()
     formats = _chosen(args)
     args.out.mkdir(parents=True, exist_ok=True)

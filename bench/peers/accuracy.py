@@ -26,10 +26,16 @@ NAMES = {
     ("llamacpp", "bf16"): "llama.cpp BF16",
     ("llamacpp", "int8"): "llama.cpp Q8_0",
     ("llamacpp", "int4"): "llama.cpp Q4_0",
+    ("llamacpp-q4_k_m", "int4"): "llama.cpp Q4_K_M",
+    (f"{OURS}-q4_k", "int4"): "q4_k",
+    (f"{OURS}-gptq", "bf16"): "q4_k, gptq",
     ("openvino", "int8"): "OpenVINO int8",
     ("openvino", "int4"): "OpenVINO int4",
 }
-"""Formats of `quality/formats.py` by engine and format of the speed run."""
+"""Formats of `quality/formats.py` by engine and format of the speed run.
+
+`dovetail-gptq` serves a quantized file, for which a speed run needs no option: its format is bf16.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

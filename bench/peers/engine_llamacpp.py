@@ -34,18 +34,23 @@ class LlamaCppEngine:
     """One model; one context at a time, sized for the current requests."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Load a GGUF file; the converter has already quantized its weights."""
+        """Load a GGUF file; the converter has already quantized its weights.
+
+        options: fields of the model parameters or of the context parameters.
+        """
         import llama_cpp.llama_cpp as native
         import numpy
 
         self._native, self._numpy, self._threads = native, numpy, threads
-        self._options = options
+        settings = native.llama_model_default_params()
+        fields = {field[0] for field in settings._fields_}
+        for name in fields & options.keys():
+            setattr(settings, name, options[name])
+        self._options = {name: options[name] for name in options.keys() - fields}
         self._quiet = native.llama_log_callback(lambda level, text, data: None)
         native.llama_log_set(self._quiet, None)
         native.llama_backend_init()
-        self._model = native.llama_model_load_from_file(
-            model.encode(), native.llama_model_default_params()
-        )
+        self._model = native.llama_model_load_from_file(model.encode(), settings)
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {model}")
         self._vocab_size = native.llama_vocab_n_tokens(native.llama_model_get_vocab(self._model))

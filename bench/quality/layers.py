@@ -48,14 +48,14 @@ def layer_errors(folder: Path, llamacpp: str | None) -> dict[str, dict[str, floa
     """
     inputs = record_inputs(folder)
     errors = {
-        name: {form: _error(compute, x_TI, weight_OI) for form, compute in formats().items()}
+        name: {form: layer_error(compute, x_TI, weight_OI) for form, compute in formats().items()}
         for name, (x_TI, weight_OI) in inputs.items()
     }
     for form, kinds in LLAMACPP_TYPES.items() if llamacpp else ():
         weights = {name: weight_OI for name, (_, weight_OI) in inputs.items()}
         rounded = round_rows(weights, kinds, llamacpp or "")
         for name, (x_TI, weight_OI) in inputs.items():
-            errors[name][form] = _error(_with(rounded[name]), x_TI, weight_OI)
+            errors[name][form] = layer_error(_with(rounded[name]), x_TI, weight_OI)
     names = list(next(iter(errors.values())))
     errors["mean"] = {
         name: float(np.mean([layer[name] for layer in errors.values()])) for name in names
@@ -106,7 +106,8 @@ def formats() -> dict[str, Compute]:
 
 
 @torch.inference_mode()
-def _error(compute: Compute, x_TI: torch.Tensor, weight_OI: torch.Tensor) -> float:
+def layer_error(compute: Compute, x_TI: torch.Tensor, weight_OI: torch.Tensor) -> float:
+    """Return the relative error of a layer's outputs."""
     exact_TO = x_TI @ weight_OI.T
     difference_TO = compute(x_TI, weight_OI).float() - exact_TO
     return float(difference_TO.norm() / exact_TO.norm())

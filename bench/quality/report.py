@@ -97,24 +97,61 @@ def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Draw KL divergence over bytes per weight, for the weights that are not from the file."""
+    places = {row["format"]: row["bytes_per_weight"] for row in _compared(result)}
+    title = f"{_model(result)}: accuracy and size"
+    _draw(result, places, ("bytes per weight of linear layers and head", title), path)
+
+
+def plot_speed(result: Mapping[str, Any], speeds: Mapping[str, float], path: Path) -> None:
+    """Draw KL divergence over tokens per second of one request. speeds: by format."""
+    title = f"{_model(result)}: accuracy and speed"
+    _draw(result, speeds, ("tokens per second of one request", title), path)
+
+
+def _compared(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [
+        one for one in result["rows"] if one["weights"] == OFF_GRID and one["format"] != FLOAT32
+    ]
+
+
+def _model(result: Mapping[str, Any]) -> str:
+    return f"{result['origin']['settings']['model']} off its grid"
+
+
+def _draw(
+    result: Mapping[str, Any], places: Mapping[str, float], labels: tuple[str, str], path: Path
+) -> None:
+    """Draw the mean KL divergence of each format with a place on the horizontal axis.
+
+    Names are in a column at the right, because points of different engines are close together.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 6))
-    for row in result["rows"]:
-        if row["weights"] != OFF_GRID or row["format"] == FLOAT32:
-            continue
-        is_ours = row["engine"] == "dovetail"
-        at = (row["bytes_per_weight"], mean(row, "kl", FLOAT32))
-        axes.plot(*at, "o" if is_ours else "s", color="tab:blue" if is_ours else "tab:orange")
-        axes.annotate(row["format"], at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+    figure, axes = pyplot.subplots(figsize=(10, 6))
+    shown = [row for row in _compared(result) if row["format"] in places]
+    shown.sort(key=lambda row: -(mean(row, "kl", FLOAT32) or 0.0))
+    for number, row in enumerate(shown):
+        ours = row["engine"] == "dovetail"
+        color = "tab:blue" if ours else "tab:orange"
+        at = (places[row["format"]], mean(row, "kl", FLOAT32))
+        axes.plot(*at, "o" if ours else "s", color=color)
+        axes.annotate(
+            row["format"],
+            at,
+            xytext=(1.03, 1 - (number + 0.5) / len(shown)),
+            textcoords="axes fraction",
+            va="center",
+            color=color,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.5, "alpha": 0.5},
+        )
     axes.set_yscale("log")
-    axes.set_xlabel("bytes per weight of linear layers and head")
+    axes.set_xlabel(labels[0])
     axes.set_ylabel("KL divergence from float32, nats (mean of the texts)")
-    axes.set_title("SmolLM2-135M-Instruct off its grid: circles Dovetail, squares peers")
+    axes.set_title(f"{labels[1]} (circles: Dovetail, squares: other engines)")
     axes.grid(visible=True, which="both", alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
