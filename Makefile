@@ -57,7 +57,7 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/python -m pytest -q tests/architecture
 
 sanitize: $(STAMP)  ## run the native kernels under address and undefined-behaviour sanitizers
-	$(BIN)/python platforms/cpu_kernels/sanitize.py
+	$(BIN)/python platforms/cpu_kernels/sanitize.py --sampled
 
 wheels: $(STAMP)  ## run the contract suites on a fifth of the wheels, each alone in an environment
 	$(BIN)/python -m pytest -q -m "slow and not soak" tests/wheels

@@ -41,6 +41,7 @@ def declarations(one):
     return tomllib.loads(project)["project"]["entry-points"], manifests[0] if manifests else None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("one", PAGES)
 def test_the_plugin_of_a_page_loads_and_passes_its_tests(one, install, tmp_path):
     plugin, tests, *_ = one.blocks("python")

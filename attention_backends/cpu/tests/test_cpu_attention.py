@@ -208,6 +208,7 @@ SHAPES = [
 
 
 @needs_library
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "not grouped", "window", "capped"])
 def test_the_exact_attention_output_of_a_row_does_not_depend_on_other_rows(level, shape, dtype):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,18 +43,25 @@ def no_demo_model(monkeypatch) -> None:
     monkeypatch.setattr("dovetail.cli.demo_questions.find_model", lambda *_, **__: None)
 
 
+def imported_modules() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "dovetail_demo_model"]
+
+
 @pytest.fixture
-def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
+def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> Iterator[None]:
     """An installed package named like the demo model, with tasks and random weights."""
     package = tmp_path / "dovetail_demo_model"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "tasks.py").write_text(TASKS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [name for name in sys.modules if name.startswith("dovetail_demo_model")]:
+    for name in imported_modules():
         monkeypatch.delitem(sys.modules, name)
     for module in ("dovetail.cli.demo_questions", "dovetail.config.model_directory"):
         monkeypatch.setattr(f"{module}.find_model", lambda *_, **__: checkpoint)
+    yield
+    for name in imported_modules():
+        del sys.modules[name]
 
 
 def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, capsys) -> None:

@@ -287,7 +287,7 @@ def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, tr
     expected = serve_standard(client, traffic)
     pid = client.process_id if victim == "engine" else min(children_of(client.process_id))
     os.kill(pid, signal.SIGSTOP)
-    assert await_state(client, EngineState.STALLED, WAIT_S) > 0.9
+    assert await_state(client, EngineState.STALLED, WAIT_S) > 0.5
     os.kill(pid, signal.SIGCONT)
     await_state(client, EngineState.READY, WAIT_S)
     assert serve_standard(client, traffic) == expected

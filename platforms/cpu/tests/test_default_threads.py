@@ -109,6 +109,7 @@ if native.status().available:
 
 
 @needs_affinity
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["", "import torch"])
 @pytest.mark.parametrize("variable", BINDINGS)
 def test_binding_by_openmp_does_not_reduce_the_threads_to_one(variable, first):
