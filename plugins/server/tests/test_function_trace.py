@@ -56,3 +56,17 @@ def test_a_server_records_its_calls_by_option(serving, tmp_path):
     with serving(*options) as running:
         assert running.wait_until_ready().complete(prompt="x").status == 200
     assert any("GenerationRoutes.complete" in line[-1] for line in lines_of(file))
+
+
+def test_streamed_tokens_are_written_without_a_switch_to_the_task_of_the_request(serving, tmp_path):
+    file = tmp_path / "calls"
+    options = ("--model", "demo", "--max-model-len", "128", "--trace-functions", str(file))
+    fields = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
+    with serving(*options) as running:
+        events = running.wait_until_ready().complete(**fields, stream=True).events
+        whole = running.complete(**fields).json["choices"][0]["text"]
+    assert "".join(one["choices"][0]["text"] for one in events[:-1]) == whole
+    calls = [line[-1] for line in lines_of(file) if line[-2] == "call"]
+    num_direct = sum(call.endswith("Exchange.write_now") for call in calls)
+    num_switched = sum(call.endswith("Exchange.write") for call in calls)
+    assert num_direct > num_switched

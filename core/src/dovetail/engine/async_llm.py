@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dovetail.config import EngineConfig, RequestedConfig
     from dovetail.engine.channel import EngineFacts
     from dovetail.engine.client import AsyncEngineClient
+    from dovetail.engine.streaming.output_stream import OutputSink
     from dovetail.inputs import Prompt
     from dovetail.interfaces import IOProcessor, SchedulerStats, Tokenizer
     from dovetail.outputs import RequestOutput
@@ -222,6 +223,34 @@ class AsyncLLM:
             output_kind=output_kind,
         )
         return self._streamer.serve(user_request, timeout_s)
+
+    def generate_to(
+        self,
+        sink: OutputSink,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Return outputs of kind DELTA as `generate` does, except those that `sink` takes.
+
+        sink: takes outputs that are not the last one, while the caller waits for the next output
+        and the sink is ready. It needs less CPU time per output than the generator. If it raises
+        an error, the generator raises UserError.
+        """
+        self._front.check_can_generate()
+        user_request = UserRequest(
+            request_id=request_id,
+            prompt=prompt,
+            params=params,
+            priority=priority,
+            cache_salt=cache_salt,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        return self._streamer.serve(user_request, timeout_s, sink)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """Abort requests; their readers get a last output. Unknown ids are ignored."""

@@ -3,6 +3,8 @@
 Outputs are not queued. The stream records only that there are new results, and creates the
 output when the reader takes it. A slow reader gets all new results in one output, delays no other
 request, and needs no memory except for the text itself.
+
+A reader can have a sink, which takes outputs without a switch to the reader's task.
 """
 
 from __future__ import annotations
@@ -10,20 +12,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from copy import copy
+from typing import Protocol
 
 from dovetail.errors import DovetailError, UserError
 from dovetail.outputs import RequestOutput
+from dovetail.plugins.containment import describe_failure
+
+
+class OutputSink(Protocol):
+    """Takes outputs of one request, in its event loop; see `AsyncLLM.generate_to`."""
+
+    def is_ready(self) -> bool:
+        """Return whether `take` can be called now; otherwise the reader gets the next output."""
+
+    def take(self, output: RequestOutput) -> None:
+        """Process an output that is not the last one; must not block."""
 
 
 class OutputStream:
     """The outputs of a request, for one reader in one event loop. ended: the last one was read."""
 
-    __slots__ = ("_error", "_loop", "_news", "_timers", "_waiter", "ended", "make_output")
+    __slots__ = ("_error", "_loop", "_news", "_sink", "_timers", "_waiter", "ended", "make_output")
 
-    def __init__(self, make_output: Callable[[], RequestOutput]) -> None:
+    def __init__(
+        self, make_output: Callable[[], RequestOutput], sink: OutputSink | None = None
+    ) -> None:
         """make_output: returns the next output; called only when there are new results."""
         self.ended = False
         self.make_output = make_output
+        self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._news = False
         self._error: DovetailError | None = None
@@ -34,6 +51,23 @@ class OutputStream:
         """Notify the reader that there are new results."""
         self._news = True
         self._wake()
+
+    def offer(self) -> None:
+        """Give new results that are not the last ones to the sink, or notify the reader.
+
+        The sink gets them only if it is ready, and if the reader has processed all earlier ones.
+        """
+        sink, waiter = self._sink, self._waiter
+        if sink is None or waiter is None or waiter.done():
+            self.notify()
+            return
+        try:
+            if sink.is_ready():
+                sink.take(self.make_output())
+            else:
+                self.notify()
+        except Exception as error:
+            self.fail(UserError(f"the sink of the request failed: {describe_failure(error)}."))
 
     def fail(self, error: DovetailError) -> None:
         """Raise `error` in the reader, after the outputs that have arrived."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.engine.output.output_chunks import cut_outputs
 from dovetail.engine.streaming.event_loop_yield import EventLoopYield
-from dovetail.engine.streaming.output_stream import OutputStream
+from dovetail.engine.streaming.output_stream import OutputSink, OutputStream
 from dovetail.engine.streaming.preparation import Preparers
 from dovetail.errors import (
     CapacityError,
@@ -94,7 +94,7 @@ class RequestStreamer:
             )
 
     async def serve(
-        self, user_request: UserRequest, timeout_s: float | None
+        self, user_request: UserRequest, timeout_s: float | None, sink: OutputSink | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request; see `AsyncLLM.generate`."""
         self.begin()
@@ -107,7 +107,7 @@ class RequestStreamer:
         self._num_asked += num
         self._arriving.add(request_id)
         try:
-            stream = await self._open(checked, timeout_s)
+            stream = await self._open(checked, timeout_s, sink)
             while not stream.ended:
                 yield await stream.next()
         finally:
@@ -166,7 +166,9 @@ class RequestStreamer:
                 "some outputs to their end, or start the engine with a larger max_waiting."
             )
 
-    async def _open(self, checked: CheckedRequest, timeout_s: float | None) -> OutputStream:
+    async def _open(
+        self, checked: CheckedRequest, timeout_s: float | None, sink: OutputSink | None
+    ) -> OutputStream:
         """Send a request to the engine; return the stream of its outputs."""
         request_id = checked.user_request.request_id
         try:
@@ -181,7 +183,7 @@ class RequestStreamer:
         except RequestError as error:
             self._front.listeners.request_failed(request_id, error)
             raise
-        stream = self._streams[request_id] = OutputStream(group.output)
+        stream = self._streams[request_id] = OutputStream(group.output, sink)
         if request_id not in self._arriving:
             self._front.outputs.end([request_id])
             stream.notify()
@@ -287,7 +289,11 @@ class RequestStreamer:
     async def _process_outputs(self, chunk: EngineCoreOutputs) -> None:
         taken = self._front.outputs.process_chunk(chunk)
         for group in taken.due:
-            self._streams[group.request_id].notify()
+            stream = self._streams[group.request_id]
+            if group.num_open:
+                stream.offer()
+            else:
+                stream.notify()
         if taken.to_abort:
             await self._abort(taken.to_abort)
 

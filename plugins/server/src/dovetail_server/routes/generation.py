@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -86,16 +86,16 @@ class Generation:
 
     # --- one prompt ---------------------------------------------------------------------------
 
-    def _outputs(self, place: int, kind: RequestOutputKind) -> AsyncGenerator[RequestOutput, None]:
+    def _request(self, place: int) -> dict[str, Any]:
+        """Return the arguments of `AsyncLLM.generate` for a prompt."""
         call = self._call
-        return self._llm.generate(
-            call.prompts[place],
-            call.sampling.params,
-            f"{call.form.id}-{place}",
-            priority=call.priority,
-            output_kind=kind,
-            timeout_s=call.timeout_s,
-        )
+        return {
+            "prompt": call.prompts[place],
+            "params": call.sampling.params,
+            "request_id": f"{call.form.id}-{place}",
+            "priority": call.priority,
+            "timeout_s": call.timeout_s,
+        }
 
     async def _named(self, place: int, work: Awaitable[R]) -> R:
         """Await `work`; raise its errors with the names of the request's fields."""
@@ -108,7 +108,9 @@ class Generation:
             raise refusal from None
 
     async def _finish(self, place: int) -> RequestOutput:
-        async with aclosing(self._outputs(place, RequestOutputKind.FINAL_ONLY)) as outputs:
+        kind = RequestOutputKind.FINAL_ONLY
+        stream = self._llm.generate(**self._request(place), output_kind=kind)
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 self._call.outputs[place] = output
         _raise_failure(output)
@@ -126,8 +128,9 @@ class Generation:
     async def _stream_one(self, place: int) -> bytes:
         """Write the events of a prompt; return the last events, which are not written yet."""
         call = self._call
-        events = EventWriter(self._llm, call, place)
-        async with aclosing(self._outputs(place, RequestOutputKind.DELTA)) as outputs:
+        events = EventWriter(self._llm, self._exchange, call, place)
+        stream = self._llm.generate_to(events, **self._request(place))
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 if output.finished:
                     _raise_failure(output)
@@ -160,16 +163,33 @@ class Generation:
 
 
 class EventWriter:
-    """Encodes the outputs of one prompt as events. num_tokens: generated tokens so far."""
+    """Encodes the outputs of one prompt as events. num_tokens: generated tokens so far.
 
-    def __init__(self, llm: AsyncLLM, call: Call, place: int) -> None:
+    It is also the sink of the request, which writes events that have only text.
+    """
+
+    def __init__(self, llm: AsyncLLM, exchange: Exchange, call: Call, place: int) -> None:
         self.num_tokens = 0
         self._llm = llm
+        self._exchange = exchange
         self._call = call
         self._form = call.form
         self._first = place * call.sampling.num_returned
         self._plain = call.form.num_top is None and not call.with_ids
+        self._one_choice = call.sampling.params.n == 1 and not call.sampling.without_output
         self._offsets: dict[int, int] = {}
+
+    def is_ready(self) -> bool:
+        """Return whether the next output has only text, and can be written without waiting."""
+        has_only_text = self._plain and self._one_choice and bool(self._offsets)
+        return has_only_text and self._exchange.can_write_now
+
+    def take(self, output: RequestOutput) -> None:
+        """Write an output that has only text."""
+        one = output.outputs[0]
+        self.num_tokens += len(one.token_ids)
+        if one.text:
+            self._exchange.write_now(self._form.event(self._first, one.text))
 
     async def encode(self, output: RequestOutput) -> bytes:
         """Return the events for the new content of `output`."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from typing import Any
 
 import msgspec
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.settings import KIB, ServerSettings
@@ -42,6 +43,7 @@ class Exchange:
 
     __slots__ = (
         "_bodies",
+        "_cycle",
         "_receive",
         "_send",
         "_sends_events",
@@ -86,6 +88,8 @@ class Exchange:
         self.extra_headers: list[Header] = []
         self._receive = receive
         self._send = send
+        cycle = getattr(send, "__self__", None)
+        self._cycle = cycle if isinstance(cycle, RequestResponseCycle) else None
         self._bodies = bodies
         self._settings = settings
         self._task = asyncio.current_task()
@@ -125,6 +129,24 @@ class Exchange:
         if not self.started:
             await self._start_events()
         await self._send({"type": _BODY, "body": events, "more_body": True})
+
+    @property
+    def can_write_now(self) -> bool:
+        """Whether `write_now` may be called: the stream has started, and the client reads it."""
+        cycle = self._cycle
+        return (
+            cycle is not None
+            and self.started
+            and not self.ended
+            and cycle.chunked_encoding is True
+            and not cycle.flow.write_paused
+            and not cycle.disconnected
+        )
+
+    def write_now(self, events: bytes) -> None:
+        """Send a part of a stream of events, as `write` does, but without waiting."""
+        assert self._cycle is not None
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def start_stream(self, headers: Iterable[Header], status: int = 200) -> None:
         """Send the head of a streamed response that is not a stream of events."""
