@@ -23,7 +23,7 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
-from dovetail_attn_cpu import availability
+from dovetail_attn_cpu import availability, metadata
 from dovetail_attn_cpu.backend import CPUAttentionBackend
 from dovetail_devkit.suites.attention import (
     AttentionCase,
@@ -236,6 +236,51 @@ def test_the_number_of_threads_does_not_change_attention_over_long_contexts(leve
         assert rows.worst_error() < TOLERANCE
     for out in outs[1:]:
         assert all(map(torch.equal, out, outs[0]))
+
+
+SPLIT_SHAPES = {
+    "multi-query": ({"num_heads": 26, "num_kv_heads": 1, "head_size": 16}, (1, 3)),
+    "draft": ({"num_heads": 8, "num_kv_heads": 2, "head_size": 32}, (2, 8)),
+    "window": (
+        {"num_heads": 5, "num_kv_heads": 1, "head_size": 48, "sliding_window": 600, "soft_cap": 2},
+        (1, 7),
+    ),
+}
+OWN_LEVELS = [
+    n for n in LEVELS if native.LEVELS[n] in ("portable", "avx2", "avx512", "avx512_bf16")
+]
+
+
+@needs_library
+@pytest.mark.parametrize("level", OWN_LEVELS, ids=lambda n: native.LEVELS[n], indirect=True)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("shape", "counts"), SPLIT_SHAPES.values(), ids=SPLIT_SHAPES)
+def test_the_split_of_a_context_does_not_change_the_output(
+    level, shape, counts, dtype, monkeypatch
+):
+    """One thread; a workspace of three chunks of eight tokens, for several waves; the default."""
+    length, outs = 790, []
+    small = 3 * 8 * shape["num_heads"] * (shape["head_size"] + 2)
+    for num_threads, num_floats in ((1, 0), (3, small), (4, metadata.WORKSPACE_FLOATS)):
+        native.set_num_threads(num_threads)
+        monkeypatch.setattr(metadata, "WORKSPACE_FLOATS", num_floats)
+        rows = Rows((length + sum(counts), 3), **shape).with_cache(dtype).step((length, 2))
+        for count in counts:
+            rows.step((count, 0))
+        outs.append(rows.step((0, 1)).out)
+    assert rows.worst_error() < TOLERANCE
+    for out in outs[1:]:
+        assert all(map(torch.equal, out, outs[0]))
+
+
+@needs_library
+@pytest.mark.parametrize("group", [24, 25, 32, 71])
+def test_a_decode_writes_its_token_for_any_number_of_query_heads_per_head(level, group):
+    rows = Rows((20,), num_heads=group, num_kv_heads=1, head_size=16).with_cache("bfloat16")
+    rows.step((16,))
+    for _ in range(4):
+        rows.step((1,))
+    assert rows.worst_error() < TOLERANCE
 
 
 @needs_library

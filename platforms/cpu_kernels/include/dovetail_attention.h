@@ -48,7 +48,7 @@ typedef struct dk_attention_args {
   const int32_t* block_table;  /* [R, block_table_stride]; blocks before a window are not read */
   const int64_t* slot_mapping; /* [T]; block * block_size + offset of each token */
   int64_t block_table_stride;
-  float* workspace; /* partial results of long contexts; its size changes speed only */
+  float* workspace; /* results of chunks of long contexts; its size changes speed only */
   int64_t workspace_floats;
   int64_t num_heads, num_kv_heads, head_size; /* H a multiple of K; D of 16, 16 <= D <= 512 */
   int64_t block_size;
@@ -58,6 +58,16 @@ typedef struct dk_attention_args {
   float soft_cap;     /* 0 for none */
 } dk_attention_args;
 DK_API void dk_attention(const dk_attention_args* args);
+
+/* How a call would be distributed over the team's threads; for tests and measurements. */
+typedef struct dk_attention_work {
+  int64_t num_items; /* that threads claim */
+  int64_t num_waves; /* parts that run one after the other, because of the size of the workspace */
+  int64_t cost;      /* of all items, in pairs of a query row and a position of about equal time */
+  int64_t longest_cost; /* sum over waves of max(most expensive item, cost / threads) */
+} dk_attention_work;
+/* Returns 0, or 1: out of memory. Reads neither tensors nor the cache. */
+DK_API int64_t dk_attention_plan(const dk_attention_args* args, dk_attention_work* work);
 
 /* Bytes of one block of one layer. */
 DK_API int64_t dk_attention_block_bytes(int64_t num_kv_heads, int64_t head_size, int64_t block_size,

@@ -62,6 +62,31 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+class AttentionWork(ctypes.Structure):
+    """The struct `dk_attention_work`: how a call would be distributed over the team's threads.
+
+    num_items: items that threads claim. num_waves: parts that run one after the other. cost: of all
+    items. longest_cost: the cost that a thread has to do at least, if all others are as fast.
+    """
+
+    _fields_ = (
+        ("num_items", ctypes.c_int64),
+        ("num_waves", ctypes.c_int64),
+        ("cost", ctypes.c_int64),
+        ("longest_cost", ctypes.c_int64),
+    )
+
+
+def plan_attention(args: AttentionArgs) -> AttentionWork:
+    """Return how a call of `dk_attention` with these arguments would be distributed."""
+    work = AttentionWork()
+    function = library().dk_attention_plan
+    function.argtypes, function.restype = [ctypes.c_void_p] * 2, ctypes.c_int64
+    if function(ctypes.addressof(args), ctypes.addressof(work)):
+        raise MemoryError("there is not enough memory for the plan of attention")
+    return work
+
+
 def attention_operation() -> ctypes._NamedFuncPointer:
     """Return `dk_attention`: call it with the address of an AttentionArgs."""
     function = library().dk_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dovetail_cpu_kernels.attention import AttentionArgs, AttentionBatchSize
+from dovetail_cpu_kernels.attention import AttentionArgs, AttentionBatchSize, AttentionWork
 from dovetail_cpu_kernels.linear import LinearArgs, PackLinearArgs
 from dovetail_cpu_kernels.ops import (
     AddRMSNormArgs,
@@ -19,6 +19,7 @@ from dovetail_cpu_kernels.probe import ProbeMultiplyArgs, ProbeReadArgs
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_attention_batch": AttentionBatchSize,
     "dk_attention_args": AttentionArgs,
+    "dk_attention_work": AttentionWork,
     "dk_pack_linear_args": PackLinearArgs,
     "dk_linear_args": LinearArgs,
     "dk_probe_read_args": ProbeReadArgs,

@@ -45,17 +45,24 @@ struct AttentionItem {
   int32_t first_chunk, end_chunk;
   bool streams;  // few rows: process the blocks once for all heads, in memory order
   bool writes;   // the run has one token, and this item has its chunk: write it to the cache first
-  float* partial;  // results of chunks, from chunk kept_from on; NULL: combined here
-  int32_t kept_from;
+  float* partial;        // results of its first head's rows in its first chunk; NULL: combined here
+  int32_t partial_rows;  // rows of all heads that are split alike: from a chunk to the next
   int64_t cost;
 };
 
-// Results of the chunks of a run, before they are combined: for a row of the run (head, token,
-// query head of the group) and a chunk: maximum, sum and D weighted values.
+// Results of consecutive chunks of the same rows, before they are combined: for a chunk and a row
+// (head, token, query head of the group): maximum, sum and D weighted values.
 struct AttentionSplit {
   int32_t run;
-  int32_t first_chunk, end_chunk;
+  int32_t first_token, num_tokens;
+  int32_t first_head, num_heads;
+  int32_t num_slots;  // chunks, and the combined results of earlier ones
+  bool continues;     // slot 0 has the combined results of earlier chunks
+  bool ends;          // nothing follows: write the output; otherwise write slot 0
   float* partial;
+  DK_INLINE int64_t rows(const AttentionShape& shape) const {
+    return shape.group * num_tokens * num_heads;
+  }
 };
 DK_INLINE int64_t partial_row_floats(const dk_attention_args& a) { return a.head_size + 2; }
 
@@ -64,7 +71,8 @@ struct AttentionTable {
   void (*write)(const dk_attention_args& a, int64_t first_token, int64_t end_token,
                 int64_t first_head, int64_t end_head);
   void (*attend)(const dk_attention_args& a, const AttentionItem& item, char* scratch);
-  void (*combine)(const dk_attention_args& a, const AttentionSplit& split, int64_t kv_head);
+  void (*combine)(const dk_attention_args& a, const AttentionSplit& split, int64_t first_row,
+                  int64_t end_row);
 };
 
 }  // namespace dk

@@ -178,6 +178,12 @@ void load_scales(const Work& w, const Segment* segments, int n) {
   }
 }
 
+// Where the results of a row of the item in a chunk are stored: maximum, sum and values.
+float* partial_row(const Work& w, int64_t chunk, int64_t row) {
+  const int64_t slot = (chunk - w.item.first_chunk) * w.item.partial_rows;
+  return w.item.partial + (slot + row) * partial_row_floats(w.a);
+}
+
 // --- streaming: few rows, block by block --------------------------------------------------------
 
 void score_segment(const Work& w, const Segment& s, int64_t head, const uint32_t* keys,
@@ -282,6 +288,16 @@ void merge_chunk(const Work& w) {
   }
 }
 
+void keep_chunk(const Work& w, int64_t chunk) {
+  const int64_t all = w.item.num_heads * w.rows, size = w.a.head_size;
+  for (int64_t r = 0; r < all; ++r) {
+    float* const to = partial_row(w, chunk, r);
+    to[0] = w.chunk_max[r];
+    to[1] = w.chunk_sum[r];
+    memcpy(to + 2, w.chunk_out + r * size, size * sizeof(float));
+  }
+}
+
 void stream_chunk(const Work& w, int64_t chunk) {
   const Part part = part_of(w, chunk, 0, w.rows);
   if (part.empty()) return;
@@ -356,16 +372,26 @@ void score_part(const Work& w, const Part& part, const Segment* segments, const 
   }
 }
 
+// What a chunk of which a row sees nothing contributes.
+void keep_nothing(const Work& w, int64_t chunk, int64_t first_row, int64_t end_row) {
+  for (int64_t r = first_row; r < end_row; ++r) {
+    float* const to = partial_row(w, chunk, r);
+    to[0] = kLowest;
+    memset(to + 1, 0, (w.a.head_size + 1) * sizeof(float));
+  }
+}
+
 void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_segments,
                  const Place* places, int64_t head, int64_t first_row, int64_t end_row) {
   const Part part = part_of(w, chunk, first_row, end_row);
-  if (part.empty()) return;
-  const int rows = static_cast<int>(end_row - first_row);
   const int64_t row = head * w.rows + first_row, size = w.a.head_size;
+  if (part.empty()) {
+    if (w.item.partial) keep_nothing(w, chunk, row, row + end_row - first_row);
+    return;
+  }
+  const int rows = static_cast<int>(end_row - first_row);
   score_part(w, part, segments, places, w.queries + row * size, rows);
   weigh(w, part, first_row, rows, head, w.scores, w.weights, w.chunk_max, w.chunk_sum);
-  float keep[kMaxRows], take[kMaxRows];
-  merge_rows(rows, w.max + row, w.sum + row, w.chunk_max, w.chunk_sum, keep, take);
   ValueSegment pieces[kMaxSegments + 1];
   int n = 0;
   for (int s = 0; s < num_segments && segments[s].first_token < part.end; ++s) {
@@ -385,10 +411,23 @@ void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_
   t.segments = pieces;
   t.num_segments = n;
   t.num_panels = static_cast<int>(size / kLanes);
-  t.out = w.out + row * size;
-  t.out_stride = size;
-  t.keep = keep;
-  t.take = take;
+  float keep[kMaxRows], take[kMaxRows];
+  if (w.item.partial) {
+    float* const to = partial_row(w, chunk, row);
+    t.fresh = true;
+    t.out = to + 2;
+    t.out_stride = partial_row_floats(w.a);
+    for (int r = 0; r < rows; ++r) {
+      to[r * t.out_stride] = w.chunk_max[r];
+      to[r * t.out_stride + 1] = w.chunk_sum[r];
+    }
+  } else {
+    merge_rows(rows, w.max + row, w.sum + row, w.chunk_max, w.chunk_sum, keep, take);
+    t.out = w.out + row * size;
+    t.out_stride = size;
+    t.keep = keep;
+    t.take = take;
+  }
   kTiles[rows].values(t);
 }
 
@@ -454,20 +493,6 @@ void forget(const Work& w) {
   memset(w.out, 0, all * w.a.head_size * sizeof(float));
 }
 
-// Store a chunk's results among the partial ones: for each row maximum, sum and
-// values.
-void keep_partial(const Work& w, int64_t chunk) {
-  const int64_t row_floats = partial_row_floats(w.a), size = w.a.head_size;
-  const int64_t run_rows = w.a.num_kv_heads * w.rows, all = w.item.num_heads * w.rows;
-  const int64_t row = (chunk - w.item.kept_from) * run_rows + w.item.first_head * w.rows;
-  float* to = w.item.partial + row * row_floats;
-  for (int64_t r = 0; r < all; ++r, to += row_floats) {
-    to[0] = w.chunk_max[r];
-    to[1] = w.chunk_sum[r];
-    memcpy(to + 2, w.chunk_out + r * size, size * sizeof(float));
-  }
-}
-
 int64_t scratch_bytes(const dk_attention_args& a, const AttentionItem& item) {
   Carver carver{nullptr};
   Work(a, item, carver);
@@ -490,7 +515,7 @@ void attend(const dk_attention_args& a, const AttentionItem& item, char* scratch
     }
     stream_chunk(w, chunk);
     if (item.partial) {
-      keep_partial(w, chunk);
+      keep_chunk(w, chunk);
     } else {
       merge_chunk(w);
     }
@@ -498,25 +523,37 @@ void attend(const dk_attention_args& a, const AttentionItem& item, char* scratch
   if (!item.partial) write_out(w);
 }
 
-void combine(const dk_attention_args& a, const AttentionSplit& split, int64_t kv_head) {
-  const int64_t group = a.num_heads / a.num_kv_heads, size = a.head_size;
-  const int64_t first_token = a.query_start[split.run];
-  const int64_t rows = (a.query_start[split.run + 1] - first_token) * group;
-  const int64_t row_floats = partial_row_floats(a), run_rows = a.num_kv_heads * rows;
-  for (int64_t r = 0; r < rows; ++r) {
+void combine(const dk_attention_args& a, const AttentionSplit& split, int64_t first_row,
+             int64_t end_row) {
+  const AttentionShape shape(a);
+  const int64_t group = shape.group, size = a.head_size, row_floats = partial_row_floats(a);
+  const int64_t rows = split.rows(shape), head_rows = split.num_tokens * group;
+  for (int64_t r = first_row; r < end_row; ++r) {
     float out[kMaxHeadSize] = {}, max = kLowest, sum = 0.f;
-    for (int64_t chunk = split.first_chunk; chunk < split.end_chunk; ++chunk) {
-      const int64_t row = (chunk - split.first_chunk) * run_rows + kv_head * rows + r;
-      const float* const more = split.partial + row * row_floats;
+    float* const first = split.partial + r * row_floats;
+    if (split.continues) {
+      max = first[0];
+      sum = first[1];
+      memcpy(out, first + 2, size * sizeof(float));
+    }
+    for (int64_t slot = split.continues; slot < split.num_slots; ++slot) {
+      const float* const more = first + slot * rows * row_floats;
       float keep, take;
       merge_rows(1, &max, &sum, more, more + 1, &keep, &take);
       for (int64_t d = 0; d < size; d += kLanes) {
         store(out + d, fma(load(out + d), set(keep), mul(load(more + 2 + d), set(take))));
       }
     }
-    uint16_t* to = static_cast<uint16_t*>(a.out) + (first_token + r / group) * a.out_token_stride;
-    to += (kv_head * group + r % group) * a.out_head_stride;
-    write_row(a, out, sum, to);
+    if (!split.ends) {
+      first[0] = max;
+      first[1] = sum;
+      memcpy(first + 2, out, size * sizeof(float));
+      continue;
+    }
+    const int64_t token = a.query_start[split.run] + split.first_token + r % head_rows / group;
+    const int64_t head = (split.first_head + r / head_rows) * group + r % group;
+    uint16_t* const to = static_cast<uint16_t*>(a.out);
+    write_row(a, out, sum, to + token * a.out_token_stride + head * a.out_head_stride);
   }
 }
 
