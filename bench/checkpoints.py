@@ -47,14 +47,20 @@ SHAPES = {
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
 
 
-def make_checkpoint(name: str, folder: Path) -> Path:
-    """Return the directory of a checkpoint of that shape; write it if it does not exist."""
+def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
+    """Return the directory of a checkpoint of that shape; write it if it does not exist.
+
+    num_layers: instead of the shape's own number, if not 0.
+    """
+    config = dict(SHAPES[name])
     path = folder / name
+    if num_layers not in (0, config["num_hidden_layers"]):
+        config["num_hidden_layers"] = num_layers
+        path = folder / f"{name}-{num_layers}-layers"
     weights = path / "model.safetensors"
     if weights.exists():
         return path
     path.mkdir(parents=True, exist_ok=True)
-    config = SHAPES[name]
     (path / "config.json").write_text(json.dumps({**config, **_COMMON}, indent=2), encoding="utf-8")
     generator = torch.Generator().manual_seed(0)
     tensors = {

@@ -47,6 +47,8 @@ class LlamaCppEngine:
         for name in fields & options.keys():
             setattr(settings, name, options[name])
         self._options = {name: options[name] for name in options.keys() - fields}
+        self._keeps_prefix = bool(self._options.pop("keep_prefix", False))
+        self._kept: list[int] = []
         self._quiet = native.llama_log_callback(lambda level, text, data: None)
         native.llama_log_set(self._quiet, None)
         native.llama_backend_init()
@@ -62,7 +64,7 @@ class LlamaCppEngine:
         """Create a context for this number and these lengths of requests, unless it exists."""
         longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
         room = (len(prompts), -(-longest // CONTEXT_GRANULE) * CONTEXT_GRANULE)
-        if room == self._room:
+        if room == self._room or (self._keeps_prefix and room <= self._room):
             return
         native = self._native
         if self._context is not None:
@@ -79,20 +81,31 @@ class LlamaCppEngine:
             raise RuntimeError(
                 f"llama.cpp could not create a context for {room[0]} requests of {room[1]}"
             )
-        self._room = room
+        self._room, self._kept = room, []
         # Touch the buffers of a new context, as they are in a running server.
         self.generate([[1] * min(MAX_MICRO_BATCH, longest - 2)], [2])
 
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Run steps until every request has its tokens; sampling is greedy."""
+        """Run steps until every request has its tokens; sampling is greedy.
+
+        With the option keep_prefix, a repeated prompt keeps its cache, except for the last token.
+        """
         native = self._native
-        native.llama_memory_clear(native.llama_get_memory(self._context), False)
+        memory = native.llama_get_memory(self._context)
+        num_kept = 0
+        if self._keeps_prefix and list(prompts) == [self._kept]:
+            num_kept = len(self._kept) - 1
+            native.llama_memory_seq_rm(memory, 0, num_kept, -1)
+        else:
+            native.llama_memory_clear(memory, False)
+        self._kept = list(prompts[0]) if self._keeps_prefix and len(prompts) == 1 else []
         streams = [
             Stream(row=row, prompt=prompt, num_wanted=length)
             for row, (prompt, length) in enumerate(zip(prompts, output_lens, strict=True))
         ]
+        streams[0].num_done = num_kept
         waiting, running = list(streams), list[Stream]()
         while waiting or running:
             self._step(waiting, running)

@@ -57,7 +57,7 @@ typedef struct dk_attention_args {
   float scale;        /* above 0 */
   float soft_cap;     /* 0 for none */
 } dk_attention_args;
-DK_API void dk_attention(const dk_attention_args* args);
+DK_API int64_t dk_attention(const dk_attention_args* args);
 
 /* How a call would be distributed over the team's threads; for tests and measurements. */
 typedef struct dk_attention_work {
@@ -66,7 +66,7 @@ typedef struct dk_attention_work {
   int64_t cost;      /* of all items, in pairs of a query row and a position of about equal time */
   int64_t longest_cost; /* sum over waves of max(most expensive item, cost / threads) */
 } dk_attention_work;
-/* Returns 0, or 1: out of memory. Reads neither tensors nor the cache. */
+/* Reads neither tensors nor the cache. */
 DK_API int64_t dk_attention_plan(const dk_attention_args* args, dk_attention_work* work);
 
 /* Bytes of one block of one layer. */

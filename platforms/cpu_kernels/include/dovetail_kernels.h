@@ -1,11 +1,11 @@
 /* The C ABI of the native library: versions, levels, threads, memory, replay, and packed linears.
  *
- * Every operation has the form `void dk_<op>(const dk_<op>_args*)`: a plain struct of pointers,
+ * Every operation has the form `int64_t dk_<op>(const dk_<op>_args*)`: a plain struct of pointers,
  * int64_t and float, so that a recorder can keep (function, struct) and call it again with new
- * contents at the same addresses. Operations do not validate arguments: the caller is responsible
- * for shapes and pointers (the Python binding and the linear methods check them). bf16 is a
- * uint16_t with the upper half of a float. Strides (`ld*`) count elements. The library does not
- * depend on a tensor library or a model.
+ * contents at the same addresses. It returns DK_OK or DK_NO_MEMORY. Operations do not validate
+ * arguments: the caller is responsible for shapes and pointers (the Python binding and the linear
+ * methods check them). bf16 is a uint16_t with the upper half of a float. Strides (`ld*`) count
+ * elements. The library does not depend on a tensor library or a model.
  */
 #ifndef DOVETAIL_KERNELS_H
 #define DOVETAIL_KERNELS_H
@@ -19,7 +19,7 @@
 #endif
 
 /* Incremented whenever a struct or a function changes. */
-#define DK_ABI_VERSION 4
+#define DK_ABI_VERSION 5
 /* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
 #define DK_PACK_VERSION 3
 
@@ -34,6 +34,14 @@ enum {
   DK_AVX512_BF16 = 5, /* and VNNI */
   DK_AVX512_AMX = 6   /* and the matrix tiles of bytes and bf16 */
 };
+
+/* Results of operations. An operation without memory has written none or some of its outputs, which
+ * are undefined, and nothing else; it may be called again. */
+enum { DK_OK = 0, DK_NO_MEMORY = 1 };
+/* Of the last operation of this thread that returned DK_NO_MEMORY: its name, and the bytes that the
+ * system refused (0: unknown). */
+DK_API const char* dk_failed_operation(void);
+DK_API int64_t dk_failed_bytes(void);
 
 DK_API int64_t dk_abi_version(void);
 DK_API int64_t dk_pack_version(void);
@@ -55,12 +63,12 @@ DK_API int64_t dk_num_threads(void);
 DK_API void* dk_alloc(int64_t num_bytes);
 DK_API void dk_free(void* memory, int64_t num_bytes);
 
-/* A call of an operation, and `n` calls in order. */
+/* A call of an operation, and `n` calls in order, until one fails; returns its result. */
 typedef struct dk_call {
-  void (*fn)(const void* args);
+  int64_t (*fn)(const void* args);
   const void* args;
 } dk_call;
-DK_API void dk_replay(const dk_call* calls, int64_t n);
+DK_API int64_t dk_replay(const dk_call* calls, int64_t n);
 
 /* Between begin and end, the operations that this thread calls are run as usual and recorded: the
  * function, and a copy of the struct, but not of the memory that it points to. Packing and probes
@@ -119,10 +127,10 @@ typedef struct dk_pack_linear_args {
   int64_t flags; /* DK_GATE_UP (N even), DK_ROUND */
   int64_t kind;  /* dk_pack_linear_blocks: DK_Q4_0 ... DK_Q6_K */
 } dk_pack_linear_args;
-DK_API void dk_pack_linear_bf16(const dk_pack_linear_args* args);
-DK_API void dk_pack_linear_int8(const dk_pack_linear_args* args);
-DK_API void dk_pack_linear_int4(const dk_pack_linear_args* args);
-DK_API void dk_pack_linear_blocks(const dk_pack_linear_args* args);
+DK_API int64_t dk_pack_linear_bf16(const dk_pack_linear_args* args);
+DK_API int64_t dk_pack_linear_int8(const dk_pack_linear_args* args);
+DK_API int64_t dk_pack_linear_int4(const dk_pack_linear_args* args);
+DK_API int64_t dk_pack_linear_blocks(const dk_pack_linear_args* args);
 
 /* y = epilogue(x W^T): plus bias, then silu(gate) * up with DK_GATE_UP, then plus residual;
  * summed in float32 (groups: exact integers, then float32), rounded once to y's type. If a row
@@ -139,10 +147,10 @@ typedef struct dk_linear_args {
   int64_t flags;
   int64_t kind;  /* dk_linear_blocks */
 } dk_linear_args;
-DK_API void dk_linear_bf16(const dk_linear_args* args);
-DK_API void dk_linear_int8(const dk_linear_args* args);
-DK_API void dk_linear_int4(const dk_linear_args* args);
-DK_API void dk_linear_blocks(const dk_linear_args* args);
+DK_API int64_t dk_linear_bf16(const dk_linear_args* args);
+DK_API int64_t dk_linear_int8(const dk_linear_args* args);
+DK_API int64_t dk_linear_int4(const dk_linear_args* args);
+DK_API int64_t dk_linear_blocks(const dk_linear_args* args);
 
 /* --- probes: the limits of this machine, for benchmarks ------------------------------------------
  * The caller measures the time. Reads whole pieces of 256 KiB. */
@@ -151,13 +159,13 @@ typedef struct dk_probe_read_args {
   int64_t* result; /* out: a sum of the data read */
   int64_t num_bytes;
 } dk_probe_read_args;
-DK_API void dk_probe_read(const dk_probe_read_args* args);
+DK_API int64_t dk_probe_read(const dk_probe_read_args* args);
 
 typedef struct dk_probe_multiply_args {
   int64_t* result; /* out: operations of all threads; a multiply-add counts as two */
   int64_t kind;    /* DK_BF16 or DK_INT8 */
   int64_t iterations;
 } dk_probe_multiply_args;
-DK_API void dk_probe_multiply(const dk_probe_multiply_args* args);
+DK_API int64_t dk_probe_multiply(const dk_probe_multiply_args* args);
 
 #endif

@@ -19,7 +19,7 @@ typedef struct dk_rms_norm_args {
   float eps;
   float weight_offset; /* 1 if weights are stored as differences from 1, else 0 */
 } dk_rms_norm_args;
-DK_API void dk_rms_norm(const dk_rms_norm_args* args);
+DK_API int64_t dk_rms_norm(const dk_rms_norm_args* args);
 
 /* residual = x + residual, rounded to bf16; y = the norm of that, as above. y may be x. */
 typedef struct dk_add_rms_norm_args {
@@ -33,7 +33,7 @@ typedef struct dk_add_rms_norm_args {
   float eps;
   float weight_offset;
 } dk_add_rms_norm_args;
-DK_API void dk_add_rms_norm(const dk_add_rms_norm_args* args);
+DK_API int64_t dk_add_rms_norm(const dk_add_rms_norm_args* args);
 
 /* Rotate queries and keys by their positions, in halves: of the first `rotary_size` features, i of
  * the first half is paired with i of the second. The rest is copied. Outputs may be inputs. */
@@ -52,7 +52,7 @@ typedef struct dk_rotary_args {
   int64_t num_heads, num_kv_heads, head_size;
   int64_t rotary_size; /* even */
 } dk_rotary_args;
-DK_API void dk_rotary(const dk_rotary_args* args);
+DK_API int64_t dk_rotary(const dk_rotary_args* args);
 
 /* y[i] = f(x[i]) * x[size + i]: f = silu, or gelu by its tanh form. */
 typedef struct dk_gate_mul_args {
@@ -62,8 +62,8 @@ typedef struct dk_gate_mul_args {
   int64_t x_stride, y_stride;
   int64_t size;
 } dk_gate_mul_args;
-DK_API void dk_silu_mul(const dk_gate_mul_args* args);
-DK_API void dk_gelu_tanh_mul(const dk_gate_mul_args* args);
+DK_API int64_t dk_silu_mul(const dk_gate_mul_args* args);
+DK_API int64_t dk_gelu_tanh_mul(const dk_gate_mul_args* args);
 
 /* y[t] = table[ids[t]]. */
 typedef struct dk_embedding_args {
@@ -75,6 +75,6 @@ typedef struct dk_embedding_args {
   int64_t table_stride;
   int64_t size;
 } dk_embedding_args;
-DK_API void dk_embedding(const dk_embedding_args* args);
+DK_API int64_t dk_embedding(const dk_embedding_args* args);
 
 #endif

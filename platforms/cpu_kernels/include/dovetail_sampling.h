@@ -17,6 +17,6 @@ typedef struct dk_argmax_args {
   int64_t size;
   int64_t is_float32;
 } dk_argmax_args;
-DK_API void dk_argmax(const dk_argmax_args* args);
+DK_API int64_t dk_argmax(const dk_argmax_args* args);
 
 #endif

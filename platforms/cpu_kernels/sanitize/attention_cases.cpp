@@ -29,7 +29,7 @@ Shape random_shape(Random& random) {
   Shape s{};
   s.runs = random.between(1, 5);
   s.kv_heads = random.coin() ? random.between(1, 3) : random.between(1, 6);
-  s.group = random.coin() ? random.between(1, 4) : random.between(1, 40);
+  s.group = random.coin() ? random.between(1, 4) : random.between(1, s.kv_heads == 1 ? 40 : 13);
   s.size = sizes[random.below(8)];
   s.block_size = block_sizes[random.below(4)];
   s.kind = random.coin() ? DK_CACHE_BF16 : DK_CACHE_INT8;

@@ -180,7 +180,7 @@ DK_CASE(replay) {
   for (int64_t& result : results) args.push_back({memory.data(), &result, memory.size()});
   std::vector<dk_call> calls;
   for (auto& one : args) {
-    calls.push_back({reinterpret_cast<void (*)(const void*)>(dk_probe_read), &one});
+    calls.push_back({reinterpret_cast<int64_t (*)(const void*)>(dk_probe_read), &one});
   }
   dk_replay(calls.data(), 3);
   for (const int64_t result : results) cases::check(result == 0, "a replayed probe");

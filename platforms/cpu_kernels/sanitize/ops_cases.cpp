@@ -25,7 +25,7 @@ double scale_of(Buffer<uint16_t>& x, int64_t first, int64_t size, double eps) {
 // The last row ends at the end of the memory.
 int64_t extent(int64_t rows, int64_t stride, int64_t size) { return (rows - 1) * stride + size; }
 
-void run_gate(Random& random, void (*function)(const dk_gate_mul_args*), double (*of)(double)) {
+void run_gate(Random& random, int64_t (*function)(const dk_gate_mul_args*), double (*of)(double)) {
   const int64_t rows = random.between(1, 9), size = random.between(1, 100);
   const int64_t x_stride = 2 * size + random.below(4), y_stride = size + random.below(4);
   Buffer<uint16_t> x(extent(rows, x_stride, 2 * size), random.below(8));

@@ -6,6 +6,7 @@ on import.
 
 from dovetail_cpu_kernels.library import (
     LEVELS,
+    NativeMemoryError,
     NativeStatus,
     NativeUnavailableError,
     library,
@@ -17,6 +18,7 @@ from dovetail_cpu_kernels.library import (
 
 __all__ = [
     "LEVELS",
+    "NativeMemoryError",
     "NativeStatus",
     "NativeUnavailableError",
     "library",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dovetail_cpu_kernels.library import library
+from dovetail_cpu_kernels.library import check_result, library, native_operation
 
 CACHE_BF16, CACHE_INT8 = 0, 1
 BLOCK_MULTIPLE = 16
@@ -81,17 +81,14 @@ def plan_attention(args: AttentionArgs) -> AttentionWork:
     """Return how a call of `dk_attention` with these arguments would be distributed."""
     work = AttentionWork()
     function = library().dk_attention_plan
-    function.argtypes, function.restype = [ctypes.c_void_p] * 2, ctypes.c_int64
-    if function(ctypes.addressof(args), ctypes.addressof(work)):
-        raise MemoryError("there is not enough memory for the plan of attention")
+    function.argtypes, function.restype = [ctypes.c_void_p] * 2, check_result
+    function(ctypes.addressof(args), ctypes.addressof(work))
     return work
 
 
 def attention_operation() -> ctypes._NamedFuncPointer:
     """Return `dk_attention`: call it with the address of an AttentionArgs."""
-    function = library().dk_attention
-    function.argtypes, function.restype = [ctypes.c_void_p], None
-    return function
+    return native_operation("attention")
 
 
 def attention_block_bytes(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 PACK_VERSION = 3  # of the bytes of packed weights
 LEVELS = (
     "portable",
@@ -44,7 +44,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "dk_num_threads": (_INT64, []),
     "dk_alloc": (ctypes.c_void_p, [_INT64]),
     "dk_free": (None, [ctypes.c_void_p, _INT64]),
-    "dk_replay": (None, [ctypes.c_void_p, _INT64]),
+    "dk_failed_operation": (ctypes.c_char_p, []),
+    "dk_failed_bytes": (_INT64, []),
     "dk_record_begin": (None, []),
     "dk_record_end": (ctypes.c_void_p, [ctypes.c_void_p]),
     "dk_record_free": (None, [ctypes.c_void_p]),
@@ -54,6 +55,21 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 class NativeUnavailableError(ImportError):
     """The native library is not available. The message gives the reason and the remedy."""
+
+
+class NativeMemoryError(MemoryError):
+    """A native operation had no memory; its outputs are undefined. It may be called again.
+
+    operation: its name, such as "dk_attention". num_bytes: the bytes that the system refused, or 0.
+    """
+
+    def __init__(self, operation: str, num_bytes: int) -> None:
+        self.operation, self.num_bytes = operation, num_bytes
+        size = f"{num_bytes} bytes of working memory" if num_bytes else "working memory"
+        super().__init__(
+            f"the native operation {operation} needs {size}, which the system does not have: give "
+            "the process more memory, or lower kv_cache_memory_bytes or max_num_batched_tokens"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +91,8 @@ class NativeStatus:
 def library() -> ctypes.CDLL:
     """Return the native library, loaded once, at the level that the environment selects.
 
-    Operations, `void dk_<op>(const dk_<op>_args*)`, are called with one pointer: set `argtypes` to
-    `[ctypes.c_void_p]` and pass `ctypes.addressof(args)` or the struct's own byref. Calls release
-    the interpreter's lock.
+    Operations, `int64_t dk_<op>(const dk_<op>_args*)`, are returned by `native_operation`. Calls
+    release the interpreter's lock.
 
     Raises NativeUnavailableError with the reason and the remedy.
     """
@@ -90,12 +105,31 @@ def library() -> ctypes.CDLL:
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
+        loaded.dk_replay.restype = check_result
+        loaded.dk_replay.argtypes = [ctypes.c_void_p, _INT64]
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"{LIBRARY.name} cannot be loaded: {error}") from error
     wish = _wished_level()
     if wish is not None:
         loaded.dk_set_level(wish)
     return loaded
+
+
+def native_operation(name: str) -> ctypes._NamedFuncPointer:
+    """Return the operation `dk_<name>`: call it with the address of its struct.
+
+    The function raises NativeMemoryError if the operation had no memory.
+    """
+    function = getattr(library(), f"dk_{name}")
+    function.argtypes, function.restype = [ctypes.c_void_p], check_result
+    return function
+
+
+def check_result(result: int) -> None:
+    """Raise NativeMemoryError if an operation of this thread returned something else than 0."""
+    if result:
+        loaded = library()
+        raise NativeMemoryError(loaded.dk_failed_operation().decode(), loaded.dk_failed_bytes())
 
 
 def status() -> NativeStatus:

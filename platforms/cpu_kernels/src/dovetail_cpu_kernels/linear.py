@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from dovetail_cpu_kernels.library import library
+from dovetail_cpu_kernels.library import library, native_operation
 
 BF16, INT8, INT4 = 0, 1, 2
 GATE_UP, OUT_F32, BATCH_INVARIANT, ROUND = 1, 2, 4, 8
@@ -154,8 +154,7 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
         shape.flags,
         shape.kind,
     )
-    function = getattr(library(), f"dk_pack_linear_{_name_of(shape.kind)}")
-    function(ctypes.byref(args))
+    native_operation(f"pack_linear_{_name_of(shape.kind)}")(ctypes.addressof(args))
     return num_nonfinite.value
 
 
@@ -169,9 +168,7 @@ def new_args(shape: PackedLinear, packed: int) -> LinearArgs:
 
 def operation(kind: int) -> ctypes._NamedFuncPointer:
     """Return the native function of `kind`: call it with the address of a LinearArgs."""
-    function = getattr(library(), f"dk_linear_{_name_of(kind)}")
-    function.argtypes, function.restype = [ctypes.c_void_p], None
-    return function
+    return native_operation(f"linear_{_name_of(kind)}")
 
 
 def _name_of(kind: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dovetail_cpu_kernels.library import library
+from dovetail_cpu_kernels.library import native_operation
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -137,6 +137,4 @@ def op(name: str) -> ctypes._NamedFuncPointer:
         raise ValueError(
             f"the operation {name!r} does not exist; the operations are {', '.join(OPS)}"
         )
-    function = getattr(library(), f"dk_{name}")
-    function.argtypes, function.restype = [ctypes.c_void_p], None
-    return function
+    return native_operation(name)

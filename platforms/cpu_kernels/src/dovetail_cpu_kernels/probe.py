@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from dovetail_cpu_kernels.library import library
+from dovetail_cpu_kernels.library import native_operation
 
 PIECE_BYTES = 256 << 10
 NUM_ITERATIONS = 64 << 12
@@ -40,7 +40,7 @@ def read_bandwidth(memory: int, num_bytes: int) -> float:
     whole = num_bytes // PIECE_BYTES * PIECE_BYTES
     args = ProbeReadArgs(memory, ctypes.addressof(result), whole)
     began = time.perf_counter()
-    library().dk_probe_read(ctypes.byref(args))
+    native_operation("probe_read")(ctypes.addressof(args))
     return whole / (time.perf_counter() - began)
 
 
@@ -52,5 +52,5 @@ def multiply_rate(kind: int) -> float:
     result = ctypes.c_int64(0)
     args = ProbeMultiplyArgs(ctypes.addressof(result), kind, NUM_ITERATIONS)
     began = time.perf_counter()
-    library().dk_probe_multiply(ctypes.byref(args))
+    native_operation("probe_multiply")(ctypes.addressof(args))
     return result.value / (time.perf_counter() - began)

@@ -1,9 +1,8 @@
 // Attention of a step: the team processes the waves of its plan (attention_plan.cpp).
 #include "attention.h"
 
-#include <new>
-
 #include "attention_plan.h"
+#include "failure.h"
 #include "record.h"
 #include "team.h"
 
@@ -32,30 +31,29 @@ void run_wave(const dk_attention_args& a, const AttentionPlan& plan, const Atten
   });
 }
 
-}  // namespace
-}  // namespace dk
-
-void dk_attention(const dk_attention_args* args) {
-  dk::note(dk_attention, args);
-  const dk_attention_args& a = *args;
-  const dk::AttentionTable& table = DK_PICK(attention_table);
-  dk::AttentionPlan& plan = dk::thread_plan;
-  try {
-    dk::make_plan(a, plan);
-  } catch (const std::bad_alloc&) {
-    dk::end_without_memory("the plan of attention", plan.items.size() * sizeof(dk::AttentionItem));
-  }
+void run_attention(const dk_attention_args& a) {
+  const AttentionTable& table = DK_PICK(attention_table);
+  AttentionPlan& plan = thread_plan;
+  make_plan(a, plan);
   const int64_t num_writes = static_cast<int64_t>(plan.writes.size()) / 2;
-  dk::parallel_for(num_writes, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(num_writes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       table.write(a, plan.writes[2 * i], plan.writes[2 * i + 1], 0, a.num_kv_heads);
     }
   });
-  dk::AttentionWave done{};
-  for (const dk::AttentionWave& wave : plan.waves) {
-    dk::run_wave(a, plan, done, wave);
+  AttentionWave done{};
+  for (const AttentionWave& wave : plan.waves) {
+    run_wave(a, plan, done, wave);
     done = wave;
   }
+}
+
+}  // namespace
+}  // namespace dk
+
+int64_t dk_attention(const dk_attention_args* args) {
+  dk::note(dk_attention, args);
+  return dk::result_of("dk_attention", [args] { dk::run_attention(*args); });
 }
 
 int64_t dk_attention_block_bytes(int64_t num_kv_heads, int64_t head_size, int64_t block_size,

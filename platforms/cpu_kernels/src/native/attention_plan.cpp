@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "failure.h"
 #include "team.h"
 
 namespace dk {
@@ -301,11 +302,7 @@ void make_plan(const dk_attention_args& a, AttentionPlan& plan) { Planner(a, pla
 
 int64_t dk_attention_plan(const dk_attention_args* args, dk_attention_work* work) {
   dk::AttentionPlan plan;
-  try {
-    dk::make_plan(*args, plan);
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
+  const int64_t result = dk::result_of("dk_attention_plan", [&] { dk::make_plan(*args, plan); });
   *work = {};
   work->num_items = static_cast<int64_t>(plan.items.size());
   work->num_waves = static_cast<int64_t>(plan.waves.size());
@@ -319,5 +316,5 @@ int64_t dk_attention_plan(const dk_attention_args* args, dk_attention_work* work
     work->cost += sum;
     work->longest_cost += std::max(most, dk::ceil_div(sum, dk::num_threads()));
   }
-  return 0;
+  return result;
 }

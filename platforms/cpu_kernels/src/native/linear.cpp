@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "failure.h"
 #include "float_mode.h"
 #include "record.h"
 #include "team.h"
@@ -118,32 +119,37 @@ int64_t dk_packed_bytes(int64_t kind, int64_t N, int64_t K, int64_t group, int64
   return shape.num_panels * shape.panel_bytes;
 }
 
-void dk_pack_linear_bf16(const dk_pack_linear_args* args) {
-  dk::run_packing(DK_PICK(pack_bf16), DK_BF16, *args);
+int64_t dk_pack_linear_bf16(const dk_pack_linear_args* args) {
+  const auto pack = [args] { dk::run_packing(DK_PICK(pack_bf16), DK_BF16, *args); };
+  return dk::result_of("dk_pack_linear_bf16", pack);
 }
-void dk_pack_linear_int8(const dk_pack_linear_args* args) {
-  dk::run_packing(DK_PICK(pack_groups), DK_INT8, *args);
+int64_t dk_pack_linear_int8(const dk_pack_linear_args* args) {
+  const auto pack = [args] { dk::run_packing(DK_PICK(pack_groups), DK_INT8, *args); };
+  return dk::result_of("dk_pack_linear_int8", pack);
 }
-void dk_pack_linear_int4(const dk_pack_linear_args* args) {
-  dk::run_packing(DK_PICK(pack_groups), DK_INT4, *args);
+int64_t dk_pack_linear_int4(const dk_pack_linear_args* args) {
+  const auto pack = [args] { dk::run_packing(DK_PICK(pack_groups), DK_INT4, *args); };
+  return dk::result_of("dk_pack_linear_int4", pack);
 }
-void dk_pack_linear_blocks(const dk_pack_linear_args* args) {
-  dk::run_packing(DK_PICK(pack_groups), args->kind, *args);
+int64_t dk_pack_linear_blocks(const dk_pack_linear_args* args) {
+  const auto pack = [args] { dk::run_packing(DK_PICK(pack_groups), args->kind, *args); };
+  return dk::result_of("dk_pack_linear_blocks", pack);
 }
 
-void dk_linear_bf16(const dk_linear_args* args) {
+int64_t dk_linear_bf16(const dk_linear_args* args) {
   dk::note(dk_linear_bf16, args);
-  dk::run_linear(DK_PICK(linear_bf16), DK_BF16, *args);
+  const auto run = [args] { dk::run_linear(DK_PICK(linear_bf16), DK_BF16, *args); };
+  return dk::result_of("dk_linear_bf16", run);
 }
-void dk_linear_int8(const dk_linear_args* args) {
+int64_t dk_linear_int8(const dk_linear_args* args) {
   dk::note(dk_linear_int8, args);
-  dk::run_groups(DK_INT8, *args);
+  return dk::result_of("dk_linear_int8", [args] { dk::run_groups(DK_INT8, *args); });
 }
-void dk_linear_int4(const dk_linear_args* args) {
+int64_t dk_linear_int4(const dk_linear_args* args) {
   dk::note(dk_linear_int4, args);
-  dk::run_groups(DK_INT4, *args);
+  return dk::result_of("dk_linear_int4", [args] { dk::run_groups(DK_INT4, *args); });
 }
-void dk_linear_blocks(const dk_linear_args* args) {
+int64_t dk_linear_blocks(const dk_linear_args* args) {
   dk::note(dk_linear_blocks, args);
-  dk::run_groups(args->kind, *args);
+  return dk::result_of("dk_linear_blocks", [args] { dk::run_groups(args->kind, *args); });
 }

@@ -18,43 +18,48 @@ int64_t rows_per_piece(int64_t row_numbers) {
 
 }  // namespace
 
-void dk_rms_norm(const dk_rms_norm_args* args) {
+int64_t dk_rms_norm(const dk_rms_norm_args* args) {
   dk::note(dk_rms_norm, args);
   const auto& table = DK_PICK(ops_table);
   dk::parallel_for(args->num_outer * args->num_inner, rows_per_piece(args->size),
                    [&](int64_t begin, int64_t end) { table.rms_norm(*args, begin, end); });
+  return DK_OK;
 }
 
-void dk_add_rms_norm(const dk_add_rms_norm_args* args) {
+int64_t dk_add_rms_norm(const dk_add_rms_norm_args* args) {
   dk::note(dk_add_rms_norm, args);
   const auto& table = DK_PICK(ops_table);
   dk::parallel_for(args->num_rows, rows_per_piece(args->size),
                    [&](int64_t begin, int64_t end) { table.add_rms_norm(*args, begin, end); });
+  return DK_OK;
 }
 
-void dk_rotary(const dk_rotary_args* args) {
+int64_t dk_rotary(const dk_rotary_args* args) {
   dk::note(dk_rotary, args);
   const auto& table = DK_PICK(ops_table);
   const int64_t token_numbers = (args->num_heads + args->num_kv_heads) * args->head_size;
   dk::parallel_for(args->num_tokens, rows_per_piece(token_numbers),
                    [&](int64_t begin, int64_t end) { table.rotary(*args, begin, end); });
+  return DK_OK;
 }
 
-void dk_silu_mul(const dk_gate_mul_args* args) {
+int64_t dk_silu_mul(const dk_gate_mul_args* args) {
   dk::note(dk_silu_mul, args);
   const auto& table = DK_PICK(ops_table);
   dk::parallel_for(args->num_rows, rows_per_piece(args->size),
                    [&](int64_t begin, int64_t end) { table.silu_mul(*args, begin, end); });
+  return DK_OK;
 }
 
-void dk_gelu_tanh_mul(const dk_gate_mul_args* args) {
+int64_t dk_gelu_tanh_mul(const dk_gate_mul_args* args) {
   dk::note(dk_gelu_tanh_mul, args);
   const auto& table = DK_PICK(ops_table);
   dk::parallel_for(args->num_rows, rows_per_piece(args->size),
                    [&](int64_t begin, int64_t end) { table.gelu_tanh_mul(*args, begin, end); });
+  return DK_OK;
 }
 
-void dk_embedding(const dk_embedding_args* args) {
+int64_t dk_embedding(const dk_embedding_args* args) {
   dk::note(dk_embedding, args);
   const auto* const rows = static_cast<const uint16_t*>(args->table);
   auto* const out = static_cast<uint16_t*>(args->y);
@@ -63,4 +68,5 @@ void dk_embedding(const dk_embedding_args* args) {
       memcpy(out + t * args->y_stride, rows + args->ids[t] * args->table_stride, args->size * 2);
     }
   });
+  return DK_OK;
 }

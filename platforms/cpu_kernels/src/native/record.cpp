@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kAlignment = 16;
 
 struct Noted {
-  void (*operation)(const void*);
+  int64_t (*operation)(const void*);
   size_t offset;  // of its struct
 };
 
@@ -28,7 +28,7 @@ thread_local bool is_incomplete = false;  // there was not enough memory for an 
 
 }  // namespace
 
-void note_call(void (*operation)(const void*), const void* args, size_t num_bytes) {
+void note_call(int64_t (*operation)(const void*), const void* args, size_t num_bytes) {
   // No exception may leave the C ABI: dk_record_end reports it.
   try {
     const size_t offset = structs.size();
@@ -73,7 +73,9 @@ const dk_call* dk_record_end(int64_t* num_calls) {
 
 void dk_record_free(const dk_call* calls) { free(const_cast<dk_call*>(calls)); }
 
-void dk_replay(const dk_call* calls, int64_t n) {
+int64_t dk_replay(const dk_call* calls, int64_t n) {
   const dk::DefaultFloatMode mode;  // once, not for each operation
-  for (int64_t i = 0; i < n; ++i) calls[i].fn(calls[i].args);
+  int64_t result = DK_OK;
+  for (int64_t i = 0; i < n && result == DK_OK; ++i) result = calls[i].fn(calls[i].args);
+  return result;
 }

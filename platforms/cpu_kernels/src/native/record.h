@@ -10,12 +10,12 @@ namespace dk {
 extern thread_local bool is_recording;
 
 // Store the operation and a copy of its struct in this thread's record.
-void note_call(void (*operation)(const void*), const void* args, size_t num_bytes);
+void note_call(int64_t (*operation)(const void*), const void* args, size_t num_bytes);
 
 template <class Args>
-DK_INLINE void note(void (*operation)(const Args*), const Args* args) {
+DK_INLINE void note(int64_t (*operation)(const Args*), const Args* args) {
   if (!is_recording) return;
-  note_call(reinterpret_cast<void (*)(const void*)>(operation), args, sizeof(Args));
+  note_call(reinterpret_cast<int64_t (*)(const void*)>(operation), args, sizeof(Args));
 }
 
 }  // namespace dk

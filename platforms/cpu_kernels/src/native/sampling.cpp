@@ -4,9 +4,10 @@
 #include "record.h"
 #include "team.h"
 
-void dk_argmax(const dk_argmax_args* args) {
+int64_t dk_argmax(const dk_argmax_args* args) {
   dk::note(dk_argmax, args);
   const auto& table = DK_PICK(sampling_table);
   dk::parallel_for(args->num_rows, 1,
                    [&](int64_t begin, int64_t end) { table.argmax(*args, begin, end); });
+  return DK_OK;
 }

@@ -277,16 +277,13 @@ char* scratch(ScratchSlot slot, size_t num_bytes) {
   size_t& size = thread_scratch.sizes[slot];
   if (num_bytes <= size && !kExactScratch) return memory;
   free(memory);
-  size = kExactScratch ? num_bytes : num_bytes + num_bytes / 2 + 4096;
+  memory = nullptr;
+  size = 0;
+  const size_t wanted = kExactScratch ? num_bytes : num_bytes + num_bytes / 2 + 4096;
   void* fresh = nullptr;
-  if (posix_memalign(&fresh, 64, size) != 0) end_without_memory("scratch memory", size);
+  if (posix_memalign(&fresh, 64, wanted) != 0) throw NoMemory{wanted};
+  size = wanted;
   return memory = static_cast<char*>(fresh);
-}
-
-void end_without_memory(const char* purpose, size_t num_bytes) {
-  fprintf(stderr, "dovetail: out of memory: a native operation needs %zu bytes of %s\n", num_bytes,
-          purpose);
-  abort();
 }
 
 }  // namespace dk

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "dispatch.h"
+#include "failure.h"
 #include "float_mode.h"
 
 namespace dk {
@@ -29,14 +30,10 @@ using RegionFunction = int64_t (*)(void* body, int thread);
 void run_region(RegionFunction fn, void* body, int threads);
 
 // Memory of the calling thread, aligned to 64 bytes, uninitialized, valid until its next call with
-// the same slot, freed with the thread. Memory of an operation's caller may be shared with workers
-// during a region; within a region use another slot.
+// the same slot, freed with the thread. Throws NoMemory. Memory of an operation's caller may be
+// shared with workers during a region; within a region use another slot.
 enum ScratchSlot { kOperationScratch, kRegionScratch, kOtherScratch, kNumScratchSlots };
 char* scratch(ScratchSlot slot, size_t num_bytes);
-
-// End the process with a message: an operation cannot report that there is no memory, and cannot
-// continue without it.
-[[noreturn]] void end_without_memory(const char* purpose, size_t num_bytes);
 
 // The pieces of [0, num_items) that are left: a counter per thread on a separate cache line.
 class Pieces {
@@ -74,7 +71,7 @@ class Pieces {
 
 // Run body(next) once on each thread that joins; `next(begin, end)` claims its pieces of [0,
 // num_items), at most `grain` items each, until it returns false. For bodies with a setup step
-// per thread.
+// per thread. Throws NoMemory if a thread did: then the others have done its pieces or not.
 template <class F>
 void parallel_ranges(int64_t num_items, int64_t grain, F body) {
   const int threads = num_threads();
@@ -82,15 +79,20 @@ void parallel_ranges(int64_t num_items, int64_t grain, F body) {
   struct Region {
     Pieces pieces;
     F& body;
-  } region{Pieces(num_items, grain, threads), body};
+    std::atomic<size_t> missing_bytes{0};  // of a thread without memory
+  } region{Pieces(num_items, grain, threads), body, {}};
   const auto enter = [](void* opaque, int thread) {
     Region& shared = *static_cast<Region*>(opaque);
     int64_t num_pieces = 0;
-    shared.body([&shared, &num_pieces, thread](int64_t& begin, int64_t& end) {
-      const bool is_claimed = shared.pieces.claim(thread, begin, end);
-      num_pieces += is_claimed;
-      return is_claimed;
-    });
+    try {
+      shared.body([&shared, &num_pieces, thread](int64_t& begin, int64_t& end) {
+        const bool is_claimed = shared.pieces.claim(thread, begin, end);
+        num_pieces += is_claimed;
+        return is_claimed;
+      });
+    } catch (const NoMemory& failure) {
+      shared.missing_bytes.store(failure.num_bytes, std::memory_order_relaxed);
+    }
     return num_pieces;
   };
   const DefaultFloatMode mode;
@@ -99,6 +101,7 @@ void parallel_ranges(int64_t num_items, int64_t grain, F body) {
   } else {
     run_region(enter, &region, threads);
   }
+  if (const size_t missing_bytes = region.missing_bytes.load()) throw NoMemory{missing_bytes};
 }
 
 // Run body(begin, end) over pieces that cover [0, num_items) exactly once, `grain` items at most
