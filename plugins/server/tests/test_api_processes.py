@@ -1,6 +1,7 @@
 """Several API processes serve requests for one engine (`--api-processes`)."""
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ BODY = {"prompt": "Anna and Ben", "max_tokens": 20, "temperature": 0, "ignore_eo
 ENTRY = "dovetail_server.processes.api_process:main"
 NUM_PROCESSES = 2
 WAIT_S = 60
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +61,12 @@ def sockets_of(pid):
 
 
 class Held:
-    """A streamed request. port: of the client's end."""
+    """A streamed request. port: of the client's end. request_id: of its response."""
 
     def __init__(self, server):
+        self.request_id = f"held-{next(NUMBERS)}"
         self.connection = http.client.HTTPConnection(server.host, server.port, timeout=WAIT_S)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "X-Request-Id": self.request_id}
         body = json.dumps(BODY | {"stream": True})
         self.connection.request("POST", "/v1/completions", body, headers)
         self.port = self.connection.sock.getsockname()[1]
@@ -83,6 +86,16 @@ class Held:
             return b""
         finally:
             self.connection.close()
+
+
+def held_by_all(server):
+    """Send streamed requests until each process has some; return them."""
+    held, owners = [], set()
+    while len(held) < 8 or len(owners) < NUM_PROCESSES:
+        assert len(held) < 100
+        held.append(Held(server))
+        owners.add(wait_until(lambda: held[-1].server_of(server)))
+    return held
 
 
 def pause(server):
@@ -137,6 +150,42 @@ def test_a_killed_process_takes_only_its_own_requests_and_is_restarted(shared):
     assert wait_until(lambda: shared.get("/load").json["kv_cache_usage"] == 0)
 
 
+def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
+    pause(shared)
+    held = held_by_all(shared)
+    wait_until(lambda: shared.get("/load").json["num_waiting"] == len(held))
+    loads = [shared.get("/load").json for _ in range(8)]
+    assert {one["server_load"] for one in loads} == {len(held)}
+    resume(shared)
+    assert all(one.read().endswith(b"data: [DONE]\n\n") for one in held)
+    wait_until(lambda: shared.get("/load").json["server_load"] == 0)
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_an_operator_aborts_requests_of_all_processes(shared, by_id):
+    pause(shared)
+    held = held_by_all(shared)
+    wait_until(lambda: shared.get("/load").json["num_waiting"] == len(held))
+    unknown = [f"{'x' * 100}-{n}" for n in range(900)] + ["y" * 100_000]
+    ids = [*unknown, *(one.request_id for one in held)]
+    body = {"request_ids": ids} if by_id else {"all": True}
+    assert shared.post("/abort", body, **OPERATOR).json == {"num_aborted": len(held)}
+    assert {json.loads(one.read())["error"]["code"] for one in held} == {"aborted"}
+    resume(shared)
+    wait_until(lambda: shared.get("/load").json["kv_cache_usage"] == 0)
+
+
+def test_a_process_that_does_not_respond_is_reported(shared):
+    stopped = next(iter(api_processes(shared)))
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        reply = shared.get("/load")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert reply.status == 503 and reply.error["code"] == "process_unavailable"
+    assert wait_until(lambda: shared.get("/load").status == 200)
+
+
 def test_the_processes_follow_an_engine_that_is_restarted(shared):
     expected = shared.complete(prompt="Anna").json["choices"][0]["text"]
     wait_until(lambda: all(shared.get("/ready").status == 200 for _ in range(20)))
@@ -157,6 +206,19 @@ def test_the_processes_follow_an_engine_that_is_restarted(shared):
     assert api_processes(shared) == before
 
 
+def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(serving):
+    with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
+        server.wait_until_ready()
+        pause(server)
+        held = held_by_all(server)
+        wait_until(lambda: server.get("/load").json["num_waiting"] == len(held))
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/ready").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert {json.loads(one.read())["error"]["code"] for one in held} == {"shutting_down"}
+        assert server.process.wait(WAIT_S) == 1
+
+
 def test_sigterm_drains_all_processes(shared):
     pause(shared)
     held = [Held(shared) for _ in range(12)]
@@ -170,6 +232,30 @@ def test_sigterm_drains_all_processes(shared):
         content = one.read()
         assert content.endswith(b"data: [DONE]\n\n") and b'"error"' not in content
     assert shared.process.wait(WAIT_S) == 0
+
+
+def is_alive(pid):
+    """Whether a process runs; one that ended and is not yet read by its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_no_process_remains_after_the_main_process_is_killed(serving):
+    with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
+        server.wait_until_ready()
+        pause(server)
+        held = [Held(server) for _ in range(4)]
+        for one in held:
+            wait_until(lambda one=one: one.server_of(server))
+        processes = children_of(server.process.pid)
+        assert len(processes) > NUM_PROCESSES
+        server.process.kill()
+        wait_until(lambda: not any(is_alive(one) for one in processes))
+        assert {one.read() for one in held} == {b""}
+        with pytest.raises(ConnectionError):
+            server.get("/live")
 
 
 @pytest.mark.parametrize("count", ["1", "2"])

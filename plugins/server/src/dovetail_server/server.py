@@ -34,7 +34,7 @@ from dovetail_server.routes.status import status_routes
 from dovetail_server.routes.table import RouteTable
 from dovetail_server.routes.tokens import token_routes
 from dovetail_server.settings import ServerSettings
-from dovetail_server.state import ServerState
+from dovetail_server.state import NoOthers, OtherProcesses, ServerState
 from dovetail_server.transport.application import Application
 from dovetail_server.transport.connection import limited_protocol
 from dovetail_server.transport.guard import Guard
@@ -51,9 +51,12 @@ class Listeners:
     admin: socket.socket | None = None
 
 
-def make_state(settings: ServerSettings, served_model_name: str) -> ServerState:
+def make_state(
+    settings: ServerSettings, served_model_name: str, others: OtherProcesses | None = None
+) -> ServerState:
     """Return the state of a server whose engine is not loaded yet."""
     return ServerState(
+        others=others or NoOthers(),
         settings=settings,
         slot=EngineSlot(served_model_name),
         admission=Admission(MonotonicClock()),
@@ -87,7 +90,12 @@ def log_ready(state: ServerState, listeners: Listeners) -> None:
 
 
 class Lead(Protocol):
-    """The main process of a server, as seen by an API process."""
+    """The main process of a server, as seen by an API process.
+
+    replaces_another: whether this process takes the place of one that ended.
+    """
+
+    replaces_another: bool
 
     def follow(self, drain: Drain) -> None:
         """Obey it from now on."""
@@ -121,12 +129,16 @@ class Server:
         self._tls = tls_context(settings)
         guard = Guard(settings, keys, operators)
         probe = LoopProbe()
-        self._applications = [Application(self.table, guard, settings, state.observers, probe)]
-        admin = admin_routes(state, lambda: self._applications[0].exchanges)
+
+        def application(table: RouteTable, guard: Guard) -> Application:
+            return Application(table, guard, settings, state.observers, probe, state.exchanges)
+
+        self._applications = [application(self.table, guard)]
+        admin = admin_routes(state)
         if listeners.admin is not None:
             table = RouteTable([*status_routes(state), *admin])
             own = Guard(settings, operators or keys, operators)
-            self._applications.append(Application(table, own, settings, state.observers, probe))
+            self._applications.append(application(table, own))
         elif operators:
             for route in admin:
                 self.table.add(route)
@@ -147,16 +159,18 @@ class Server:
         servers = [
             _QuietServer(self._uvicorn_config(application)) for application in self._applications
         ]
+        loading = asyncio.create_task(self._load(make))
+        loading.add_done_callback(lambda task: self._announce(task, drain, lead))
+        if lead is not None and lead.replaces_another:
+            await asyncio.wait([loading])  # until then, the other processes accept connections
         serving = [
             asyncio.create_task(server.serve(sockets=[listener]))
             for server, listener in zip(servers, sockets, strict=True)
         ]
-        loading = asyncio.create_task(self._load(make))
-        loading.add_done_callback(lambda task: self._announce(task, drain, lead))
         try:
             await drain.requested.wait()
             await _finish_loading(loading, drain)
-            complete = await drain.finish(self._applications)
+            complete = await drain.finish(state.exchanges)
         finally:
             for server in servers:
                 server.should_exit = True

@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.observers import Observers
-from dovetail_server.protocol.errors import APIError
+from dovetail_server.protocol.errors import APIError, unavailable
 from dovetail_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from dovetail_server.transport.exchange import Exchange
+
+
+class OtherProcesses(Protocol):
+    """The other API processes of the server."""
+
+    async def num_running(self) -> int:
+        """Return how many requests they serve."""
+
+    async def abort(self, ids: Collection[str], everything: bool) -> int:
+        """Abort requests by the ids of their responses, or all; return how many."""
+
+
+class NoOthers:
+    """The other API processes of a server that has one process."""
+
+    async def num_running(self) -> int:
+        """Return 0."""
+        return 0
+
+    async def abort(self, ids: Collection[str], everything: bool) -> int:
+        """Return 0."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The objects that routes use. slot: the engine. clock: the clock of the engine."""
+    """The objects that routes use.
+
+    slot: the engine. clock: the clock of the engine. others: the other API processes. exchanges:
+    the requests of this process that are being served, of all listeners.
+    """
 
     settings: ServerSettings
     slot: EngineSlot
     admission: Admission
     observers: Observers = field(default_factory=Observers)
     clock: Clock = field(default_factory=MonotonicClock)
+    others: OtherProcesses = field(default_factory=NoOthers)
+    exchanges: set[Exchange] = field(default_factory=set)
 
     def admit(self, llm: AsyncLLM) -> AbstractContextManager[None]:
         """Count a request while it is served; raise APIError if the queue is full."""
@@ -37,6 +70,17 @@ class ServerState:
                 f"{most} at a time (--max-num-seqs and --max-waiting).",
                 param=param,
             )
+
+    def abort(self, ids: Collection[str], everything: bool) -> int:
+        """End requests of this process by the ids of their responses, or all; return how many."""
+        wanted, error = set(ids), unavailable("The request was aborted by the operator.")
+        error.code, error.retry_after_s = "aborted", None
+        num_aborted = 0
+        for one in list(self.exchanges):
+            if one.answer_id and (everything or {one.request_id, one.answer_id} & wanted):
+                one.interrupt(error)
+                num_aborted += 1
+        return num_aborted
 
     def _most_unfinished(self, llm: AsyncLLM) -> int:
         """Return the share of this API process in the requests of the server."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.protocol.errors import unavailable
-from dovetail_server.transport.application import Application
+from dovetail_server.transport.exchange import Exchange
 
 logger = logging.getLogger(__name__)
 
@@ -41,31 +41,29 @@ class Drain:
         self._slot.draining = True
         self.requested.set()
 
-    async def finish(self, applications: Iterable[Application]) -> bool:
+    async def finish(self, exchanges: Collection[Exchange]) -> bool:
         """Wait for the running requests; return whether all of them ended by themselves.
 
         After the time limit, or a second signal, requests that still run end with an error.
+        exchanges: the running requests; a request that ends is removed from it.
         """
-        running = list(applications)
-        total = sum(len(one.exchanges) for one in running)
-        if total:
-            logger.info("Shutting down: waiting for %d running requests.", total)
+        if exchanges:
+            logger.info("Shutting down: waiting for %d running requests.", len(exchanges))
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        while any(one.exchanges for one in running):
+        while exchanges:
             late = asyncio.get_running_loop().time() >= deadline
             if late or self.forced.is_set():
-                return await self._end(running)
+                return await self._end(exchanges)
             await asyncio.sleep(_POLL_S)
         return True
 
-    async def _end(self, running: list[Application]) -> bool:
+    async def _end(self, exchanges: Collection[Exchange]) -> bool:
         error = unavailable("The server is shutting down.", code="shutting_down")
-        exchanges = [one for application in running for one in application.exchanges]
         logger.warning("%d requests did not finish and are ended.", len(exchanges))
-        for exchange in exchanges:
+        for exchange in list(exchanges):
             exchange.interrupt(error)
         deadline = asyncio.get_running_loop().time() + _LAST_WORDS_S
-        while any(one.exchanges for one in running):
+        while exchanges:
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(_POLL_S)

@@ -14,19 +14,22 @@ import msgspec
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.processes.log_output import configure_logs
-from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.shutdown import Drain
 from dovetail_server.processes.messages import (
+    Answer,
     DrainNow,
     Ended,
     EngineNews,
+    Question,
     Serving,
     Start,
     receive,
     send,
 )
+from dovetail_server.processes.siblings import Siblings
 from dovetail_server.server import Listeners, Server, make_state
 from dovetail_server.settings import ServerSettings
+from dovetail_server.state import ServerState
 
 if TYPE_CHECKING:
     from dovetail.processes.child_main import ChildContext
@@ -39,14 +42,15 @@ def main(context: ChildContext) -> int:
     start = msgspec.json.decode(context.settings, type=Start)
     settings = msgspec.convert(start.settings, ServerSettings)
     configure_logs(settings.log_level, settings.log_format, more=("dovetail_server",))
-    state = make_state(settings, start.served_model_name)
     sockets = [
         None if number is None else socket.socket(fileno=number)
         for number in (start.public, start.admin, start.control)
     ]
     public, admin, channel = sockets
     assert public is not None and channel is not None
-    lead = Lead(channel, state.slot, settings.max_waiting)
+    siblings = Siblings(channel)
+    state = make_state(settings, start.served_model_name, siblings)
+    lead = Lead(channel, state, siblings, replaces_another=start.replaces_another)
     server = Server(state, Listeners(public=public, admin=admin))
     complete = server.serve(lead.attach, lead) == 0
     send(channel, Ended(complete))
@@ -54,13 +58,26 @@ def main(context: ChildContext) -> int:
 
 
 class Lead:
-    """The main process, as seen by an API process."""
+    """The main process, as seen by an API process.
 
-    def __init__(self, channel: socket.socket, slot: EngineSlot, max_waiting: int) -> None:
+    replaces_another: whether this process takes the place of one that ended.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        state: ServerState,
+        siblings: Siblings,
+        *,
+        replaces_another: bool,
+    ) -> None:
         channel.setblocking(False)
+        self.replaces_another = replaces_another
         self._channel = channel
-        self._slot = slot
-        self._max_waiting = max_waiting
+        self._state = state
+        self._slot = state.slot
+        self._max_waiting = state.settings.max_waiting
+        self._siblings = siblings
         self._addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._address = ""
         self._following: asyncio.Task[None] | None = None
@@ -88,8 +105,17 @@ class Lead:
                 elif isinstance(message, DrainNow):
                     self._addresses.put("")
                     drain.handle_signal()
+                elif isinstance(message, Question):
+                    send(self._channel, Answer(message.number, self._answer(message)))
+                elif isinstance(message, Answer):
+                    self._siblings.receive(message)
         except EOFError:  # this process is about to be killed
             asyncio.get_running_loop().remove_reader(self._channel)
+
+    def _answer(self, question: Question) -> int:
+        if question.counts:
+            return self._state.admission.num_running
+        return self._state.abort(question.ids, question.everything)
 
     def _hear(self, news: EngineNews) -> None:
         self._slot.reported_problem = news.problem

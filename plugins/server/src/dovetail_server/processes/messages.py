@@ -11,13 +11,17 @@ MAX_BYTES = 1 << 16
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What an API process needs: its settings, the model's name, and inherited descriptors."""
+    """What an API process needs: its settings, the model's name, and inherited descriptors.
+
+    replaces_another: whether the process takes the place of one that ended.
+    """
 
     settings: dict[str, Any]
     served_model_name: str
     control: int
     public: int
     admin: int | None = None
+    replaces_another: bool = False
 
 
 class EngineNews(msgspec.Struct, frozen=True, tag="engine"):
@@ -41,7 +45,26 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     complete: bool
 
 
-Message = EngineNews | DrainNow | Serving | Ended
+class Question(msgspec.Struct, frozen=True, tag="question"):
+    """Asks all other API processes to abort requests, or to count them.
+
+    ids, everything: the requests to abort. counts: whether to count the running requests instead.
+    """
+
+    number: int
+    ids: list[str]
+    everything: bool
+    counts: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """The number of aborted or running requests, for the question with this number."""
+
+    number: int
+    count: int
+
+
+Message = EngineNews | DrainNow | Serving | Ended | Question | Answer
 
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -17,15 +16,18 @@ from dovetail.engine.async_llm import AsyncLLM
 from dovetail.processes.child_process import ChildProcess, error_of, start_child
 from dovetail_server.lifecycle.shutdown import SIGNALS
 from dovetail_server.processes.messages import (
+    Answer,
     DrainNow,
     Ended,
     EngineNews,
     Message,
+    Question,
     Serving,
     Start,
     receive,
     send,
 )
+from dovetail_server.processes.siblings import Asker, Questions
 from dovetail_server.server import Listeners
 from dovetail_server.state import ServerState
 
@@ -40,8 +42,8 @@ END_S = 10.0
 _POLL_S = 0.05
 
 
-class APIProcess:
-    """One API process. delay_s: before its next start. is_serving: whether it serves requests.
+class APIProcess(Asker):
+    """One API process. is_serving: whether it serves requests.
 
     complete: whether it drained completely; None while it runs.
     """
@@ -57,17 +59,27 @@ class APIProcess:
         """Send it a message."""
         send(self._channel, message)
 
+    def follow(self, listener: Callable[[APIProcess, Question | Answer], None]) -> None:
+        """Process its messages from now on; pass questions and answers to `listener`."""
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(self._channel, self.read)
+
     def read(self) -> None:
         """Process its messages."""
-        with contextlib.suppress(EOFError):
+        try:
             while (message := receive(self._channel)) is not None:
                 if isinstance(message, Serving):
                     self.is_serving = True
                 elif isinstance(message, Ended):
                     self.complete = message.complete
+                elif isinstance(message, Question | Answer):
+                    self._listener(self, message)
+        except EOFError:
+            asyncio.get_running_loop().remove_reader(self._channel)
 
     def close(self) -> None:
         """End it, if it runs, and release everything."""
+        asyncio.get_running_loop().remove_reader(self._channel)
         self.child.close()
         self._channel.close()
 
@@ -85,6 +97,7 @@ class Supervisor:
         self._places: list[APIProcess | None] = [None] * state.settings.api_processes
         self._starts_s = [0.0] * len(self._places)
         self._delays_s = [FIRST_DELAY_S] * len(self._places)
+        self._questions = Questions()
         self._news = EngineNews(address="", problem="loading")
         self._num_signals = 0
         self._is_announced = False
@@ -163,6 +176,7 @@ class Supervisor:
             end = process.child.describe_end()
             process.close()
             self._places[place] = None
+            self._questions.forget(process)
             if report is not None and report.kind == "failed" and not self._is_announced:
                 raise error_of(report)
             delay_s = self._delays_s[place]
@@ -190,6 +204,7 @@ class Supervisor:
             control=theirs.fileno(),
             public=public.fileno(),
             admin=None if admin is None else admin.fileno(),
+            replaces_another=self._is_announced,
         )
         sockets = [one for one in (theirs, public, admin) if one is not None]
         with theirs:
@@ -200,8 +215,17 @@ class Supervisor:
                 descriptors=[one.fileno() for one in sockets],
             )
         process = APIProcess(child, ours, now_s)
+        process.follow(self._pass_on)
         process.send(self._news)
         return process
+
+    def _pass_on(self, sender: APIProcess, message: Question | Answer) -> None:
+        """Pass a question to the other API processes, and an answer to the process that asked."""
+        if isinstance(message, Answer):
+            self._questions.answer(sender, message)
+            return
+        others = (one for one in self._running() if one is not sender and one.is_serving)
+        self._questions.ask(sender, message, others)
 
     async def _drain(self) -> bool:
         """Let the running requests finish; return whether all of them ended by themselves."""

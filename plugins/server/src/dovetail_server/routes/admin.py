@@ -6,23 +6,22 @@ They are served on a listener of their own (`--admin-port`) or behind a key of t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable
 from typing import Any
 
 from dovetail.errors import DovetailError, EngineDeadError, StalledError, UnavailableError
 from dovetail.interfaces import PauseScope
-from dovetail_server.protocol.errors import APIError, unavailable
+from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.table import Access, Handler, Route
 from dovetail_server.state import ServerState
 from dovetail_server.transport.exchange import Exchange
 
 MAX_IDS = 10_000
-Exchanges = Callable[[], Iterable[Exchange]]
 
 
-def admin_routes(state: ServerState, exchanges: Exchanges) -> list[Route]:
-    """Return the routes. exchanges: returns the requests that are being served."""
-    routes = AdminRoutes(state, exchanges)
+def admin_routes(state: ServerState) -> list[Route]:
+    """Return the routes."""
+    routes = AdminRoutes(state)
     handlers: dict[str, Handler] = {
         "/pause": routes.pause,
         "/resume": routes.resume,
@@ -46,9 +45,8 @@ def admin_routes(state: ServerState, exchanges: Exchanges) -> list[Route]:
 class AdminRoutes:
     """Handles requests of operators."""
 
-    def __init__(self, state: ServerState, exchanges: Exchanges) -> None:
+    def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._exchanges = exchanges
 
     async def pause(self, exchange: Exchange) -> None:
         """Hold requests until `resume`; the field `scope` is "all" or "new"."""
@@ -83,13 +81,8 @@ class AdminRoutes:
             raise APIError(
                 f"request_ids must have 1 to {MAX_IDS} ids; or set all=true.", param="request_ids"
             )
-        wanted, error = set(ids), unavailable("The request was aborted by the operator.")
-        error.code, error.retry_after_s = "aborted", None
-        num_aborted = 0
-        for one in list(self._exchanges()):
-            if one.answer_id and (everything or {one.request_id, one.answer_id} & wanted):
-                one.interrupt(error)
-                num_aborted += 1
+        num_aborted = self._state.abort(ids, everything)
+        num_aborted += await self._state.others.abort(ids, everything)
         await exchange.respond({"num_aborted": num_aborted})
 
     async def reset_prefix_cache(self, exchange: Exchange) -> None:

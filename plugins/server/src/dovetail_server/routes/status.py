@@ -63,12 +63,12 @@ class StatusRoutes:
         await exchange.respond({"version": version("dovetail-core")})
 
     async def load(self, exchange: Exchange) -> None:
-        """Respond with the numbers of running and waiting requests."""
+        """Respond with the numbers of running and waiting requests of all API processes."""
         state, slot = self._state, self._state.slot
         stats = slot.llm.last_stats if slot.is_loaded else None
         await exchange.respond(
             {
-                "server_load": state.admission.num_running,
+                "server_load": state.admission.num_running + await state.others.num_running(),
                 "num_running": 0 if stats is None else stats.num_running,
                 "num_waiting": 0 if stats is None else stats.num_waiting,
                 "kv_cache_usage": 0.0 if stats is None else stats.kv_cache_usage,

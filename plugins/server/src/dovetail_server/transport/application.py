@@ -42,7 +42,7 @@ class RequestGuard(Protocol):
 
 
 class Application:
-    """The application of one listener. exchanges: the requests that are being served."""
+    """The application of one listener. exchanges: contains the requests that are being served."""
 
     def __init__(
         self,
@@ -51,8 +51,9 @@ class Application:
         settings: ServerSettings,
         observers: Observers | None = None,
         probe: LoopProbe | None = None,
+        exchanges: set[Exchange] | None = None,
     ) -> None:
-        self.exchanges: set[Exchange] = set()
+        self._exchanges = set() if exchanges is None else exchanges
         self._probe = probe or LoopProbe()
         self._observers = observers or Observers()
         self._table = table
@@ -72,12 +73,12 @@ class Application:
         exchange = Exchange(scope, receive, send, self._bodies, self._settings)
         given = exchange.headers.get("x-request-id", "")
         exchange.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
-        self.exchanges.add(exchange)
+        self._exchanges.add(exchange)
         try:
             with self._probe.watch():
                 await self._serve(exchange)
         finally:
-            self.exchanges.discard(exchange)
+            self._exchanges.discard(exchange)
             exchange.close()
 
     async def _serve(self, exchange: Exchange) -> None:

@@ -1,0 +1,115 @@
+"""Questions of an API process to all others, which the main process passes on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from dovetail_server.processes.messages import Answer, Message, Question, send
+from dovetail_server.protocol.errors import unavailable
+
+ANSWER_S = 2.0
+"""How long an API process waits for the answers of all others."""
+
+MAX_ID_CHARS = 160
+"""No response has a longer id."""
+_IDS_PER_QUESTION = 200
+
+
+class Siblings:
+    """The other API processes, as seen by one of them. channel: to the main process."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+
+    async def num_running(self) -> int:
+        """Return how many requests the others serve; raise APIError if one does not answer."""
+        return await self._ask(Question(next(self._numbers), [], False, counts=True))
+
+    async def abort(self, ids: Collection[str], everything: bool) -> int:
+        """Abort requests of the others; return how many; raise APIError if one does not answer."""
+        possible = [one for one in ids if len(one) <= MAX_ID_CHARS]
+        starts = [0] if everything else range(0, len(possible), _IDS_PER_QUESTION)
+        num_aborted = 0
+        for start in starts:
+            chunk = [] if everything else possible[start : start + _IDS_PER_QUESTION]
+            num_aborted += await self._ask(Question(next(self._numbers), chunk, everything))
+        return num_aborted
+
+    def receive(self, answer: Answer) -> None:
+        """Pass the answer to the task that waits for it."""
+        waiting = self._waiting.get(answer.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer.count)
+
+    async def _ask(self, question: Question) -> int:
+        answer = self._waiting[question.number] = asyncio.get_running_loop().create_future()
+        try:
+            send(self._channel, question)
+            return await asyncio.wait_for(answer, ANSWER_S)
+        except TimeoutError:
+            raise unavailable(
+                "Another process of the server does not respond. Try again later.",
+                code="process_unavailable",
+            ) from None
+        finally:
+            del self._waiting[question.number]
+
+
+@dataclass
+class _Open:
+    """A question whose answers are incomplete. number: of the process that asked."""
+
+    asker: Asker
+    number: int
+    missing: set[Asker] = field(default_factory=set)
+    count: int = 0
+
+
+class Asker:
+    """A process that asks and answers questions, as seen by the main process."""
+
+    def send(self, message: Message) -> None:
+        """Send it a message."""
+        raise NotImplementedError
+
+
+class Questions:
+    """The questions that the main process passes on, until all processes have answered."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._open: dict[int, _Open] = {}
+
+    def ask(self, asker: Asker, question: Question, others: Iterator[Asker]) -> None:
+        """Send a question to `others`."""
+        number = next(self._numbers)
+        one = self._open[number] = _Open(asker, question.number, set(others))
+        for other in one.missing:
+            other.send(Question(number, question.ids, question.everything, question.counts))
+        self._finish(number)
+
+    def answer(self, sender: Asker, answer: Answer) -> None:
+        """Add an answer."""
+        one = self._open.get(answer.number)
+        if one is not None and sender in one.missing:
+            one.missing.discard(sender)
+            one.count += answer.count
+            self._finish(answer.number)
+
+    def forget(self, ended: Asker) -> None:
+        """Expect no answer of a process that has ended."""
+        for number, one in list(self._open.items()):
+            one.missing.discard(ended)
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        one = self._open[number]
+        if not one.missing:
+            del self._open[number]
+            one.asker.send(Answer(one.number, one.count))
