@@ -41,11 +41,15 @@ _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 
 @dataclass(kw_only=True)
 class Load:
-    """What the clients send. limits: of TTFT and mean ITL for goodput, in seconds."""
+    """What the clients send.
+
+    least_requests: of all clients together. limits: of TTFT and mean ITL for goodput, in seconds.
+    """
 
     num_tokens: int
     prompt_words: int
     requests_per_client: int
+    least_requests: int
     limits: tuple[float, float]
 
 
@@ -155,7 +159,7 @@ async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -
     results: list[tuple[float, list[float]]] = []
 
     async def client(number: int) -> None:
-        for turn in range(load.requests_per_client):
+        for turn in range(max(load.requests_per_client, -(-load.least_requests // clients))):
             first = f"{seed}.{number}.{turn} "  # no request finds another one's prefix in the cache
             text = first + " ".join(
                 WORDS[(number + i) % len(WORDS)] for i in range(load.prompt_words)
@@ -188,6 +192,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2, help="requests of each client")
+    parser.add_argument("--least-requests", type=int, default=8, help="of all clients together")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ttft-s", type=float, default=5.0)
     parser.add_argument("--itl-s", type=float, default=0.25)
@@ -206,6 +211,7 @@ def main() -> None:
         num_tokens=given.tokens,
         prompt_words=given.prompt_words,
         requests_per_client=given.requests,
+        least_requests=given.least_requests,
         limits=(given.ttft_s, given.itl_s),
     )
     peers = [start(name, command) for name, command in commands(given).items()]
