@@ -82,7 +82,9 @@ def prepare(step: Step, setting: Setting) -> Callable[[], int]:
     shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
     num_layers = min(MAX_LAYERS, -(-LEAST_CACHE_BYTES // (num_blocks * spec.page_size_bytes)))
     dtype = getattr(torch, setting.cache_dtype)
-    caches = [torch.ones(shape, dtype=dtype) for _ in range(num_layers)]
+    # Zeros for int8, whose scales would be subnormal; written, so that every page exists.
+    value = 0 if dtype == torch.int8 else 1
+    caches = [torch.empty(shape, dtype=dtype).fill_(value) for _ in range(num_layers)]
     layers = [CPUAttentionBackend.create_layer(context) for _ in range(num_layers)]
     metadata = CPUAttentionBackend.create_builder(group_context(batch, spec)).build(batch)
     qkv = torch.randn(sum(batch.query_lens), num_heads + 2 * num_kv_heads, head_size)

@@ -13,7 +13,8 @@ import pytest
 
 import dovetail_cpu_kernels as native
 from dovetail import LLM, SamplingParams
-from dovetail.errors import PluginError
+from dovetail.errors import EngineDeadError, PluginError
+from dovetail_attn_cpu.layer import CPUAttentionLayer
 from end_to_end.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
@@ -70,3 +71,15 @@ def test_tokens_do_not_depend_on_chunks_batch_or_block_size(tokens_of, options):
 def test_an_unsupported_dtype_is_refused_with_the_reason(wide_dir):
     with pytest.raises(PluginError, match="dtype float32 is not supported; supported: bfloat16"):
         LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)
+
+
+def test_a_kernel_without_memory_ends_the_engine_with_an_error_that_names_it(wide_dir, monkeypatch):
+    """A kernel computes all requests of a step in one call, so none of them can continue."""
+
+    def fail(*args):
+        raise native.NativeMemoryError("dk_attention", 4096)
+
+    with LLM(wide_dir, dtype="bfloat16", num_gpu_blocks_override=64) as llm:
+        monkeypatch.setattr(CPUAttentionLayer, "forward", fail)
+        with pytest.raises(EngineDeadError, match="dk_attention needs 4096 bytes"):
+            llm.generate(PROMPTS[:2], PARAMS)
