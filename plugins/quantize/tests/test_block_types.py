@@ -6,7 +6,7 @@ import torch
 from dovetail_quantize.rounding import BLOCK_TYPES, quantize_rows, type_that_fits
 
 gguf = pytest.importorskip("gguf")
-ERRORS = {"Q4_0": 0.086, "Q4_1": 0.072, "Q5_0": 0.044, "Q8_0": 0.006, "Q4_K": 0.074, "Q6_K": 0.018}
+ERRORS = {"Q4_0": 0.086, "Q4_1": 0.072, "Q5_0": 0.044, "Q8_0": 0.006, "Q4_K": 0.071, "Q6_K": 0.018}
 """Maximum relative errors for normal numbers."""
 
 

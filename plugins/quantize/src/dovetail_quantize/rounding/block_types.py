@@ -29,6 +29,8 @@ _TARGETS = {
     -16: (-15.5, -16.0),
     -32: (-31.0, -31.5, -32.0),
 }
+_NEIGHBORS = tuple((up, down) for up in (0, -1, 1) for down in (0, -1, 1))
+"""Steps from the rounded scale and minimum to the candidates of Q4_K; the pair itself is first."""
 _SPANS_4 = (13.5, 14.0, 14.4, 14.8, 15.2, 15.6, 16.0, 16.5)
 
 
@@ -116,12 +118,33 @@ class _Q41(BlockType):
 
 
 class _Q4K(BlockType):
-    """Eight groups of 32; scales and minima have 6 bits and a factor in float16."""
+    """Eight groups of 32; scales and minima have 6 bits and a factor in float16.
+
+    A rounded scale and a rounded minimum are not the best pair: their neighbors are tried too.
+    """
 
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
         scale_NG1, minimum_NG1 = search_range(x_NGK, importance_NGK, self.high, _SPANS_4)
         factor_N11, scales_NG1 = _second_level(scale_NG1, 63)
         offset_N11, offsets_NG1 = _second_level(-minimum_NG1, 63)
+        pairs = [
+            self._grid(factor_N11, offset_N11, scales_NG1 + up, offsets_NG1 + down)
+            for up, down in _NEIGHBORS
+        ]
+        errors = [self._errors(x_NGK, importance_NGK, pair) for pair in pairs]
+        choice_NG1 = torch.stack(errors).nan_to_num_(torch.inf).argmin(0)
+        steps_P2 = torch.tensor(_NEIGHBORS, dtype=x_NGK.dtype)
+        up_NG1, down_NG1 = steps_P2[choice_NG1].unbind(-1)
+        return self._grid(factor_N11, offset_N11, scales_NG1 + up_NG1, offsets_NG1 + down_NG1)
+
+    def _grid(
+        self,
+        factor_N11: torch.Tensor,
+        offset_N11: torch.Tensor,
+        scales_NG1: torch.Tensor,
+        offsets_NG1: torch.Tensor,
+    ) -> Grid:
+        scales_NG1, offsets_NG1 = scales_NG1.clamp(0, 63), offsets_NG1.clamp(0, 63)
         return Grid(
             scale=factor_N11.float() * scales_NG1,
             minimum=-(offset_N11.float() * offsets_NG1),
@@ -131,6 +154,13 @@ class _Q4K(BlockType):
                 "minima": offsets_NG1.squeeze(-1),
             },
         )
+
+    def _errors(
+        self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor, grid: Grid
+    ) -> torch.Tensor:
+        """Return the squared error of each group [N, G, 1]."""
+        values_NGK = self.round(x_NGK, grid) * grid.scale + grid.minimum
+        return (importance_NGK * (values_NGK - x_NGK).square_()).sum(-1, keepdim=True)
 
     def encode(self, codes_NS: torch.Tensor, grid: Grid) -> torch.Tensor:
         s = grid.stored["scales"].to(torch.uint8)
