@@ -48,9 +48,9 @@ _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "
 
 
 def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
-    """Return the directory of a checkpoint of that shape; write it if it does not exist.
+    """Return the directory of a checkpoint of the given shape; write it if it does not exist.
 
-    num_layers: instead of the shape's own number, if not 0.
+    num_layers: number of layers; 0 for the number that the shape has.
     """
     config = dict(SHAPES[name])
     path = folder / name

@@ -64,7 +64,7 @@ class Figure:
 
 
 class Memory:
-    """Native memory that is freed at the end of a `with`."""
+    """Native memory that is freed at the end of a `with` block."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes

@@ -116,7 +116,7 @@ def step_cost_us(
 
 
 def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
-    """Return six entries per token: the token and five neighbors."""
+    """Return six log-probabilities per token: of the token and of five neighboring ids."""
     return {
         name: LogprobColumns(
             counts=array("i", [6]),

@@ -59,7 +59,7 @@ class Theirs:
         self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
 
     def generate(self, case: Case) -> None:
-        """Run one left-padded batch as long as its longest request."""
+        """Run one left-padded batch until its longest request is finished."""
         width, length = max(map(len, case.prompts)), max(case.output_lens)
         ids = torch.zeros(len(case.prompts), width, dtype=torch.long)
         mask = torch.zeros_like(ids)

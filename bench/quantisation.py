@@ -80,7 +80,7 @@ class SequenceAttention:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return [T, H, D]. Supports neither windows nor soft caps."""
+        """Return the attention output, [T, H, D]. Supports neither windows nor soft caps."""
         if rotary_args is not None:
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q_THD, k_TKD, v_TKD))
@@ -88,7 +88,7 @@ class SequenceAttention:
         return out[0].transpose(0, 1)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return all rows."""
+        """Return all rows, because the logits of every position are needed."""
         return x_TD
 
 

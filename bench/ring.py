@@ -77,7 +77,7 @@ class RingWay:
 
 
 class ZmqWay:
-    """Sends plans over PUB and SUB sockets without a queue limit, at which PUB would drop plans."""
+    """Sends plans over PUB and SUB sockets, without the queue limit above which PUB drops plans."""
 
     def __init__(self, num_readers: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dovetail-")

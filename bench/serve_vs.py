@@ -155,7 +155,7 @@ async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, lis
 
 
 async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -> None:
-    """Add one round of one cell."""
+    """Measure a server with a number of clients for one round; add the figures to `cell`."""
     results: list[tuple[float, list[float]]] = []
 
     async def client(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Measure the CPU time of the server per streamed token, with an engine that costs nothing.
+"""Measure the CPU time of the server per streamed token, with an engine that answers at once.
 
 Method. `dovetail serve` runs with a worker without a model, so that its own process does only the
 work of a server: HTTP, detokenization, events. N clients in this process send one streamed chat

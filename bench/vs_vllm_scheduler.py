@@ -63,7 +63,7 @@ def main() -> int:
 def compare(
     vllm_python: str, sizes: tuple[int, ...], num_rounds: int
 ) -> list[dict[int, dict[str, Any]]]:
-    """Return {"ours": …, "vllm": …} by size for each round. Raises ChildError."""
+    """Return {"ours": …, "vllm": …} by size for each round. A failed process raises ChildError."""
     shared = {
         "prompt_len": step_overhead.PROMPT_LEN,
         "num_steps": step_overhead.NUM_STEPS,

@@ -1,7 +1,7 @@
 """Measure the attention backend `triton` on a GPU, relative to memory bandwidth and matrix rate.
 
-Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it
-reports that and exits with 3.
+Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU, the
+script reports this and exits with code 3.
 
 Method: several layers with separate caches, together at least four times the GPU's last-level
 cache, are called one after the other, as in a model, with blocks in random order; the calls are

@@ -105,7 +105,7 @@ def _pins() -> dict[str, str]:
 
 
 def gather(into: Path, python: str) -> dict[str, Any]:
-    """Fill an empty folder and return its index. Raises CalledProcessError."""
+    """Fill an empty folder and return its index. Raises CalledProcessError if pip fails."""
     travelling = members()
     if travelling:
         options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))

@@ -53,7 +53,7 @@ class SectionSpec:
     question: the question that the section answers.
     deadline_s: time limit on a device.
     on_cpu: whether its result is useful on a CPU.
-    figures: what it measures.
+    figures: the figures that it measures.
     module: the module with its `run`; "" for the module of the same name in `gpu.sections`.
     """
 

@@ -36,7 +36,7 @@ from gpu.report import DIED, LATE, NO_DEVICE, OK, read_report  # noqa: E402
 from gpu.tables import aims_missed, render_table  # noqa: E402
 
 _LEAST_S = 2.0
-"""A section does not start with less time than this."""
+"""Minimum remaining time in seconds with which a section is started."""
 _INSTALL_S = 60.0
 _SEED = 20261121
 
@@ -150,7 +150,7 @@ class Check:
 
 
 def read_commit() -> str:
-    """Return the commit of this checkout, with "+" if files differ, or the commit of the bundle."""
+    """Return the commit of this checkout, with "+" if a file was changed, or of the bundle."""
     try:
         commit = _git("rev-parse", "--short=10", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

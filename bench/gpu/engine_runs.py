@@ -46,7 +46,7 @@ def recording_worker(parts: DeviceParts) -> type:
 
 
 def random_prompts(lengths: Sequence[int], *, vocab_size: int, seed: int) -> list[list[int]]:
-    """Return prompts of these lengths, of random tokens."""
+    """Return prompts of random tokens with the given lengths."""
     source = random.Random(seed)
     return [[source.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
@@ -83,14 +83,14 @@ def run_engine(
 
 
 def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
-    """Return parameters for random sampling, because greedy texts of random models soon repeat."""
+    """Return parameters for random sampling. Greedy texts of random models soon repeat."""
     return SamplingParams(
         temperature=1.0, seed=seed, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
     )
 
 
 class EngineOracle:
-    """Uses another engine as the reference: its logits after each token of given sequences."""
+    """Uses another engine as the reference, which computes the logits after each given token."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Measure the ops `triton` on a GPU and compare them with torch operations.
 
-Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it reports
-that and exits with 3.
+Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU, the script
+reports this and exits with code 3.
 
 Method: calls are captured in a graph and replayed, so that the figures exclude the host's work;
 calls that cannot be captured are timed one by one. Each figure is the median of the rounds without
@@ -72,7 +72,7 @@ class Comparison:
 
 
 def median_s(run: Call, num_calls: int) -> float:
-    """Return the median time of one of the calls that `run` makes, in seconds."""
+    """Return the median time of one call in seconds; `run` makes several calls."""
     times = []
     for _ in range(NUM_ROUNDS + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

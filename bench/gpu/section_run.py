@@ -1,7 +1,7 @@
 """Runs one section in a separate process: `python -m gpu.section_run TASK` (JSON).
 
-Only the check starts it. The outcome is written next to the report, with the exception or the
-missing package.
+Only `check.py` starts this program. The outcome is written next to the report, with the exception
+or the missing package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accuracy of engines, from the results of `bench/quality.py`, and the rule which peers count.
+"""Accuracy of engines from the results of `bench/quality.py`, and which peers count.
 
 Speed is compared at equal accuracy: a peer counts in a ratio if its KL divergence from float32, on
 weights off the grid of any format, is at most 1.25 times that of Dovetail in the same format. A
@@ -40,13 +40,13 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """kl: mean KL divergence from float32 in nats, by engine and format. origin: of the figures."""
+    """kl: mean KL divergence from float32 in nats, by engine and format. origin: their source."""
 
     kl: Mapping[tuple[str, str], float]
     origin: str
 
     def counts(self, engine: str, weights: str) -> bool:
-        """Return whether a peer counts in ratios of a format."""
+        """Return whether a peer counts in the speed ratios of a format."""
         if weights == EXACT:
             return True
         ours, theirs = self.kl.get((OURS, weights)), self.kl.get((engine, weights))
@@ -54,9 +54,9 @@ class Accuracy:
 
 
 def read_accuracy(path: Path) -> Accuracy:
-    """Read the JSON file of `bench/quality.py`. Raises ResultsError, or ValueError.
+    """Read the JSON file of `bench/quality.py`. Raises ResultsError if the file is invalid.
 
-    A file without Dovetail's figures for int8 or int4 is a ValueError that names the format.
+    If Dovetail's figures for int8 or int4 are missing, raises a ValueError that names the format.
     """
     result = read(path)
     rows = {row["format"]: row for row in result["rows"] if row["weights"] == OFF_GRID}

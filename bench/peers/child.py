@@ -53,8 +53,8 @@ class Child:
     def ask(self, operation: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
         """Return the answer to one request.
 
-        Raises ChildError without an answer in time. The child cannot be used after a missed
-        deadline or an exit; close it.
+        Raises ChildError if the child fails or does not answer in time. The child cannot be used
+        after a missed deadline or an exit; close it.
         """
         assert self._process.stdin is not None
         request = json.dumps({"op": operation, **arguments}) + "\n"

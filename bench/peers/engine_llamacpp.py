@@ -61,7 +61,7 @@ class LlamaCppEngine:
         self._make_batch()
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
-        """Create a context for this number and these lengths of requests, unless it exists."""
+        """Create a context for the number and lengths of requests, unless the current one fits."""
         longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
         room = (len(prompts), -(-longest // CONTEXT_GRANULE) * CONTEXT_GRANULE)
         if room == self._room or (self._keeps_prefix and room <= self._room):

@@ -1,6 +1,6 @@
 """Runs OpenVINO GenAI's continuous batching pipeline on the CPU with a converted model.
 
-It computes 16-bit weights in bfloat16. The KV cache has the default of 8 bits per value.
+OpenVINO computes with 16-bit weights in bfloat16. The KV cache has the default of 8 bits per value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OpenVinoEngine:
         return [handle.read_all()[0].generated_ids for handle in handles]
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of its packages."""
+        """Return the versions of OpenVINO's packages."""
         return {name: version(name) for name in ("openvino", "openvino-genai")}
 
 

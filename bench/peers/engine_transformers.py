@@ -34,7 +34,7 @@ class TransformersEngine:
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Run one batch as long as its longest request."""
+        """Run one batch until its longest request is finished."""
         torch, width, length = self._torch, max(map(len, prompts)), max(output_lens)
         ids_RL = torch.zeros(len(prompts), width, dtype=torch.long)
         mask_RL = torch.zeros_like(ids_RL)

@@ -1,4 +1,4 @@
-"""The machine's limit for a case: the time of its reads or of its arithmetic, if that is longer.
+"""The machine's limit for a case: the time of its reads or of its arithmetic, whichever is longer.
 
 The model of a case: first all prompts are computed at the speed of the GEMM probe. Then each step
 computes one token of every running request; it must read all weights once and the cache of its

@@ -87,14 +87,14 @@ class Race:
         self._probe.ask("start", PROBE_DEADLINE_S, threads=plan.threads)
 
     def run(self) -> None:
-        """Run every turn."""
+        """Run every measurement in its order."""
         for weights in self._plan.formats:
             for turn in self._order(weights):
                 self._take(turn)
             self._pool.close_all()
 
     def result(self) -> dict[str, Any]:
-        """Return the measurements, the engines and the failures so far; peak memory if closed."""
+        """Return measurements, engines and failures so far; after `close`, also the peak memory."""
         failures = [
             {"engine": name, "weights": weights, "case": case, "reason": reason}
             for (name, weights, case), reason in self._failures.items()

@@ -63,7 +63,7 @@ class Contender:
     skip: frozenset[str] = frozenset()
 
     def model_for(self, checkpoint: Path, weights: str) -> str | None:
-        """Return the path of its model in a format, or None."""
+        """Return the path of the engine's model in a format; None if it has none."""
         template = self.models.get(weights)
         if template is None:
             return None
@@ -74,7 +74,7 @@ class Contender:
 def find_contenders(
     wanted: str, file: str | None, environ: Mapping[str, str]
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Return the engines, Dovetail first, and for each missing peer the reason by name.
+    """Return the engines, Dovetail first, and by name the reason why a peer is missing.
 
     wanted: "auto" for all that can be found, or names separated by commas. file: the TOML file.
     Raises ValueError for a name that neither the file nor this module knows.

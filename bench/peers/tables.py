@@ -24,7 +24,7 @@ RATES = ("decode1", "conc16", "varied64", "prefill1024")
 def markdown(result: Row, accuracy: Accuracy | None = None) -> str:
     """Return all tables of one result: one per format, with notes.
 
-    accuracy: which peers count in ratios; None: no such ratios, only those to all peers.
+    accuracy: decides which peers count in ratios; None: only ratios to all peers are shown.
     """
     counts = f"{result['threads']} threads, at most {result['rounds']} rounds per case"
     parts = [f"## {result['model']}, {counts}"]
@@ -46,9 +46,9 @@ def medians(result: Row, weights: str, case: str) -> dict[str, float]:
 def ratio_to_best(
     result: Row, weights: str, case: str, accuracy: Accuracy | None = None
 ) -> tuple[str, float] | None:
-    """Return the best peer and the median ratio of Dovetail's figure to the peer's, or None.
+    """Return the best peer and the median ratio of Dovetail to it; None without a peer.
 
-    accuracy: with it, only peers that are accurate enough count.
+    accuracy: if given, only peers that are accurate enough count.
     """
     peers = [
         name

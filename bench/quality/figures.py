@@ -26,7 +26,7 @@ class Figures:
         self.same = dict.fromkeys(references, 0)
 
     def result(self) -> dict[str, Any]:
-        """Return the means."""
+        """Return the means over the positions."""
         count = self.num_positions
         return {
             "num_positions": count,

@@ -12,7 +12,7 @@ REFERENCES = (FLOAT32, BF16)
 
 OFF_GRID, PUBLISHED = "off grid", "published"
 WEIGHTS = (OFF_GRID, PUBLISHED)
-"""The kinds of weights. The first compares formats; the second only checks published files."""
+"""The kinds of weights: the first to compare formats, the second only to check published files."""
 
 DIRECTORY = "directory"
 SOURCE_FILE = "source"
@@ -37,7 +37,8 @@ class Format:
     def is_for(self, weights: str) -> bool:
         """Return whether the format is measured on these weights.
 
-        The file is read only as published. Calibration is judged on weights off the grid.
+        The GGUF file itself is measured only with the published weights, and calibrated formats
+        only with the weights off the grid.
         """
         if self.model == SOURCE_FILE:
             return weights == PUBLISHED

@@ -38,7 +38,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_apart(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-    """Run a job in a separate process. Raises JobError with the end of its output."""
+    """Run a job in a separate process. If it fails, raises JobError with the end of the output."""
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder, "job.json"), Path(folder, "result.json")
         request.write_text(json.dumps(job), encoding="utf-8")

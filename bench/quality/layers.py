@@ -25,7 +25,7 @@ OURS = ("int8", "q4_k", "int4")
 PER_CHANNEL = "W8 per channel, 16-bit activations"
 GGUF_TYPES = {f"{kind} rounding": kind for kind in ("Q8_0", "Q4_1", "Q4_0")}
 LLAMACPP_TYPES = {"Q4_K rounding (Q5_0 for rows of 384)": ("Q4_K", "Q5_0")}
-"""Types that only llama.cpp writes, with the type for rows that are no whole number of blocks."""
+"""Types that only llama.cpp writes, with a fallback for rows that blocks do not divide."""
 ROUNDING_DEADLINE_S = 300.0
 
 
@@ -42,7 +42,7 @@ def format_names(has_llamacpp: bool) -> list[str]:
 def layer_errors(folder: Path, llamacpp: str | None) -> dict[str, dict[str, float]]:
     """Return the error of each format by layer; the last row is the mean of all layers.
 
-    llamacpp: its interpreter, for the types that only llama.cpp writes; None: without them.
+    llamacpp: the interpreter for the types that only llama.cpp writes; None omits these types.
 
     Raises JobError if llama.cpp fails.
     """
@@ -135,7 +135,7 @@ def _through_gguf(kind: str) -> Compute:
 def round_rows(
     weights: Mapping[str, torch.Tensor], kinds: tuple[str, str], python: str
 ) -> dict[str, torch.Tensor]:
-    """Return the weights after llama.cpp's rounding to a type. Raises JobError."""
+    """Return the weights after llama.cpp's rounding to a type. Raises JobError if that fails."""
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder, "given.npz"), Path(folder, "found.npz")
         np.savez(given, **{name: weight_OI.numpy() for name, weight_OI in weights.items()})

@@ -9,7 +9,7 @@ from typing import Any
 from quality.formats import BF16, FLOAT32, OFF_GRID
 
 Rows = Sequence[Mapping[str, Any]]
-"""Each has weights, format, bytes_per_weight and texts."""
+"""The rows of the report, each with weights, format, bytes_per_weight and texts."""
 
 
 def tables(result: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ class Earlier:
 
 
 def earlier(folder: Path, settings: Mapping[str, Any]) -> Earlier:
-    """Return the results of an earlier run; none if there is no file.
+    """Return the results of an earlier run; no rows and layers if the file does not exist.
 
     Raises ResultsError if the file is damaged or has other settings.
     """
@@ -90,7 +90,7 @@ def earlier(folder: Path, settings: Mapping[str, Any]) -> Earlier:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of results. Raises ResultsError."""
+    """Return the content of a JSON file of results. Raises ResultsError if the file is invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_JSON_BYTES + 1)
@@ -123,10 +123,10 @@ def finished(rows: Sequence[Mapping[str, Any]], weights: str, one: Format) -> bo
 
 
 def complete(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with all figures of the references, which were measured before others.
+    """Return the rows with all figures of the references, which were measured first.
 
-    A reference equals itself. The divergence between the two is known in one direction only; the
-    other one is None.
+    The divergence of a reference from itself is 0. Of the two references, only the second was
+    compared with the first; the opposite divergence is None.
     """
     return [{**row, "texts": _completed(row)} for row in rows]
 

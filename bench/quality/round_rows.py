@@ -3,7 +3,7 @@
     PEER_PYTHON -m quality.round_rows IN.npz OUT.npz TYPE FALLBACK
 
 IN.npz has float32 matrices. OUT.npz has the same matrices after rounding, in float32. A matrix
-whose rows are no whole number of blocks is rounded to FALLBACK, as llama.cpp does.
+whose rows cannot be divided into blocks is rounded to FALLBACK, as llama.cpp does.
 """
 
 from __future__ import annotations

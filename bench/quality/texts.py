@@ -25,7 +25,8 @@ class TextError(Exception):
 class Text:
     """One text. domain: its name in tables. sources: packages with their versions, for tables.
 
-    read: returns the characters from which the excerpt is cut. start: begins with this marker.
+    read: returns the characters from which the excerpt is cut. start: the marker with which the
+    excerpt begins.
     sha256: of the excerpt in UTF-8.
     """
 
@@ -36,7 +37,7 @@ class Text:
     start: str = ""
 
     def excerpt(self) -> str:
-        """Return the excerpt. Raises TextError."""
+        """Return the excerpt. Raises TextError if the text is missing or has another hash."""
         text = self.unchecked()
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest != self.sha256:

@@ -17,8 +17,9 @@ _HEAD = """# GPU kernels, compiled without a GPU
 
 Each launch variant of each kernel is compiled for its target architectures with the assembler that
 Triton includes. The table gives registers per thread, spilled bytes per thread and shared memory
-per block. The tests of both packages compile all kernels and check their resource limits. The tests
-in Triton's interpreter check correctness. The speed of the kernels is not measured.
+per block. The tests of the two packages that contain the kernels compile all kernels and check
+their resource limits. The tests in Triton's interpreter check correctness. The speed of the kernels
+is not measured.
 """
 _TABLE = """
 ## {package}

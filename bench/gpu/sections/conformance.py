@@ -30,7 +30,7 @@ _PARTS = {
         "not float32 and not bfloat16 and not float16",
     ),
 }
-"""Parts of the suite of a kind, as values of pytest's -k; together they are the whole suite."""
+"""Parts of a kind's suite, as values of pytest's -k. Together the parts contain all tests."""
 _WELL = (0, 5, None)
 """Accepted exit codes of a part: all passed, no cases, killed at its deadline."""
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
@@ -94,6 +94,6 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
 
 
 def read_counts(plugin: str, output: str) -> dict[str, int]:
-    """Return the counts of the kit's line about a plugin; an empty dict without such a line."""
+    """Return the counts in the kit's output line about a plugin; an empty dict if it is missing."""
     line = next((one for one in output.splitlines() if one.startswith(f"{plugin}: ")), "")
     return {what: int(count) for count, what in _COUNT.findall(line)}

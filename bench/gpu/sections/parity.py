@@ -43,7 +43,7 @@ _SMALL_LENGTHS = (17, 1, 40)
 _NUM_BFLOAT16 = 2
 """Models that are also run in bf16."""
 _FEW_BLOCKS = 60
-"""Number of blocks of 16 tokens. The longest request needs 42, all requests need five times 42."""
+"""Blocks of the small cache, 16 tokens each. The longest request needs 42 blocks, all need 210."""
 
 
 def run(task: Task, report: Report) -> None:

@@ -60,10 +60,10 @@ def _params() -> list[SamplingParams]:
 
 
 def watched_worker(base: type, module: Any) -> type:
-    """Return a worker that counts where its steps wait for the device of torch's `module`."""
+    """Return a worker class that counts the code lines at which its steps wait for the device."""
 
     class WatchedWorker(base):
-        """The worker under torch's detector."""
+        """The worker, with torch's synchronization detector enabled in each step."""
 
         def __init__(self, context: Any) -> None:
             super().__init__(context)

@@ -145,7 +145,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert open_file(path).metadata["llama.context_length"] == 16
 
 
-def test_a_removed_file_raises_a_typed_error(tmp_path):
+def test_a_removed_gguf_file_raises_a_model_error(tmp_path):
     path = tmp_path / "model.gguf"
     write_file(path)
     os.utime(path, (1e9, 1e9))

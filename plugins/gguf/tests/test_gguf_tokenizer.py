@@ -105,7 +105,7 @@ def test_token_types_decide_which_tokens_are_special_or_added(tmp_path):
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_every_pre_tokenizer_keeps_the_text(pre, tmp_path):
+def test_every_pre_tokenizer_splits_a_text_without_changing_it(pre, tmp_path):
     tokenizer = load(write_bytes_vocabulary(tmp_path / "a.gguf", pre=pre, add_bos_token=False))
     text = "It's 12345 élan\n\n  你好 3.14 HTTPServer don't $+=`^~|"
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -193,7 +193,7 @@ def test_named_chat_templates_are_read(tmp_path):
         load(write_bytes_vocabulary(tmp_path / "b.gguf")).apply_chat_template(message)
 
 
-def test_a_missing_pre_tokenizer_is_reported(tmp_path, caplog):
+def test_a_file_without_the_name_of_its_pre_tokenizer_causes_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         load(write_bytes_vocabulary(tmp_path / "a.gguf", omit=("pre",)))
     assert "does not state tokenizer.ggml.pre" in caplog.text

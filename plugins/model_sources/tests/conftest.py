@@ -294,7 +294,7 @@ class FakeChild:
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Downloads from the hub start no process."""
+    """Let downloads from the hub run in a thread instead of a child process."""
     monkeypatch.setattr(hub_download, "_start", FakeChild)
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
     for name, value in hub_download._ENVIRONMENT.items():
@@ -344,11 +344,11 @@ def refused(make):
 
 @pytest.fixture(autouse=True)
 def choose_process(request):
-    """Start no process for downloads from the hub, unless a test uses `real_child`."""
+    """Run downloads from the hub in this process, unless a test uses `real_child`."""
     if "hub" in request.fixturenames and "real_child" not in request.fixturenames:
         request.getfixturevalue("in_process")
 
 
 @pytest.fixture
 def real_child():
-    """The download runs in a child process."""
+    """Let downloads from the hub run in a child process, as in production."""

@@ -129,7 +129,7 @@ def test_the_token_is_sent_to_the_hub_only(refused, single, make, monkeypatch):
     assert any(host == "storage" for host, *_ in single.requests)
 
 
-def test_a_closed_connection_is_resumed(single, make):
+def test_a_download_continues_after_the_connection_was_closed(single, make):
     single.cut["model.safetensors"] = [100_000]
     path = make(HubSource).fetch("acme/tiny")
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
@@ -137,7 +137,7 @@ def test_a_closed_connection_is_resumed(single, make):
     assert ranges == ["bytes=100000-"]
 
 
-def test_the_next_download_continues_after_a_killed_one(real_child, single, make, hub_cache_folder):
+def test_the_next_download_continues_a_killed_download(real_child, single, make, hub_cache_folder):
     single.stall = {"model.safetensors"}
     process = subprocess.Popen([sys.executable, "-c", FETCH, "acme/tiny"], stdout=subprocess.PIPE)
 
@@ -172,7 +172,7 @@ def test_processes_that_fetch_the_same_hub_model_download_it_once(single, make):
     assert single.downloads().count("model.safetensors") == 1
 
 
-def test_the_snapshot_of_another_tool_is_found(make, hub_cache_folder):
+def test_a_model_downloaded_by_another_tool_is_found(make, hub_cache_folder):
     folder = hub_cache_folder / "models--acme--tiny"
     snapshot = folder / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_the_snapshot_of_another_tool_is_found(make, hub_cache_folder):
     assert (listed.name, listed.path, listed.license) == ("acme/tiny", snapshot, "apache-2.0")
 
 
-def test_a_removed_model_leaves_the_other_revision(single, make, hub_cache_folder):
+def test_removing_a_model_keeps_its_other_revision(single, make, hub_cache_folder):
     first = make(HubSource).fetch("acme/tiny")
     single.commit = "b" * 40
     single.revisions = (*single.revisions, single.commit)
@@ -219,7 +219,7 @@ def test_references_are_parsed_into_their_parts():
         ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
     ],
 )
-def test_the_cache_is_that_of_huggingface_hub(monkeypatch, variables, expected):
+def test_the_cache_directory_is_the_one_that_huggingface_hub_uses(monkeypatch, variables, expected):
     for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

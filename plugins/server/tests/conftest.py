@@ -19,7 +19,7 @@ ANSWER_S = 60
 READY = re.compile(r"https?://(\S+?):(\d+)/v1")
 BLOCKED = "blocked the event loop"
 _servers = []
-"""All servers that run at the moment."""
+"""All servers that are running."""
 
 
 class Reply:
@@ -44,7 +44,7 @@ class Reply:
 
 
 class RunningServer:
-    """A server process. lines: what it has written to stderr."""
+    """A server process. lines: the lines that it has written to stderr."""
 
     def __init__(self, *options):
         main = "import sys; from dovetail.cli.app import main; sys.exit(main())"
@@ -169,6 +169,6 @@ def server():
 
 @pytest.fixture(scope="session")
 def offline():
-    """The same model without a server."""
+    """An engine with the same model, without a server."""
     with LLM("demo", max_model_len=512) as llm:
         yield llm

@@ -50,7 +50,7 @@ def api_processes(server):
 
 
 def engine_of(server):
-    """Return the process id of the engine: the child with the most threads but the API ones."""
+    """Return the id of the engine's process: the child with most threads, except API processes."""
     others = children_of(server.process.pid) - api_processes(server)
     return max(others, key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())))
 
@@ -72,14 +72,14 @@ class Held:
         self.port = self.connection.sock.getsockname()[1]
 
     def server_of(self, server):
-        """Return the API process that has accepted the connection; None before."""
+        """Return the API process that has accepted the connection; None if none has yet."""
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         wanted = (f":{server.port:04X}", f":{self.port:04X}")
         sockets = {row[9] for row in rows if (row[1][8:], row[2][8:]) == wanted}
         return next((pid for pid in api_processes(server) if sockets & sockets_of(pid)), None)
 
     def read(self):
-        """Return the content of the answer; b"" for a connection that broke."""
+        """Return the content of the answer; b"" if the connection was closed early."""
         try:
             return self.connection.getresponse().read()
         except (ConnectionError, http.client.HTTPException):
@@ -106,7 +106,7 @@ def resume(server):
     assert server.post("/resume", {}, **OPERATOR).status == 200
 
 
-def test_all_processes_answer_alike(shared):
+def test_all_api_processes_give_the_same_answer(shared):
     assert len(api_processes(shared)) == NUM_PROCESSES
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: shared.complete(prompt="Anna"), range(32)))
@@ -115,7 +115,7 @@ def test_all_processes_answer_alike(shared):
     assert {shared.get("/props").status for _ in range(8)} == {200}
 
 
-def test_every_process_shows_the_metrics_of_all(shared):
+def test_every_api_process_shows_the_metrics_of_all_api_processes(shared):
     def counted():
         text = shared.get("/metrics").content.decode()
         lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -132,7 +132,7 @@ def test_every_process_shows_the_metrics_of_all(shared):
     assert {tokens() for _ in range(8)} == {before + 24}
 
 
-def test_a_killed_process_takes_only_its_own_requests_and_is_restarted(shared):
+def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared):
     pause(shared)
     held = [Held(shared) for _ in range(12)]
     owners = [wait_until(lambda one=one: one.server_of(shared)) for one in held]
@@ -186,7 +186,7 @@ def test_a_process_that_does_not_respond_is_reported(shared):
     assert wait_until(lambda: shared.get("/load").status == 200)
 
 
-def test_the_processes_follow_an_engine_that_is_restarted(shared):
+def test_api_processes_attach_to_a_restarted_engine(shared):
     expected = shared.complete(prompt="Anna").json["choices"][0]["text"]
     wait_until(lambda: all(shared.get("/ready").status == 200 for _ in range(20)))
     before = api_processes(shared)
@@ -219,7 +219,7 @@ def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(servi
         assert server.process.wait(WAIT_S) == 1
 
 
-def test_sigterm_drains_all_processes(shared):
+def test_sigterm_drains_all_api_processes(shared):
     pause(shared)
     held = [Held(shared) for _ in range(12)]
     for one in held:

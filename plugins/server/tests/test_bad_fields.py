@@ -168,12 +168,12 @@ def case_id(case):
 
 
 @pytest.mark.parametrize("case", COMMON + COMPLETION, ids=case_id)
-def test_a_wrong_field_of_a_completion_is_named(server, case):
+def test_the_error_for_a_wrong_field_of_a_completion_names_it(server, case):
     check_refusal(server.complete(**{"prompt": PROMPT, case[0]: case[1]}), case[0])
 
 
 @pytest.mark.parametrize("case", COMMON + CHAT, ids=case_id)
-def test_a_wrong_field_of_a_chat_is_named(server, case):
+def test_the_error_for_a_wrong_field_of_a_chat_names_it(server, case):
     check_refusal(server.chat(**{"max_tokens": None, case[0]: case[1]}), case[0])
 
 
@@ -209,14 +209,14 @@ def test_a_wrong_time_limit_is_refused(server, value):
         assert reply.status == 400 and reply.error["param"] == header
 
 
-def test_a_missing_field_is_named(server):
+def test_the_error_for_a_missing_field_names_it(server):
     for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
         reply = server.post(path, {})
         check_refusal(reply, field)
         assert reply.error["code"] == "missing_required_parameter"
 
 
-def test_null_is_the_default_of_an_optional_field(server):
+def test_an_optional_field_with_the_value_null_has_its_default(server):
     names = dict.fromkeys([*INTEGERS, *NUMBERS, *FLAGS, *LISTS, "stop", "user", "model", "tools"])
     assert server.complete(prompt=PROMPT, **(names | {"max_tokens": 2})).status == 200
 
@@ -227,7 +227,7 @@ def test_a_wrong_media_type_is_refused(server, kind):
     assert reply.status == 415 and reply.error["code"] == "unsupported_media_type"
 
 
-def test_a_wrong_encoding_is_refused(server):
+def test_an_unsupported_content_encoding_is_refused(server):
     sent = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert server.send("POST", "/v1/completions", b"{}", sent).status == 415
 

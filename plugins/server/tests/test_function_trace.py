@@ -34,7 +34,7 @@ def test_calls_in_every_thread_are_recorded(tmp_path):
     assert {line[3].partition(".")[0] for line in lines} <= {"dovetail", "dovetail_server"}
 
 
-def test_the_file_is_bounded(tmp_path, monkeypatch):
+def test_the_number_of_lines_of_the_trace_file_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(function_trace, "MAX_LINES", 5)
     trace = FunctionTrace(str(tmp_path / "calls"), MonotonicClock())
     try:
@@ -45,12 +45,12 @@ def test_the_file_is_bounded(tmp_path, monkeypatch):
     assert len(lines_of(tmp_path / "calls")) == 5
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path):
+def test_a_trace_file_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--trace-functions"):
         FunctionTrace(str(tmp_path / "absent" / "calls"), MonotonicClock())
 
 
-def test_a_server_records_its_calls_by_option(serving, tmp_path):
+def test_a_server_with_the_option_records_its_function_calls(serving, tmp_path):
     file = tmp_path / "calls"
     options = ("--model", "demo", "--max-model-len", "64", "--trace-functions", str(file))
     with serving(*options) as running:

@@ -77,7 +77,7 @@ def test_handlers_get_the_request_without_keys_and_may_stream():
     ("error", "status"),
     [(RequestError("no.", parameter="a"), 400), (ValueError("/a/secret/path"), 500)],
 )
-def test_an_error_of_a_handler_is_a_response(error, status):
+def test_an_error_of_a_handler_becomes_an_error_response(error, status):
     async def handle(request):
         raise error
 

@@ -1,4 +1,4 @@
-"""No request blocks the event loop: neither the largest accepted ones, nor those at each limit.
+"""No request blocks the event loop, not even the largest requests and requests at each limit.
 
 The fixture `unblocked` of this folder checks this after every other test, too.
 """
@@ -36,12 +36,12 @@ def test_a_callback_that_computes_for_too_long_is_reported(caplog):
     assert "blocked the event loop" in message
 
 
-def test_a_busy_machine_is_not_reported(caplog):
+def test_a_callback_that_waits_without_using_the_cpu_is_not_reported(caplog):
     assert warnings_of(caplog, lambda: time.sleep(2 * MAX_BLOCKED_S)) == []
 
 
 def large(path):
-    """Bodies just below the limits of size and of number of values."""
+    """Request bodies just below the limits of size and of the number of values."""
     text, numbers, texts = "a " * (1 << 20), [1] * 250_000, ["ab"] * 200_000
     nested = {"a": [{"b": [n]} for n in range(19_000)]}
     fields = [

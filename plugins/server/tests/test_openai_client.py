@@ -78,7 +78,7 @@ def test_several_choices_have_their_indices(client, streamed):
     assert {choice.index for part in parts for choice in part.choices} == {0, 1, 2}
 
 
-def test_fields_beyond_the_api_of_openai_are_sent_as_extra_body(client):
+def test_fields_of_extra_body_that_openai_lacks_take_effect(client):
     answer = complete(client, extra_body={"top_k": 1, "min_tokens": 4, "ignore_eos": True})
     assert answer.usage.completion_tokens == 8
 
@@ -89,7 +89,7 @@ def test_a_stream_that_is_closed_early_ends_its_request(client, server):
     assert complete(client).choices[0].text
 
 
-def test_the_helper_for_streams_collects_the_message(client):
+def test_the_stream_helper_of_the_client_collects_the_whole_message(client):
     text = chat(client).choices[0].message.content
     fields = {"model": "demo", "messages": MESSAGES, "temperature": 0, "stop": text[4:8]}
     with client.chat.completions.stream(**fields) as stream:
@@ -131,7 +131,7 @@ def test_many_requests_of_the_asynchronous_client_run_together(server):
         ({"model": "absent"}, openai.NotFoundError, "model"),
     ],
 )
-def test_errors_have_the_classes_of_the_client(client, fields, kind, param):
+def test_error_responses_become_exceptions_of_the_client_library(client, fields, kind, param):
     with pytest.raises(kind) as caught:
         complete(client, **fields)
     assert caught.value.param == param and caught.value.code
@@ -144,7 +144,7 @@ def test_embeddings_are_refused_with_a_reason(client):
     assert caught.value.code == "unsupported_task"
 
 
-def test_a_wrong_key_and_a_full_queue_have_the_classes_of_the_client(serving):
+def test_a_wrong_key_and_a_full_queue_raise_exceptions_of_the_client_library(serving):
     limits = ("--max-num-seqs", "1", "--max-waiting", "0")
     with (
         serving("--model", "demo", "--api-key", KEY, "--admin-key", OPERATOR, *limits) as running,

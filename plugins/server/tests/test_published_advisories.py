@@ -196,7 +196,7 @@ def test_a_pickle_in_a_body_is_not_opened(unharmed, path, tmp_path):
 
 @pytest.mark.parametrize("size", [64 << 10, 1 << 20])
 def test_very_long_headers_are_refused(unharmed, size):
-    """CVE-2025-48956."""
+    """Covers CVE-2025-48956: a very long header must not use much memory."""
     try:
         reply = unharmed.get("/version", **{"X-Long": "a" * size})
     except (ConnectionError, http.client.HTTPException):
@@ -204,8 +204,8 @@ def test_very_long_headers_are_refused(unharmed, size):
     assert reply.status == 431
 
 
-def test_a_request_id_of_a_client_is_no_identity(unharmed):
-    """CVE-2026-105755, CVE-2026-112266: ids of clients identify nothing in the engine."""
+def test_the_engine_does_not_use_the_request_ids_of_clients(unharmed):
+    """Covers CVE-2026-105755 and CVE-2026-112266: the engine does not use ids of clients."""
     given = {"X-Request-Id": "same"}
     first = unharmed.post(*prompt(prompt="Anna and Ben"), **given)
     second = unharmed.post(*prompt(prompt="Ben and Anna"), **given)
@@ -214,8 +214,8 @@ def test_a_request_id_of_a_client_is_no_identity(unharmed):
     assert first.headers["x-request-id"] == second.headers["x-request-id"] == "same"
 
 
-def test_a_stream_with_an_error_names_nothing_private(unharmed):
-    """CVE-2026-22778, CVE-2026-54236."""
+def test_a_stream_with_an_error_contains_no_private_information(unharmed):
+    """Covers CVE-2026-22778 and CVE-2026-54236: errors that contain private information."""
     for text in ("\x00", "\u202e", "a" * 5000, "/etc/passwd", "0x7fffdeadbeef00"):
         reply = unharmed.post(*prompt(model=text))
         assert reply.status == 404 and not PRIVATE.search(reply.content.replace(b"/etc", b""))
@@ -223,19 +223,19 @@ def test_a_stream_with_an_error_names_nothing_private(unharmed):
 
 @pytest.mark.parametrize("path", ["/invocations", "/update_weights", "/collective_rpc", "/pause"])
 def test_operations_of_operators_are_not_served_to_clients(unharmed, path):
-    """CVE-2026-48746, CVE-2023-48022."""
+    """Covers CVE-2026-48746 and CVE-2023-48022: operator routes that clients can call."""
     for form in (path, f"{path}/", f"/v1{path}", f"/live{path}", f"//{path}", f"/live/..{path}"):
         assert unharmed.post(form, {}).status in (404, 405)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
-def test_a_foreign_host_is_refused(unharmed, host):
-    """CVE-2025-62593: a web page that reaches this machine by a name of its own."""
+def test_a_request_with_a_foreign_host_header_is_refused(unharmed, host):
+    """Covers CVE-2025-62593: a web page whose host name resolves to this machine."""
     assert unharmed.get("/v1/models", Host=host).status == 403
 
 
 def test_only_the_port_of_the_server_is_open(unharmed):
-    """CVE-2025-30202, CVE-2025-32444: no socket of the engine listens on a network."""
+    """Covers CVE-2025-30202 and CVE-2025-32444: engine sockets that listen on a network."""
     listening = set()
     for pid in (str(unharmed.process.pid), *children_of(unharmed.process.pid)):
         links = {one.readlink().name for one in Path(f"/proc/{pid}/fd").iterdir()}
@@ -247,8 +247,8 @@ def test_only_the_port_of_the_server_is_open(unharmed):
     assert listening == {f"0100007F:{unharmed.port:04X}"}
 
 
-def test_a_hostile_request_does_not_change_a_concurrent_one(unharmed, canary):
-    """CVE-2026-93989, GHSA-fpch: masks and penalties stay with their own request."""
+def test_a_hostile_request_does_not_change_a_concurrent_request(unharmed, canary):
+    """Covers CVE-2026-93989 and GHSA-fpch: masks and penalties affect only their own request."""
     connections = []
     for fields in (
         {"bad_words": ["Anna"]},

@@ -182,7 +182,7 @@ def test_the_answer_of_a_chat_is_as_long_as_the_model_allows(server):
         {"priority": -3, "user": "a tenant", "cache_salt": "salt"},
     ],
 )
-def test_some_fields_do_not_change_the_greedy_text(server, field):
+def test_priorities_and_filters_that_keep_the_best_token_do_not_change_the_text(server, field):
     assert texts(server.complete(prompt=PROMPT, **field)) == texts(server.complete(prompt=PROMPT))
 
 
@@ -195,14 +195,14 @@ def test_some_fields_do_not_change_the_greedy_text(server, field):
         {"bad_words": ["robot"]},
     ],
 )
-def test_some_fields_change_the_greedy_text(server, field):
+def test_penalties_and_bad_words_change_the_greedy_text(server, field):
     body = {"max_tokens": 48, "ignore_eos": True}
     plain = server.chat(**body).json["choices"][0]["message"]["content"]
     changed = server.chat(**body, **field).json["choices"][0]["message"]["content"]
     assert changed != plain
 
 
-def test_allowed_and_biased_tokens_are_sampled(server):
+def test_only_allowed_tokens_or_the_token_with_a_large_bias_are_sampled(server):
     allowed = server.complete(prompt=PROMPT, allowed_token_ids=[300, 301], return_token_ids=True)
     assert set(allowed.json["choices"][0]["token_ids"]) <= {300, 301}
     biased = server.complete(

@@ -47,7 +47,7 @@ def test_a_completion_has_the_text_of_the_offline_engine(server, expected):
     assert body["usage"]["total_tokens"] == num_prompt + body["usage"]["completion_tokens"]
 
 
-def test_a_streamed_completion_has_the_same_text_and_one_end(server, expected):
+def test_a_streamed_completion_has_the_same_text_and_one_final_event(server, expected):
     reply = server.complete(prompt=PROMPT, stream=True, stream_options={"include_usage": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     *events, usage, end = reply.events
@@ -107,7 +107,7 @@ def test_a_body_that_is_not_a_json_object_is_refused(server):
     assert plain.status == 415
 
 
-def test_the_log_is_short_before_ready_and_contains_no_prompt(server):
+def test_a_start_logs_few_lines_and_the_log_contains_no_prompt(server):
     server.complete(prompt="a secret prompt")
     server.complete(prompt="a secret prompt", temperature=-1)
     lines = list(server.lines)

@@ -134,7 +134,7 @@ def test_without_an_admin_key_there_are_no_admin_routes(server):
         assert server.post(path, {}).status == 404
 
 
-def test_unknown_fields_are_refused_on_request(closed):
+def test_unknown_fields_are_refused_with_the_option_strict_params(closed):
     reply = closed.post("/v1/completions", {"prompt": "a", "temprature": 1}, **bearer(KEY))
     assert reply.status == 400 and reply.error["param"] == "temprature"
     assert "temperature" in reply.error["message"]
@@ -170,7 +170,7 @@ def test_long_headers_and_slow_clients_are_refused(closed):
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
 
 
-def test_only_named_web_pages_may_send_requests(closed, server):
+def test_only_web_pages_with_an_allowed_origin_may_send_requests(closed, server):
     asked = {"Access-Control-Request-Method": "POST"}
     allowed = closed.send(
         "OPTIONS", "/v1/completions", headers=asked | {"Origin": "https://example.org"}
@@ -223,7 +223,7 @@ def test_a_key_file_that_cannot_be_used_is_an_error(tmp_path):
             client_keys(ServerSettings(api_key_file=str(file)))
 
 
-def test_keys_of_any_bytes_are_compared():
+def test_keys_with_any_bytes_are_compared_without_an_error():
     async def check():
         ring = KeyRing([KEY])
         guard = Guard(ServerSettings(), ring, KeyRing())
@@ -242,7 +242,7 @@ def test_keys_of_any_bytes_are_compared():
     asyncio.run(check())
 
 
-def test_the_phases_and_the_memory_are_logged_on_request(closed, server):
+def test_the_option_verbose_logs_the_startup_phases_and_the_memory(closed, server):
     log = "\n".join(line for line in closed.lines if line)
     for word in ("load_model", "warm_up", "weights", "activations", "KV cache", "--quantization"):
         assert word in log

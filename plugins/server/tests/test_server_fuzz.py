@@ -46,7 +46,7 @@ VALID = {
     "object": ("{}", '{"5": 1}'),
 }
 EXPENSIVE = ("n", "best_of", "max_tokens", "max_completion_tokens")
-"""Fields whose large valid values would only take time."""
+"""Fields for which large valid values would only make the tests slow."""
 START = {
     "/v1/completions": (("prompt", '"Anna and Ben"'), ("max_tokens", "2")),
     "/v1/chat/completions": (
@@ -223,7 +223,8 @@ BODIES = (
 
 
 def exchange_bytes(server, pieces, *, silence_s=WAIT_S):
-    """Send the pieces one after the other; return what arrives until the end, or a silence."""
+    """Send the pieces one after the other; return the bytes received until the end or a long
+    pause."""
     received = []
     with server.connect() as connection, suppress(ConnectionError, TimeoutError):
         for piece in pieces:
@@ -254,12 +255,12 @@ def fuzz_bytes(server, num_examples):
     run()
 
 
-def test_random_bytes_get_no_failure(server, unharmed):
+def test_random_bytes_cause_no_server_failure(server, unharmed):
     fuzz_bytes(server, NUM_RAW_SHORT)
 
 
 @pytest.mark.soak
-def test_very_many_random_bytes_get_no_failure(server, unharmed):
+def test_very_many_random_bytes_cause_no_server_failure(server, unharmed):
     fuzz_bytes(server, NUM_RAW_LONG)
 
 
@@ -277,7 +278,7 @@ SECOND = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
         b"Transfer-Encoding : chunked\r\n",
     ],
 )
-def test_a_request_with_two_lengths_smuggles_no_second_request(server, head):
+def test_a_request_with_two_content_lengths_starts_no_second_request(server, head):
     answer = exchange_bytes(server, [POST + head + b"\r\n0\r\n\r\n" + SECOND])
     statuses = [int(one) for one in STATUS.findall(answer)]
     assert len(statuses) <= 1 and all(400 <= one < 500 for one in statuses)
@@ -291,7 +292,7 @@ def test_pipelined_requests_are_answered_in_order(server):
     assert answer.rstrip().endswith(b"}") and b'"version"' in answer.rpartition(b"HTTP/1.1")[2]
 
 
-def test_a_body_in_single_bytes_is_read(server):
+def test_a_body_that_arrives_byte_by_byte_is_read(server):
     content = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
     answer = exchange_bytes(server, [bytes([one]) for one in content])
     assert STATUS.findall(answer) == [b"200"]

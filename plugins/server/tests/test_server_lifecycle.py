@@ -80,7 +80,7 @@ class Sent:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_client_that_leaves_ends_its_request(small, streamed):
+def test_a_request_ends_when_its_client_disconnects(small, streamed):
     pause(small)
     sent = Sent(small, LONG | {"stream": streamed})
     wait_until(lambda: load_of(small) == 1)
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_ends_its_request(small, streamed):
     wait_until(lambda: small.get("/load").json["num_running"] == 0)
 
 
-def test_a_client_that_leaves_a_running_stream_ends_its_request(small):
+def test_a_streamed_request_ends_when_its_client_disconnects(small):
     sent = Sent(small, LONG | {"stream": True})
     sent.read_start()
     sent.leave()

@@ -82,7 +82,7 @@ def num_requests(after, before):
     return sum(value - before.get(key, 0) for key, value in after.items() if key[0] in names)
 
 
-def test_the_metrics_count_what_the_server_answered(observed):
+def test_the_metrics_count_the_answers_of_the_server(observed):
     before = scrape(observed)
     plain = observed.complete(prompt="reverse: robot", max_tokens=5, ignore_eos=True).json
     streamed = observed.chat(stream=True, max_tokens=4, ignore_eos=True, n=2)
@@ -129,7 +129,7 @@ def aliases_of(values, ours, name):
 
 
 @pytest.mark.parametrize("ours", VLLM_NAMES)
-def test_a_metric_of_vllm_has_the_value_of_ours(observed, ours):
+def test_a_metric_with_a_name_of_vllm_has_the_value_of_dovetails_metric(observed, ours):
     observed.complete(prompt="reverse: robot")
     values = scrape(observed)
     pairs = [pair for name in VLLM_NAMES[ours] for pair in aliases_of(values, ours, name)]
@@ -138,7 +138,7 @@ def test_a_metric_of_vllm_has_the_value_of_ours(observed, ours):
         assert values[alias] == values[key], alias
 
 
-def test_the_names_of_vllm_are_shown_by_option_only(server):
+def test_metric_names_of_vllm_are_shown_only_with_the_option(server):
     assert not [name for name, _ in scrape(server) if name.startswith("vllm:")]
 
 

@@ -106,7 +106,7 @@ def test_old_versions_of_tls_are_refused(encrypted, files):
 
 @pytest.fixture
 def unusable(files, tmp_path):
-    """Files that the server cannot use, by a word."""
+    """Paths of files that the server cannot use, each by a word that describes it."""
     made, key, _, other = files
     locked, text = tmp_path / "locked.pem", tmp_path / "text.pem"
     openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", str(locked))
@@ -132,7 +132,7 @@ def unusable(files, tmp_path):
         ("made", "key", "key", "key", "--ssl-ca-certs"),
     ],
 )
-def test_an_unusable_file_is_named_at_the_start(
+def test_the_startup_error_for_an_unusable_file_names_it(
     unusable, capsys, certificate, key, authority, named, reason
 ):
     given = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": authority}
@@ -143,7 +143,7 @@ def test_an_unusable_file_is_named_at_the_start(
     assert named is None or unusable[named] in error
 
 
-def test_a_key_needs_a_certificate():
+def test_a_tls_key_without_a_certificate_is_refused():
     for name in ("ssl_keyfile", "ssl_ca_certs"):
         with pytest.raises(ConfigError, match="--ssl-certfile"):
             ServerSettings(**{name: "key.pem"})

@@ -5,7 +5,7 @@ import pytest
 TEXT = "One and two"
 
 
-def test_a_text_is_tokenized_as_by_the_tokenizer(server, offline):
+def test_the_route_tokenize_gives_the_tokens_of_the_tokenizer(server, offline):
     tokenizer = offline.get_tokenizer()
     body = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json
     assert body["tokens"] == tokenizer.encode(TEXT) and body["count"] == len(body["tokens"])
@@ -15,13 +15,13 @@ def test_a_text_is_tokenized_as_by_the_tokenizer(server, offline):
     assert server.post("/detokenize", {"tokens": without["tokens"]}).json == {"prompt": TEXT}
 
 
-def test_a_conversation_is_tokenized_as_by_a_chat(server):
+def test_a_conversation_has_the_same_tokens_as_in_a_chat_request(server):
     messages = [{"role": "user", "content": "reverse: robot, bank, window"}]
     chat = server.chat(messages=messages, return_token_ids=True).json["prompt_token_ids"]
     assert server.post("/tokenize", {"messages": messages}).json["tokens"] == chat
 
 
-def test_the_tokenizer_is_described(server, offline):
+def test_the_route_tokenizer_info_describes_the_tokenizer(server, offline):
     info = server.get("/tokenizer_info").json
     assert info["eos_token"] == "<|eos|>" and info["bos_token"] == "<|bos|>"
     assert info["eos_token_id"] == offline.get_tokenizer().eos_token_id
@@ -52,7 +52,7 @@ def test_the_tokenizer_is_described(server, offline):
     ],
     ids=str,
 )
-def test_a_wrong_field_is_named(server, path, body, param):
+def test_the_error_of_a_tokenizer_route_names_the_wrong_field(server, path, body, param):
     reply = server.post(path, body)
     assert 400 <= reply.status < 500, reply.content
     assert reply.error["param"].split("[")[0].split(".")[0] == param and reply.error["code"]

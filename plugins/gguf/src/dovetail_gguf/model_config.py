@@ -55,7 +55,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
-    """Return a file's architecture and its row of the table; raise ModelError if there is none."""
+    """Return a file's architecture and its table row; raise ModelError for an unsupported one."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"{name!r:.80}"
@@ -67,7 +67,7 @@ def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
-    """Return the fields of config.json. Raises a ModelError that names file and key."""
+    """Return the fields of config.json. An invalid value raises a ModelError with file and key."""
     name, row = get_architecture(file)
     fields = _Fields(file, name)
     if fields.integer("expert_count", default=0):
@@ -129,7 +129,7 @@ class _Fields:
         self.file, self.name = file, name
 
     def get(self, key: str) -> Any:
-        """Return a value or None."""
+        """Return the value of a key; None if the file does not have the key."""
         return self.file.metadata.get(f"{self.name}.{key}")
 
     def integer(self, key: str, *, default: int | None = None) -> int:

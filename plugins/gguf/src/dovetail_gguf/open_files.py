@@ -15,7 +15,7 @@ from dovetail_gguf.reader import GGUFFile
 Versions = list[tuple[int, int, int, int]]
 
 _RECENT_NS = 2_000_000_000
-"""A file that changed this recently may change again without a new time stamp."""
+"""Nanoseconds after a change in which a second change may leave the time stamp as it is."""
 
 
 def open_file(path: Path) -> GGUFFile:

@@ -285,7 +285,7 @@ class _Part:
         for size in shape:
             num_values *= size
             if size < 1 or num_values > len(self.memory) * 256:
-                raise _Damaged(f"the tensor {name!r:.200} has the shape {list(shape)}")
+                raise _Damaged(f"the tensor {name!r:.200} has the impossible shape {list(shape)}")
         if shape[-1] % kind.num_values:
             raise _Damaged(
                 f"the tensor {name!r:.200} has rows of {shape[-1]} values, but blocks of "
@@ -327,7 +327,7 @@ class _Cursor:
         return form.unpack(self.take(form.size))[0]
 
     def count(self, most: int) -> int:
-        """Return a count of up to `most`."""
+        """Return a count, which must not exceed `most`."""
         count: int = self.unpack(_U64)
         if count > most:
             raise _Damaged(f"it has a count of {count}; the limit is {most}")

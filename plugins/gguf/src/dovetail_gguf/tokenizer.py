@@ -20,7 +20,7 @@ from dovetail_gguf.tokenizer_content import tokenizer_content
 from dovetail_gguf.vocabulary import Vocabulary, read_vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
-"""A file beside a GGUF file without a vocabulary, which is then used."""
+"""The file that is used if the GGUF file in the same directory has no vocabulary."""
 _MODEL = "tokenizer.ggml.model"
 _TEMPLATE = "tokenizer.chat_template"
 

@@ -21,7 +21,7 @@ _OUTSIDE_OF_TEXT = (*_ADDED, TokenType.BYTE)
 
 
 def tokenizer_content(vocabulary: Vocabulary) -> bytes:
-    """Return the content of a tokenizer.json. Raises ModelError with a clause about the problem."""
+    """Return the content of a tokenizer.json; raise ModelError if a limit is exceeded."""
     parts = _sentencepiece(vocabulary) if vocabulary.pre is None else _byte_level(vocabulary)
     content = {
         "version": "1.0",
@@ -111,7 +111,9 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     ]
     num_splits = sum(len(token) for token, _ in pieces)
     if num_splits > MAX_SPLITS:
-        raise ModelError(f"its pieces have {num_splits} characters; the limit is {MAX_SPLITS}")
+        raise ModelError(
+            f"the pieces of the vocabulary have {num_splits} characters; the limit is {MAX_SPLITS}"
+        )
     ids = {token: vocabulary.ids[token] for token, _ in pieces}
     pieces.sort(key=lambda piece: piece[1], reverse=True)
     merges: list[tuple[str, str]] = []
@@ -120,5 +122,5 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
         merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         if len(merges) > MAX_MERGES:
-            raise ModelError(f"its pieces need more than {MAX_MERGES} merges")
+            raise ModelError(f"the pieces of the vocabulary need more than {MAX_MERGES} merges")
     return merges

@@ -80,7 +80,7 @@ class Vocabulary:
 
 
 def read_vocabulary(file: GGUFFile) -> Vocabulary:
-    """Return the vocabulary. Raises a ModelError that names file and key."""
+    """Return the vocabulary. An invalid value raises a ModelError that names file and key."""
     source = _Metadata(file)
     model = source.value("model", str, default=None)
     if model not in MODELS:
@@ -108,7 +108,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     )
     if len(vocabulary.ids) != len(tokens):
         twice = next(one for number, one in enumerate(tokens) if vocabulary.ids[one] != number)
-        raise source.refusal("tokens", f"has {shorten(twice)} twice")
+        raise source.refusal(f"tokens has {shorten(twice)} twice")
     return vocabulary
 
 
@@ -118,8 +118,8 @@ class _Metadata:
     def __init__(self, file: GGUFFile) -> None:
         self._path, self._metadata = file.path, file.metadata
 
-    def refusal(self, key: str, what: str) -> ModelError:
-        return ModelError(f"{self._path}: tokenizer.ggml.{key} {what}.")
+    def refusal(self, problem: str) -> ModelError:
+        return ModelError(f"{self._path}: tokenizer.ggml.{problem}.")
 
     def value(self, key: str, kind: type, *, default: Any) -> Any:
         """Return a scalar or a string of the type `kind`, or `default` if it is absent."""
@@ -127,7 +127,7 @@ class _Metadata:
         if value is None:
             return default
         if type(value) is not kind:
-            raise self.refusal(key, f"is {shorten(value)}; it must be of type {kind.__name__}")
+            raise self.refusal(f"{key} is {shorten(value)}; it must be of type {kind.__name__}")
         return value
 
     def list_of(self, key: str, kind: type, most: int) -> list[Any] | None:
@@ -137,22 +137,21 @@ class _Metadata:
             return None
         count, num_bytes = self._metadata.count(full), self._metadata.num_bytes(full)
         if count is None:
-            raise self.refusal(key, f"is {shorten(self._metadata[full])}; it must be a list")
+            raise self.refusal(f"{key} is {shorten(self._metadata[full])}; it must be a list")
         if count > most or num_bytes > MAX_LIST_BYTES:
             raise self.refusal(
-                key,
-                f"has {count} values in {num_bytes} bytes; the limits are {most} values and "
+                f"{key} has {count} values in {num_bytes} bytes; the limits are {most} values and "
                 f"{MAX_LIST_BYTES} bytes",
             )
         found: list[Any] = self._metadata[full]
         if found and type(found[0]) is not kind:  # all elements have the same type
-            raise self.refusal(key, f"has {shorten(found[0])}; its values must be {kind.__name__}")
+            raise self.refusal(f"{key} has {shorten(found[0])}; its values must be {kind.__name__}")
         return found
 
     def strings(self, key: str, most: int) -> list[str]:
         found = self.list_of(key, str, most)
         if not found:
-            raise self.refusal(key, "is missing or empty")
+            raise self.refusal(f"{key} is missing or empty")
         return found
 
     def token_types(self, num_tokens: int) -> list[int]:
@@ -179,12 +178,12 @@ class _Metadata:
         if found is None:
             found = default
         if found is None:
-            raise self.refusal(key, "is missing")
+            raise self.refusal(f"{key} is missing")
         if len(found) != num_tokens:
-            raise self.refusal(key, f"has {len(found)} values for {num_tokens} tokens")
+            raise self.refusal(f"{key} has {len(found)} values for {num_tokens} tokens")
         for number, value in enumerate(found):
             if not is_valid(value):
-                raise self.refusal(key, f"has the value {value} for the token {number}")
+                raise self.refusal(f"{key} has the value {value} for the token {number}")
         return found
 
     def merges(self) -> list[tuple[str, str]]:
@@ -192,7 +191,7 @@ class _Metadata:
         for merge in self.strings("merges", MAX_MERGES):
             cut = merge.find(" ", 1)
             if cut < 0:
-                raise self.refusal("merges", f"has {shorten(merge)}, which is not a pair")
+                raise self.refusal(f"merges has {shorten(merge)}, which is not a pair")
             pairs.append((merge[:cut], merge[cut + 1 :]))
         return pairs
 
@@ -203,7 +202,7 @@ class _Metadata:
             if token is None:
                 continue
             if not 0 <= token < num_tokens:
-                raise self.refusal(key, f"is {token}, but there are {num_tokens} tokens")
+                raise self.refusal(f"{key} is {token}, but there are {num_tokens} tokens")
             found[name] = token
         return found
 

@@ -48,7 +48,7 @@ class GGUFLoader(WeightLoader):
         return fingerprint_files(self._open().paths)
 
     def plan(self, model: nn.Module) -> None:
-        """Tell linear layers the types of their blocks; see `dovetail_torch.weights.block_plan`."""
+        """Set the block types of the linear layers; see `dovetail_torch.weights.block_plan`."""
         file = self._open()
         for name, target in _choose(file, model).items():
             info = file.tensors[name]

@@ -88,7 +88,7 @@ def is_complete(snapshot: Path) -> bool:
 
 
 def read_shards(index: Path) -> tuple[str, ...]:
-    """Return the names of the weight files in an index, sorted; raise ModelError if it is bad."""
+    """Return the sorted names of the weight files in an index; raise ModelError for a bad index."""
     if not file_exists(index):
         raise ModelError(f"{index} does not exist.")
     table = read_json_object(index).get("weight_map")
@@ -199,7 +199,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def find_changes(path: Path) -> list[str]:
-    """Return the names of a model's files whose contents do not have their checksum."""
+    """Return the names of a model's files whose contents do not match their checksums."""
     changed = []
     for file in files_of(path):
         stated = file.resolve().name
@@ -213,7 +213,7 @@ def find_changes(path: Path) -> list[str]:
 
 
 def remove_model(path: Path) -> None:
-    """Delete the files of a model which no other revision uses; raise OSError."""
+    """Delete the files of a model that no other revision uses. Raises OSError if this fails."""
     snapshot = path if path.is_dir() else path.parent
     folder = snapshot.parents[1]
     links = files_of(path)

@@ -63,7 +63,7 @@ def run(request: dict[str, str], write: Callable[[dict[str, Any]], None]) -> Non
 
 
 class _Download:
-    """One download: first the facts of all files, then the files, weights last."""
+    """One download. It requests the facts of all files, then downloads the files, weights last."""
 
     def __init__(
         self,

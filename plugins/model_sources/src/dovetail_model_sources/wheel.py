@@ -150,7 +150,9 @@ class _BoundedFile(io.FileIO):
         """Return the next bytes; raise BadZipFile if more are requested than allowed."""
         unlimited = size is None or size < 0
         if not unlimited and size > MAX_DIRECTORY_BYTES:  # type: ignore[operator]
-            raise zipfile.BadZipFile(f"its table of contents exceeds {MAX_DIRECTORY_BYTES} bytes")
+            raise zipfile.BadZipFile(
+                f"the wheel's table of contents exceeds {MAX_DIRECTORY_BYTES} bytes"
+            )
         return super().read(MAX_DIRECTORY_BYTES if unlimited else size) or b""
 
 

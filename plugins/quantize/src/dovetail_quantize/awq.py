@@ -30,7 +30,8 @@ def scale_decoder_layer(
 ) -> dict[ParallelLinear, Moments]:
     """Scale the weights of one decoder layer and return the moments of the scaled inputs.
 
-    decoder: with the modules `self_attn`, `mlp` and the norms before them. types: of the format.
+    decoder: with the modules `self_attn`, `mlp` and the norms before them. types: block types of
+    the format.
     """
     scaled = {}
     for name, norm in _NORMS.items():
@@ -77,7 +78,7 @@ def find_scale(
     *,
     shared: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
-    """Return the scale of each input feature, float32 [I]; ones if no other is better.
+    """Return the scale of each input feature, float32 [I]: ones if no other scales are better.
 
     shared: features as [groups, features with the same scale, features of a group].
     """

@@ -24,7 +24,7 @@ class Moments:
     num_tokens: int = 0
 
     def add(self, x_TI: torch.Tensor) -> None:
-        """Add the inputs of tokens."""
+        """Add the inputs of a layer for further tokens."""
         x_TI = x_TI.float()
         self.products_II.addmm_(x_TI.T, x_TI)
         self.num_tokens += len(x_TI)
@@ -41,7 +41,7 @@ class Moments:
         return Moments(products_II, self.num_tokens)
 
     def relative_error(self, weight_OI: torch.Tensor, rounded_OI: torch.Tensor) -> float:
-        """Return the norm of the change of the layer's outputs, divided by that of the outputs."""
+        """Return the norm of the outputs' change, divided by the norm of the outputs."""
         change_OI, weight_OI = rounded_OI.float() - weight_OI.float(), weight_OI.float()
         changed = ((change_OI @ self.products_II) * change_OI).sum().clamp(min=0)
         whole = ((weight_OI @ self.products_II) * weight_OI).sum().clamp(min=1e-30)

@@ -1,6 +1,6 @@
 """Writes a quantized model: a directory with one GGUF file and the files of the tokenizer.
 
-The directory appears at once, complete and checked, or not at all.
+The directory gets its name only when it is complete and checked.
 Legend: O output features, B bytes.
 """
 
@@ -39,7 +39,7 @@ Tensor = tuple[str, torch.Tensor]
 
 
 def check_output(output: Path, num_bytes: int) -> None:
-    """Raise ConfigError if the directory exists, cannot be made, or would not fit the disk."""
+    """Raise ConfigError if the directory exists, cannot be created, or does not fit on the disk."""
     if os.path.lexists(output):
         raise ConfigError(f"--output={output} exists already; give another directory.")
     parent = output.absolute().parent
@@ -100,7 +100,7 @@ def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[st
 
 
 def _has_vocabulary(source: Path) -> bool:
-    """Return whether the model is a GGUF file with a vocabulary, which the new file has too."""
+    """Return whether the model is a GGUF file with a vocabulary, which is then copied."""
     return source.is_file() and "tokenizer.ggml.model" in GGUFFile(source).metadata
 
 

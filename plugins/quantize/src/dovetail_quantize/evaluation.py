@@ -26,7 +26,7 @@ class Accuracy:
 
 
 def limit_chunks(chunks: Sequence[Sequence[int]], vocab_size: int) -> list[Sequence[int]]:
-    """Return the first chunks, whose logits fit `MAX_LOGITS_BYTES`; at least a part of one."""
+    """Return the first chunks: as many as have logits of at most `MAX_LOGITS_BYTES` in all."""
     left = max(2, MAX_LOGITS_BYTES // (4 * vocab_size))
     kept = []
     for chunk in chunks:
@@ -39,7 +39,7 @@ def limit_chunks(chunks: Sequence[Sequence[int]], vocab_size: int) -> list[Seque
 
 @torch.inference_mode()
 def log_probabilities(opened: OpenedModel, chunk: Sequence[int]) -> torch.Tensor:
-    """Return the log-probabilities after each token of a chunk but the last, float32 [P, V]."""
+    """Return the log-probabilities after all tokens of a chunk except the last, float32 [P, V]."""
     compute = opened.module.compute_logits
     rows: list[torch.Tensor] = []
 
@@ -58,7 +58,7 @@ def log_probabilities(opened: OpenedModel, chunk: Sequence[int]) -> torch.Tensor
 
 
 def _in_order(rows: Sequence[torch.Tensor], num_tokens: int) -> torch.Tensor:
-    """Return the rows of the prompt: the sampled token has one row of its own."""
+    """Return the rows of the prompt, without the row of the sampled token."""
     num_rows = sum(map(len, rows))
     if num_rows != num_tokens:
         raise RuntimeError(f"the engine computed {num_rows} rows of logits for {num_tokens} tokens")

@@ -13,13 +13,13 @@ from dovetail_quantize.calibration import Moments
 from dovetail_quantize.rounding import BlockType, Grid
 
 _BATCH = 256
-"""Columns after which the errors are applied to all later ones; whole blocks of every type."""
+"""Columns in a batch: later columns are corrected once per batch. Whole blocks of every type."""
 
 
 def inverse_factor(moments: Moments, damping: float, name: str) -> torch.Tensor:
     """Return the upper Cholesky factor of the inverse of the damped moments, float32 [I, I].
 
-    Raises WeightError, naming the layer, if there is none.
+    Raises WeightError, naming the layer, if the matrix cannot be inverted.
     """
     products_II = moments.products_II.double()
     mean = float(products_II.diagonal().mean())
@@ -40,7 +40,7 @@ def round_columns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return blocks, uint8 [O, bytes], and the values that they stand for, float32 [O, I].
 
-    factor_II: by `inverse_factor`.
+    factor_II: the result of `inverse_factor`.
     """
     rest_OI = weight_OI.float().clone()
     num_rows, num_columns = rest_OI.shape

@@ -12,10 +12,10 @@ SENSITIVE = "Q8_0"
 
 
 def pick_type(names: Sequence[str], in_features: int) -> str:
-    """Return the type of a layer: BF16 if the blocks of none of `names` divide its rows."""
+    """Return the type of a layer: BF16 if no block type in `names` divides its rows."""
     return type_that_fits(names, in_features) or PLAIN
 
 
 def bits_of(type_name: str) -> float:
-    """Return the bits of a stored weight with its share of the scales."""
+    """Return the bits of a stored weight, including its share of the scales."""
     return 16.0 if type_name == PLAIN else BLOCK_TYPES[type_name].bits_per_weight

@@ -83,7 +83,7 @@ def add_metadata(writer: GGUFWriter, source: Path, config: Mapping[str, Any]) ->
 def add_eos_tokens(
     writer: GGUFWriter, config: Mapping[str, Any], generation_config: Mapping[str, Any]
 ) -> None:
-    """Add the end-of-sequence tokens of a model directory. Raises ModelError for more than 3."""
+    """Add the end-of-sequence tokens of a directory. Raises ModelError if there are more than 3."""
     ids = sorted(eos_token_ids(config, generation_config))
     if len(ids) > len(_EOS_KEYS):
         raise ModelError(f"The model has {len(ids)} end-of-sequence tokens; at most 3 are stored.")

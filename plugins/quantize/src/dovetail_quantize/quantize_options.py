@@ -19,7 +19,7 @@ FORMATS = {
     "q6_k": ("Q6_K", "Q8_0"),
     "int8": ("Q8_0",),
 }
-"""Block types by the name of the format; a later one is for rows that the first does not divide."""
+"""Block types by format; the second is used if the blocks of the first do not divide the rows."""
 HEADS: dict[str, tuple[str, ...]] = {
     "q8_0": ("Q8_0",),
     "q6_k": ("Q6_K", "Q8_0"),
@@ -60,7 +60,8 @@ class QuantizeOptions:
         float, _option("Layers with a greater relative output error are kept at 8 bits.")
     ] = 0.2
     damping: Annotated[
-        float, _option("Share of the mean moment that gptq adds to all moments.")
+        float,
+        _option("For gptq: amount added to the diagonal of the moments, relative to its mean."),
     ] = 0.01
     max_tokens: Annotated[int, _option("Maximum number of tokens of the calibration text.")] = 8192
 

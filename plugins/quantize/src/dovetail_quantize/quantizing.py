@@ -42,8 +42,8 @@ class Settings:
 class QuantizedPart:
     """One weight of the checkpoint. blocks_OB: None for BF16, whose values stay in the model.
 
-    error: relative error of its outputs; None without calibration. first_error: before it was kept
-    at more bits, or None.
+    error: relative error of its outputs; None without calibration. first_error: the error before
+    the weight was kept at more bits, or None.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Quantized:
 
     @property
     def bits_per_weight(self) -> float:
-        """The mean over all parts."""
+        """The mean number of bits per weight over all parts."""
         sizes = [part.shape[0] * part.shape[1] for part in self.parts.values()]
         bits = [bits_of(part.type_name) for part in self.parts.values()]
         return sum(map(float.__mul__, bits, map(float, sizes))) / sum(sizes)

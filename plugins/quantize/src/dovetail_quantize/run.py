@@ -34,7 +34,7 @@ _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was made. head: the block type of the head and the embedding."""
+    """The result of a run. head: the block type of the head and the embedding."""
 
     quantized: Quantized
     before: Accuracy
@@ -48,7 +48,7 @@ class Result:
 def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Result:
     """Quantize and write the model. note: receives progress, one sentence at a time.
 
-    Raises DovetailError; then nothing is left at the output.
+    After a DovetailError, no output directory remains.
     """
     directory = ModelDirectory.open(model)
     check_representable(directory.config)
@@ -103,7 +103,7 @@ def _stem(path: Path) -> str:
 
 
 def _estimate(opened: OpenedModel, options: QuantizeOptions) -> int:
-    """Return the size of the output, roughly."""
+    """Return the approximate size of the output in bytes."""
     total = 0.0
     for name, parameter in opened.module.named_parameters():
         is_head = name in (_TABLE, _HEAD)
@@ -116,7 +116,7 @@ def _estimate(opened: OpenedModel, options: QuantizeOptions) -> int:
 def _tensors(
     opened: OpenedModel, quantized: Quantized, options: QuantizeOptions
 ) -> tuple[str, dict[str, Tensor]]:
-    """Return the type of the head, and all tensors by the model's names."""
+    """Return the block type of the head, and all tensors by their names in the model."""
     tensors: dict[str, Tensor] = {}
     own = dict(opened.module.named_parameters())
     for _, layer in linear_layers(opened.module):

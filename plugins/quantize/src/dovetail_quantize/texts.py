@@ -11,11 +11,11 @@ from dovetail_quantize.opened_model import CHUNK_TOKENS, OpenedModel
 MAX_BYTES = 64 << 20
 FEWEST_TOKENS = 256
 _MOST_CHARACTERS = 16
-"""Characters per token that are read; more make no difference to the number of tokens."""
+"""Number of characters that are tokenized for each token that is needed."""
 
 
 def read_text(option: str, path: Path) -> str:
-    """Return the text of a UTF-8 file. Raises ConfigError, naming the option."""
+    """Return the text of a UTF-8 file. Raises ConfigError, naming the option, for other files."""
     try:
         size = path.stat().st_size if path.is_file() else -1
         content = path.read_bytes() if 0 <= size <= MAX_BYTES else b""

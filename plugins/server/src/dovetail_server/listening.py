@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 128 * KIB
-"""What the kernel keeps for a client that does not read (it allows twice as much)."""
+"""Size of a connection's send buffer in the kernel; Linux allows twice as much."""
 
 
 def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:

@@ -50,4 +50,4 @@ class PropsRoutes(HTTPRoutes):
         )
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing: the plugin holds no resources."""

@@ -98,7 +98,7 @@ class Lead(Protocol):
     replaces_another: bool
 
     def follow(self, drain: Drain) -> None:
-        """Obey it from now on."""
+        """Handle the messages of the main process from now on."""
 
     def announce(self) -> None:
         """Report that this process serves requests."""

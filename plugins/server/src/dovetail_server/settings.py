@@ -42,7 +42,7 @@ class ServerSettings:
     prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
     send requests. ssl_certfile, ssl_keyfile, ssl_ca_certs: files for TLS; with ssl_ca_certs,
     clients need a certificate. verbose: log the phases of the start and the use of memory.
-    Raises ConfigError, naming the option.
+    Raises ConfigError, naming the option, for an invalid value.
     """
 
     host: str = "127.0.0.1"

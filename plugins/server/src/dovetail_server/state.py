@@ -83,6 +83,6 @@ class ServerState:
         return num_aborted
 
     def _most_unfinished(self, llm: AsyncLLM) -> int:
-        """Return the share of this API process in the requests of the server."""
+        """Return this API process's share of the number of requests that the server accepts."""
         total = self.settings.max_waiting + llm.config.scheduler.max_num_seqs
         return -(-total // self.settings.api_processes)

@@ -21,7 +21,8 @@ from gguf.quants import dequantize
 from dovetail_quantize.rounding.scale_search import search_range, search_scale
 
 _CHUNK_VALUES = 1 << 18
-"""Weights that are rounded at once, so that intermediate results stay in the processor's cache."""
+"""Number of weights that are rounded at once, so that intermediate results stay in the processor's
+cache."""
 # Candidates do not clip the greatest weight: that lowers the squared error of weights, but raises
 # the divergence of a model's outputs.
 _TARGETS = {
@@ -222,7 +223,7 @@ def quantize_rows(
 ) -> torch.Tensor:
     """Round the rows of a weight to blocks, uint8 [O, bytes of a row].
 
-    importance_I: float32, what the squared error of each input feature costs, such as the mean
+    importance_I: float32, the weight of the squared error of each input feature, such as the mean
     square of its activations; None if it is not known. Weights that are NaN or infinite, or too
     large for the type's scales, give scales that are not finite.
     """
@@ -264,7 +265,7 @@ def _importances(x_NGK: torch.Tensor, importance_I: torch.Tensor | None) -> torc
 
 
 def _second_level(scale_NG1: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return factors [N, 1, 1] in float16, and whole numbers up to `most` in magnitude."""
+    """Return scales as float16 factors [N, 1, 1] times whole numbers from -most to most."""
     greatest_N11 = scale_NG1.abs().amax(1, keepdim=True)
     factor_N11 = (greatest_N11 / most).half()
     numbers_NG1 = (scale_NG1 / factor_N11.float()).round_().nan_to_num_(0.0, 0.0, 0.0)

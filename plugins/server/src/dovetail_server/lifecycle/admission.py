@@ -22,7 +22,7 @@ class Admission:
 
     @property
     def retry_after_s(self) -> float:
-        """When a refused client should try again: the mean duration of recent requests."""
+        """Seconds after which a refused client should retry: the mean of recent durations."""
         return min(max(self._mean_s, 1.0), MAX_RETRY_AFTER_S)
 
     @contextmanager

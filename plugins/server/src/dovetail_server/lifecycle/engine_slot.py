@@ -36,7 +36,7 @@ class EngineSlot:
         self._llm = llm
 
     def replace(self, llm: AsyncLLM) -> None:
-        """Serve requests with another engine, after the end of the first one."""
+        """Serve requests with another engine, after the first engine has ended."""
         before, self._llm, self._owned = self._owned, llm, llm
         if before is not None:
             before.shutdown()

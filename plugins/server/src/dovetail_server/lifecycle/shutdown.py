@@ -1,4 +1,4 @@
-"""Graceful shutdown: after the first signal, running requests finish; the second ends them."""
+"""Graceful shutdown: running requests finish after the first signal; a second one ends them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drain:
             loop.add_signal_handler(one, self.handle_signal)
 
     def handle_signal(self) -> None:
-        """Start the graceful shutdown; the second call ends it."""
+        """Start the graceful shutdown; a second call ends the running requests."""
         if self.requested.is_set():
             self.forced.set()
             return

@@ -1,4 +1,4 @@
-"""What `--verbose` logs about the start: the phases, and where the memory goes."""
+"""The report of `--verbose` about the start: the phases, and the use of memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start_report(llm: AsyncLLM) -> Iterator[str]:
     )
     yield "Memory (weights and activations: growth of the engine's process; cache: reserved):"
     for (name, options), size in zip(PLAN, sizes, strict=True):
-        shown = "in the workers" if size is None else f"{size / MIB:.1f} MiB"
+        shown = "not measured" if size is None else f"{size / MIB:.1f} MiB"
         yield f"  {name:<14} {shown:>14}   change with {options}"
     cached = llm.config.scheduler.max_num_seqs * llm.max_model_len
     yield (

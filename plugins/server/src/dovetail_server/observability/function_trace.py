@@ -34,7 +34,7 @@ class FunctionTrace:
         sys.setprofile(self._record)
 
     def stop(self) -> None:
-        """Stop to record; close the file."""
+        """Stop recording, and close the file."""
         threading.setprofile(None)
         sys.setprofile(None)
         self._num_left = 0

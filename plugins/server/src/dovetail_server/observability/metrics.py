@@ -55,7 +55,7 @@ TOTALS = {
     "dovetail_draft_tokens": ("num_drafts", "Verified draft tokens."),
     "dovetail_accepted_draft_tokens": ("num_accepted", "Accepted draft tokens."),
 }
-"""The same for counters; the exposition adds `_total`."""
+"""Name, field, description of the counters; the text format adds `_total` to the name."""
 
 VLLM_NAMES = {
     "dovetail_requests_running": ("vllm:num_requests_running",),
@@ -83,7 +83,7 @@ VLLM_NAMES = {
     "dovetail_request_prompt_tokens": ("vllm:request_prompt_tokens",),
     "dovetail_request_generation_tokens": ("vllm:request_generation_tokens",),
 }
-"""The names of vLLM that show the values of our metric."""
+"""The names in vLLM of each metric of Dovetail."""
 VLLM_LABELS = {"model": "model_name", "reason": "finished_reason"}
 
 
@@ -101,9 +101,9 @@ class RequestMetrics:
         self._ended = self._counter("requests", "Ended requests.", "route", "status", "code")
         self._errors = self._counter("http_errors", "Responses with an error.", "status", "code")
         self._finished = self._counter("completions_finished", "Ended completions.", "reason")
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
         self._cached_tokens = self._counter(
-            "cached_prompt_tokens", "Tokens of prompts that were found in the prefix cache."
+            "cached_prompt_tokens", "Prompt tokens that were found in the prefix cache."
         )
         self._new_tokens = self._counter("generation_tokens", "Generated tokens.")
         self._ttft = self._times("time_to_first_token", "Time from arrival to the first token.")
@@ -115,8 +115,10 @@ class RequestMetrics:
         self._prefill = self._times("prefill_time", "Time from the first step to the first token.")
         self._decode = self._times("decode_time", "Time from the first token to the end.")
         self._inference = self._times("inference_time", "Time from the first step to the end.")
-        self._prompt_sizes = self._sizes("request_prompt_tokens", "Tokens of a prompt.")
-        self._new_sizes = self._sizes("request_generation_tokens", "Generated tokens of a prompt.")
+        self._prompt_sizes = self._sizes("request_prompt_tokens", "Number of tokens of a prompt.")
+        self._new_sizes = self._sizes(
+            "request_generation_tokens", "Number of tokens generated for a prompt."
+        )
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format of Prometheus, of all API processes."""

@@ -1,4 +1,4 @@
-"""The observers of a server, as its settings ask for, and the route /metrics."""
+"""The observers that the settings of a server enable, and the route /metrics."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def main(context: ChildContext) -> int:
-    """Serve until the main process says so; the entry point of an API process."""
+    """Serve until the main process requests the drain; the entry point of an API process."""
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, signal.SIG_IGN)  # the main process decides
     start = msgspec.json.decode(context.settings, type=Start)
@@ -83,7 +83,7 @@ class Lead:
         self._following: asyncio.Task[None] | None = None
 
     def follow(self, drain: Drain) -> None:
-        """Obey the messages of the main process from now on."""
+        """Handle the messages of the main process from now on."""
         asyncio.get_running_loop().add_reader(self._channel, self._read, drain)
 
     def announce(self) -> None:

@@ -78,7 +78,7 @@ def send(channel: socket.socket, message: Message) -> None:
 
 
 def receive(channel: socket.socket) -> Message | None:
-    """Return the next message; None if there is none. Raises EOFError after the last one."""
+    """Return the next message or None. Raises EOFError if the other process closed the socket."""
     try:
         packet = channel.recv(MAX_BYTES)
     except BlockingIOError:

@@ -56,16 +56,16 @@ class APIProcess(Asker):
         self._channel = channel
 
     def send(self, message: Message) -> None:
-        """Send it a message."""
+        """Send a message to the API process."""
         send(self._channel, message)
 
     def follow(self, listener: Callable[[APIProcess, Question | Answer], None]) -> None:
-        """Process its messages from now on; pass questions and answers to `listener`."""
+        """Process the API process's messages from now on; pass questions and answers on."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._channel, self.read)
 
     def read(self) -> None:
-        """Process its messages."""
+        """Process the messages that the API process has sent."""
         try:
             while (message := receive(self._channel)) is not None:
                 if isinstance(message, Serving):
@@ -78,7 +78,7 @@ class APIProcess(Asker):
             asyncio.get_running_loop().remove_reader(self._channel)
 
     def close(self) -> None:
-        """End it, if it runs, and release everything."""
+        """End the API process if it runs, and release its resources."""
         asyncio.get_running_loop().remove_reader(self._channel)
         self.child.close()
         self._channel.close()
@@ -144,7 +144,7 @@ class Supervisor:
         return llm
 
     async def _look_after(self, llm: AsyncLLM) -> None:
-        """Tell the API processes about the engine, and restart those that have ended."""
+        """Send the engine's state to the API processes, and restart processes that have ended."""
         problem = await self._state.slot.problem()
         news = EngineNews(address="" if problem else llm.address, problem=problem)
         if news != self._news:

@@ -76,7 +76,7 @@ class AnswerForm:
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
 
     def first_event(self, index: int) -> bytes:
-        """Return the event with which a choice starts, or nothing."""
+        """Return the event with which a choice starts, if the form has such an event."""
         return b""
 
     def body(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:

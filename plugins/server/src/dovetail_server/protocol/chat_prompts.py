@@ -24,11 +24,11 @@ RESERVED_VARIABLES = frozenset(
 """Names that `chat_template_kwargs` must not have."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""The roles of OpenAI's API. A chat template may name others."""
+"""The roles of OpenAI's API. A chat template may name further roles."""
 MAX_ROLE_CHARS = 64
 
 _MARKS = range(0xF0000, 0xF0100)
-"""Characters of a private area, of which one marks split points."""
+"""Private-use characters; one that the messages do not contain marks the split points."""
 
 _TEXT_PARTS = ("text", "input_text")
 
@@ -55,7 +55,7 @@ def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
 def read_messages(
     given: Sequence[Mapping[str, Any]], most: int, templates: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return messages whose content is a text or None; raise APIError that names the entry.
+    """Return messages whose content is a text or None; raise APIError for an invalid entry.
 
     templates: the chat templates, which may name further roles than those of OpenAI.
     """

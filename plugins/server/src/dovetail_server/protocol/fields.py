@@ -125,14 +125,14 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields of other servers that this server does not support, and the values that change nothing."""
+"""Fields of other servers that this server does not support, and the values that have no effect."""
 
 WITHOUT_EFFECT = frozenset({"metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Fields that only inform a provider; they are accepted and have no effect."""
 
 
 MAX_FIELDS = 1024
-"""Maximum number of fields of a request, known and unknown ones."""
+"""Maximum number of fields of a request, including unknown fields."""
 
 _TYPE_NAMES = {
     "array": "a list",
@@ -148,7 +148,7 @@ _TYPE_NAMES = {
 def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
     """Return the request in `given`, and the names of the unknown fields.
 
-    strict: refuse unknown fields. Raises APIError that names the field.
+    strict: refuse unknown fields. Raises an APIError that names an invalid or missing field.
     """
     if len(given) > MAX_FIELDS:
         raise APIError(f"The body has {len(given)} fields; at most {MAX_FIELDS} are accepted.")

@@ -111,7 +111,7 @@ class AdminRoutes:
         await exchange.respond({"sleeping": False})
 
     async def start_profile(self, exchange: Exchange) -> None:
-        """Start to record a profile in every worker."""
+        """Start recording a profile in every worker."""
         await self._profile(exchange, start=True)
 
     async def stop_profile(self, exchange: Exchange) -> None:

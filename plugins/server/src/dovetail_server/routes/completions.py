@@ -91,7 +91,7 @@ class GenerationRoutes:
         return chat_tokens(llm, request)
 
     async def _read(self, exchange: Exchange, kind: type[R]) -> R:
-        """Return the checked fields of a request; raise APIError."""
+        """Return the checked fields of a request; raise APIError for a wrong field."""
         given = await exchange.read_object()
         strict = self._state.settings.strict_params
         request, ignored = read_fields(given, kind, strict=strict)

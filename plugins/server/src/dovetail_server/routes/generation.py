@@ -55,7 +55,7 @@ class Generation:
         self._call = call
 
     async def answer(self) -> dict[str, Any]:
-        """Return the complete response; raise APIError."""
+        """Return the complete response; raise APIError if a prompt fails."""
         call = self._call
         places = range(len(call.prompts))
         finished = await _all_of([self._named(place, self._finish(place)) for place in places])
@@ -72,7 +72,7 @@ class Generation:
         return body if call.form.has_batches else {**body, **prompt_fields}
 
     async def stream(self) -> None:
-        """Send the answers as events, and the end of the stream; raise APIError."""
+        """Send the answers as events, then the end of the stream; raise APIError on failure."""
         call, exchange = self._call, self._exchange
         if len(call.prompts) == 1:
             last = await self._named(0, self._stream_one(0))
@@ -318,7 +318,7 @@ def _raise_failure(output: RequestOutput) -> None:
 
 
 async def _all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await all; at the first error cancel the other tasks, and raise it after they have ended."""
+    """Await all tasks. At the first error, cancel the other tasks, then raise the error."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     if len(tasks) == 1:
         return [await tasks[0]]

@@ -64,7 +64,7 @@ _ANSWER = {
 
 
 def openapi_route(table: RouteTable) -> Route:
-    """Return the route of the document about `table`, to which plugins may add routes later."""
+    """Return the route that serves the OpenAPI document of all routes in `table` at that time."""
 
     async def respond(exchange: Exchange) -> None:
         await exchange.respond(make_document(table.routes()))

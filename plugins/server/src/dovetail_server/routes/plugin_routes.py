@@ -52,7 +52,7 @@ class PluginRoutes:
     """The HTTP-routes plugins of a server."""
 
     def __init__(self, llm: AsyncLLM, slot: EngineSlot) -> None:
-        """Create the plugins; raise a DovetailError that names the failed one."""
+        """Create the plugins; raise a DovetailError that names a failed plugin."""
         engine = CurrentEngine(llm, slot)
         self._plugins: list[tuple[str, HTTPRoutes]] = []
         registry = make_registry(llm.config)
@@ -122,7 +122,9 @@ async def _request(exchange: Exchange) -> HTTPRequest:
 
 async def _respond(exchange: Exchange, response: object) -> None:
     if not isinstance(response, HTTPResponse) or not 200 <= response.status < 600:
-        raise ContractError(f"{exchange.path}: the handler returned {response!r:.80}.")
+        raise ContractError(
+            f"{exchange.path}: the handler returned {response!r:.80}, not a valid HTTPResponse."
+        )
     headers = list(_headers(response.headers))
     if isinstance(response.body, bytes):
         await exchange.respond_raw(response.status, headers, response.body)

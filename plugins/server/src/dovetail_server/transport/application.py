@@ -25,7 +25,7 @@ from dovetail_server.transport.exchange import Exchange, Send
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-"""Ids of clients that a response repeats. The engine never uses them."""
+"""Client ids that a response contains unchanged. The engine never uses them."""
 
 
 class RequestGuard(Protocol):

@@ -16,7 +16,7 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 
 _WEIGHTS = ((b",", 1), (b":", 4), (b"[", 4), (b"{", 4))
-"""Signs that begin or separate values, and how long their values take to decode."""
+"""Characters that begin or separate values, with the relative time to decode such a value."""
 
 
 class ClientLeftError(Exception):

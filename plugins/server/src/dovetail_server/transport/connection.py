@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _drop(self) -> None:
-        """Close the connection at once, without sending what the kernel still has."""
+        """Close the connection at once, without sending the data that the kernel still buffers."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

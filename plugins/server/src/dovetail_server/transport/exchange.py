@@ -37,8 +37,8 @@ class Exchange:
     of the path behind a route that ends with "/*". request_id: of the response. caller: the name of
     the API key, or "". answer_id: the field `id` of a generated answer, or "". started, ended:
     whether the response has begun, and is complete. failure: the error with which the server ends
-    the request from outside. left: whether the client has left. extra_headers: further headers of
-    the response.
+    the request from outside. left: whether the client has closed the connection. extra_headers:
+    further headers of the response.
     """
 
     __slots__ = (

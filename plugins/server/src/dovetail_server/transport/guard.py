@@ -1,4 +1,4 @@
-"""Decides whether a request may be served: its host, its API key, and the origin of a web page."""
+"""Decides whether a request may be served, from its host, API key and the origin of a web page."""
 
 from __future__ import annotations
 
