@@ -1,4 +1,4 @@
-"""Other client libraries work with the server unchanged: litellm, langchain-openai, openai in Node.
+"""Other programs work with the server: litellm, langchain-openai, openai in Node, schemathesis.
 
 Each is installed in a folder of its own, outside of the tree, from the package registries. Without
 them the test is skipped, with the reason.
@@ -12,6 +12,9 @@ import pytest
 pytestmark = pytest.mark.soak
 
 INSTALL_S, RUN_S = 900, 120
+SCHEMATHESIS_S = 600
+UNSUITED_CHECKS = ("positive_data_acceptance",)
+"""A document cannot state the vocabulary, the model's length and which fields contradict others."""
 LITELLM = """
 import sys, litellm
 given = {"model": "openai/demo", "api_base": sys.argv[1], "api_key": "any", "max_tokens": 8,
@@ -85,6 +88,31 @@ def test_a_python_client_works_unchanged(server, tmp_path, package, program):
     python = tmp_path / "venv" / "bin" / "python"
     install(python, "-m", "pip", "install", "-q", package, folder=tmp_path)
     check_program([python, "-c", program], server)
+
+
+@pytest.mark.timeout(INSTALL_S + 2 * SCHEMATHESIS_S)
+def test_schemathesis_finds_no_failure(server, tmp_path):
+    """Valid and invalid requests, from the OpenAPI document of the server."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    programs = tmp_path / "venv" / "bin"
+    install(programs / "python", "-m", "pip", "install", "-q", "schemathesis", folder=tmp_path)
+    expected = server.complete(prompt="Anna").json["choices"]
+    command = [
+        *(programs / "schemathesis", "run", f"http://{server.host}:{server.port}/openapi.json"),
+        *("--checks", "all", "--exclude-checks", ",".join(UNSUITED_CHECKS)),
+        *("--phases", "coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
+        *("--max-examples", "500", "--max-time", str(SCHEMATHESIS_S), "--seed", "1"),
+    ]
+    found = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * SCHEMATHESIS_S,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-5000:]
+    assert server.complete(prompt="Anna").json["choices"] == expected
 
 
 @pytest.mark.timeout(INSTALL_S + RUN_S)

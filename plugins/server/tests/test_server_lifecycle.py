@@ -39,6 +39,16 @@ def wait_until(condition):
     return found
 
 
+def port_of(server):
+    """Return the port on which the server listens; 0 before."""
+    links = set()
+    with suppress(FileNotFoundError):  # a descriptor that was closed
+        links = {one.readlink().name for one in Path(f"/proc/{server.process.pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ports = [row[1][9:] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
+    return int(ports[0], 16) if ports else 0
+
+
 def load_of(server):
     return server.get("/load").json["server_load"]
 
@@ -183,6 +193,27 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(small):
     assert status == 200 and content.endswith(b"data: [DONE]\n\n")
     assert content.count(b"[DONE]") == 1 and b'"error"' not in content
     assert small.process.wait(WAIT_S) == 0
+
+
+def test_a_server_that_loads_its_model_lists_it_and_refuses_requests(serving, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_FAULTS", "start.load_model:delay=600")
+    with serving(*OPTIONS) as server:
+        server.host, server.port = "127.0.0.1", wait_until(lambda: port_of(server))
+        (model,) = server.get("/v1/models").json["data"]
+        assert (model["id"], model["max_model_len"]) == ("demo", None)
+        assert server.get("/v1/models/demo").json == model
+        assert server.get("/live").status == 200
+        for path in ("/ready", "/health"):
+            assert server.get(path).json["status"] == "loading"
+        assert server.get("/load").json["num_running"] == 0
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/embeddings"):
+            reply = server.post(path, {"prompt": PROMPT})
+            assert reply.status == 503 and reply.error["code"] == "loading", path
+            assert int(reply.headers["retry-after"]) >= 1
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.get("/ready").json["status"] == "draining")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(WAIT_S) == 1
 
 
 def test_a_second_sigterm_ends_requests_with_an_error(serving):

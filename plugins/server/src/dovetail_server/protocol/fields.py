@@ -27,7 +27,13 @@ _PROMPT = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
-_STOP = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_STOP = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "null"},
+    ]
+}
 
 
 class StreamOptions(Struct, kw_only=True):

@@ -21,6 +21,7 @@ BODIES: Mapping[str, tuple[type, ...]] = {
 }
 """The classes of the bodies, by path. Other routes take any JSON object."""
 
+METRICS_PATH = "/metrics"
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR = {
     "type": "object",
@@ -94,9 +95,10 @@ def make_document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     error = {"application/json": {"schema": _ref("Error")}}
     generates = route.path in ("/v1/completions", "/v1/chat/completions")
-    content: dict[str, Any] = {
-        "application/json": {"schema": _ref("Answer") if generates else {"type": "object"}}
-    }
+    answer = _ref("Answer") if generates else {"type": "object"}
+    content: dict[str, Any] = {"application/json": {"schema": answer}}
+    if route.path == METRICS_PATH:
+        content = {"text/plain": {"schema": {"type": "string"}}}
     if generates:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.call_options import check_model
-from dovetail_server.routes.table import Route
+from dovetail_server.routes.table import Route, route_name
 from dovetail_server.state import ServerState
 from dovetail_server.transport.exchange import Exchange
 
@@ -31,7 +31,8 @@ def pooling_routes(state: ServerState) -> list[Route]:
         check_model(name, state.slot.served_model_name)
         tasks = ", ".join(state.slot.llm.supported_tasks)
         raise APIError(
-            f"{exchange.path} needs a model for the task {TASKS[exchange.path]!r}; the model "
+            f"The route {route_name(exchange.path)} needs a model for the task "
+            f"{TASKS[exchange.path]!r}; the model "
             f"{state.slot.served_model_name!r} supports: {tasks}.",
             code="unsupported_task",
             param="model",

@@ -96,8 +96,15 @@ class RouteTable:
 
 async def _no_path(exchange: Exchange) -> None:
     raise APIError(
-        f"The server has no route {exchange.path[:80]!r}.", status=404, code="unknown_route"
+        f"The server has no route {route_name(exchange.path)!r}; openapi.json lists all routes.",
+        status=404,
+        code="unknown_route",
     )
+
+
+def route_name(path: str) -> str:
+    """Return a path as messages show it; paths with a leading slash are hidden in messages."""
+    return path[:80].lstrip("/")
 
 
 def _no_method(methods: dict[str, Route]) -> Handler:
