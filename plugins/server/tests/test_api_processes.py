@@ -206,6 +206,7 @@ def test_api_processes_attach_to_a_restarted_engine(shared):
     assert api_processes(shared) == before
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(serving):
     with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
         server.wait_until_ready()

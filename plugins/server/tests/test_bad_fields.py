@@ -160,6 +160,7 @@ def check_refusal(reply, field):
     assert error["code"] and error["message"].endswith((".", "?", "…")), error
     assert error["param"] is not None and error["param"].split("[")[0].split(".")[0] == field, error
     assert error["request_id"] == reply.headers["x-request-id"]
+    assert " None " not in error["message"] and "=(" not in error["message"], error
     assert "Traceback" not in error["message"] and "/" not in error["message"], error
 
 

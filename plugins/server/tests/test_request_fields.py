@@ -293,3 +293,16 @@ def test_unknown_fields_are_accepted_and_named_in_a_header(server):
     reply = server.complete(prompt=PROMPT, zzz=1, metadata={"a": "b"})
     assert reply.status == 200 and reply.headers["x-ignored-params"] == "zzz"
     assert "x-ignored-params" not in server.complete(prompt=PROMPT).headers
+
+
+def test_a_response_format_reaches_the_grammar_plugin(serving):
+    grammar = "dovetail_devkit.fakes.grammar:FakeGrammar"
+    with serving("--model", "demo", "--max-model-len", "128", "--grammar-backend", grammar) as one:
+        one.wait_until_ready()
+        assert texts(one.complete(prompt=PROMPT, response_format={"type": "text"}))
+        schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+        for given in (schema, {"type": "json_object"}):
+            reply = one.complete(prompt=PROMPT, response_format=given)
+            assert reply.status == 400 and reply.error["param"] == "response_format"
+            assert "json_schema" in reply.error["message"]
+            assert "token_ids" in reply.error["message"]  # the form that this plugin supports

@@ -22,6 +22,9 @@ MAX_MESSAGE_CHARS = 1000
 
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/.])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
+_TUPLE = re.compile(r"(?<=\w)=\((.*?),?\)(?= )")
+"""A value in a message about a list, which JSON writes in brackets."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -111,6 +114,7 @@ def _refusal(error: RequestError, names: Mapping[str, str]) -> APIError:
     param, message = names.get(error.parameter, error.parameter), str(error)
     if param != error.parameter and message.startswith(error.parameter):
         message = param + message.removeprefix(error.parameter)
+    message = _TUPLE.sub(r"=[\1]", message).replace(" must be None or ", " must be null or ")
     code = "invalid_value"
     if error.parameter == "prompt" and "max_model_len" in message:
         code = "context_length_exceeded"
