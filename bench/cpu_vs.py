@@ -36,7 +36,7 @@ from peers.accuracy import read_accuracy
 from peers.child import ChildError
 from peers.machine_facts import machine_facts
 from peers.measures import MEASURES, START_UP
-from peers.page import performance_page
+from peers.page import http_section, performance_page
 from peers.race import ProbeError, Race, RacePlan
 from peers.roster import FORMATS, OURS, find_contenders
 from peers.tables import markdown
@@ -61,7 +61,9 @@ def main() -> int:
         Path(arguments.json).write_text(json.dumps(runs[0], indent=1), encoding="utf-8")
     if arguments.write_docs:
         page = performance_page(runs, arguments.note, accuracy)
-        Path(arguments.write_docs).write_text(page, encoding="utf-8")
+        target = Path(arguments.write_docs)
+        kept = http_section(target.read_text(encoding="utf-8")) if target.exists() else ""
+        target.write_text(page + kept, encoding="utf-8")
     reasons = [f for run in runs for result in run["results"] for f in result["failures"]]
     return int(any(failure["engine"] == OURS for failure in reasons))
 

@@ -13,9 +13,13 @@ from peers.tables import markdown
 HEAD = """# Performance on the CPU
 
 This page compares Dovetail with other engines on a CPU. Do not edit this page: the command
-`python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it. Absolute figures
-are valid only for one machine at one time, so compare only the ratios within a run.
+`python bench/cpu_vs.py --results … --write-docs docs/performance.md` writes it, except for the
+section "Through HTTP". Absolute figures are valid only for one machine at one time, so compare only
+the ratios within a run.
 """
+
+HTTP_HEADING = "## Through HTTP"
+"""The section that is written by hand, at the end of the page."""
 
 METHOD = """## Method
 
@@ -53,6 +57,12 @@ RULE = f"""- "KL to float32" is the mean KL divergence of the same engine and fo
   most {MOST_TIMES_OURS} × that of Dovetail in the same format; without a figure it does not count.
   In bf16 every peer counts. The ratios to all peers are in the row below.
 """
+
+
+def http_section(page: str) -> str:
+    """Return the section "Through HTTP" of an existing page, or an empty text."""
+    _, found, rest = page.partition(f"\n{HTTP_HEADING}\n")
+    return found + rest
 
 
 def performance_page(

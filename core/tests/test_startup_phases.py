@@ -1,16 +1,21 @@
 """Startup phases are recorded, reported, undone on failure and limited in time."""
 
+import gc
 import signal
 import threading
 import time
 
 import pytest
 
+from dovetail import LLM
 from dovetail.clock import ManualClock, MonotonicClock
-from dovetail.errors import CapacityError, StartError
+from dovetail.engine import start as engine_start
+from dovetail.errors import CapacityError, ConfigError, StartError
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.processes.startup_phases import StartUp, describe_phases, enter_phase
+from dovetail_devkit.executor.null_executor import NullWorker
+from dovetail_devkit.fakes.platform import FakePlatform
 
 
 def test_startup_phases_are_recorded_and_reported_in_order():
@@ -141,3 +146,25 @@ def test_a_late_startup_phase_outside_of_the_main_thread_is_reported(caplog):
     assert [one.name for one in found] == ["load_model"]
     assert "load_model has taken" in caplog.text
     assert not [one for one in threading.enumerate() if one.name == "start-watch"]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_garbage_collector_pauses_while_the_parts_of_an_engine_are_imported(
+    monkeypatch, is_enabled
+):
+    seen = []
+
+    def refuse(*given):
+        seen.append(gc.isenabled())
+        raise ConfigError("refused")
+
+    monkeypatch.setattr(engine_start, "resolve", refuse)
+    if not is_enabled:
+        gc.disable()
+    try:
+        with pytest.raises(ConfigError, match="refused"):
+            LLM("demo", platform=FakePlatform, worker_cls=NullWorker)
+        assert seen == [False]
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable()

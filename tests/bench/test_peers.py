@@ -10,7 +10,7 @@ from cases import Case
 from peers.accuracy import Accuracy, read_accuracy
 from peers.child import Child, ChildError
 from peers.limits import MachineLimits, ModelShape, decode_seconds, prompt_seconds
-from peers.page import performance_page
+from peers.page import http_section, performance_page
 from peers.process_tree import CpuTime
 from peers.roster import find_contenders
 from peers.tables import markdown, medians, ratio_to_best, share_of_limit
@@ -173,6 +173,13 @@ def test_accuracy_is_the_mean_over_the_texts_of_the_weights_off_the_grid(tmp_pat
     assert "2,048 tokens per text, commit c" in found.origin
     page = performance_page([], accuracy=found)
     assert "at\n  most 1.25 ×" in page and found.origin in page
+
+
+def test_the_section_about_http_survives_when_the_page_is_written_again():
+    page = performance_page([])
+    assert http_section(page) == ""
+    section = "\n## Through HTTP\n\nfigures\n"
+    assert http_section(page + section) == section
 
 
 def test_accuracy_without_our_own_figures_is_refused(tmp_path):

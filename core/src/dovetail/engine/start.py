@@ -7,8 +7,10 @@ contract's context; if one fails, the earlier ones are shut down again.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -166,9 +168,25 @@ def _start_parts(
 def _resolve(
     requested: RequestedConfig, platform: Platform, plugins: PluginRegistry
 ) -> EngineConfig:
-    config = resolve(requested, platform, plugins)
+    with _without_garbage_collection():
+        config = resolve(requested, platform, plugins)
     check_options_are_used(config, plugins)
     return config
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector while large modules are imported.
+
+    An import creates hundreds of thousands of objects that stay, and each collection visits them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _model_info(executor: Executor) -> ModelInfo:
