@@ -177,6 +177,8 @@ async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -
     cell.goodput_s.append(num_good / seconds)
     cell.ttft_ms.append(1000 * statistics.median(ttfts))
     cell.itl_ms.append(1000 * statistics.median(itls))
+    last = {name: round(values[-1], 2) for name, values in vars(cell).items()}
+    print(f"round {seed}, {clients} clients, {peer.name}: {last}", file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:
