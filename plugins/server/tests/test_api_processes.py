@@ -98,6 +98,18 @@ def held_by_all(server):
     return held
 
 
+def wait_until_all_serve(server):
+    """Send requests, which must not be held, until every process has answered one."""
+    answered = set()
+
+    def ask():
+        one = Held(server)
+        answered.add(wait_until(lambda: one.server_of(server)))
+        return one.read() and len(answered & api_processes(server)) == NUM_PROCESSES
+
+    wait_until(ask)
+
+
 def pause(server):
     assert server.post("/pause", {}, **OPERATOR).status == 200
 
@@ -148,6 +160,7 @@ def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared
     assert killed not in after and before - {killed} < after
     shared.wait_for("API process . ended by SIGKILL")
     assert wait_until(lambda: shared.get("/load").json["kv_cache_usage"] == 0)
+    wait_until_all_serve(shared)
 
 
 def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
