@@ -74,7 +74,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Object:
-    """One compilation: a source, its flags, and the path of the object file."""
+    """One compilation: a source file, its flags, and the path of the object file."""
 
     source: Path
     path: Path
@@ -179,7 +179,10 @@ def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> st
 
 
 class BuildNative(build_ext):
-    """Build the library instead of a Python extension. A failed build is reported, not raised."""
+    """Builds the library instead of a Python extension.
+
+    A failed build raises no error, but is reported.
+    """
 
     def run(self) -> None:
         """Write the library and the build report to the package's folder."""

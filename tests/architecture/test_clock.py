@@ -35,7 +35,7 @@ def test_only_the_clock_module_reads_the_time():
     assert not found, f"take a dovetail.clock.Clock instead (file: lines): {found}"
 
 
-def test_the_clock_module_reads_the_time():
+def test_the_clock_module_itself_reads_the_time():
     assert THE_CLOCK in readers()
 
 
@@ -44,7 +44,7 @@ def test_each_listed_exception_is_still_needed():
     assert not stale, f"delete from EXCEPTIONS in {__file__}: {stale}"
 
 
-def test_the_check_finds_every_way_to_read_a_clock():
+def test_the_check_finds_each_way_to_read_the_time():
     for source in (
         "import time",
         "def f():\n    from time import perf_counter",

@@ -10,7 +10,7 @@ READERS = (
     "model_registry/src",
     "platforms/torch/src/dovetail_torch/weights",
 )
-"""Folders with code that reads model directories."""
+"""The folders whose code reads model directories."""
 OPENING = frozenset({"from_file", "read_bytes", "read_text", "open", "is_file", "isfile"})
 
 # Maps (file, call) to the reason why it does not use `dovetail.model_files`.

@@ -21,7 +21,7 @@ OTHER_CHOICES = {
     "model_source": "`model`",
     "model_format": "`model`",
 }
-"""How kinds without an option are selected."""
+"""The kinds that no option selects, and how each is selected."""
 DEFAULTS = {Cardinality.ONE: "auto", Cardinality.OPTIONAL: None, Cardinality.MANY: ()}
 
 
@@ -31,7 +31,7 @@ def _load(path: str) -> object:
 
 
 @pytest.mark.parametrize("kind", CHOSEN, ids=[kind.name for kind in CHOSEN])
-def test_the_option_and_the_field_of_a_kind_exist(kind: Kind) -> None:
+def test_the_option_and_the_configuration_field_of_a_plugin_kind_exist(kind: Kind) -> None:
     section, _, name = kind.field.partition(".")
     for config in (RequestedConfig, EngineConfig):
         node = config.model_fields[section].annotation
@@ -47,7 +47,7 @@ def test_the_option_and_the_field_of_a_kind_exist(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_the_contract_suite_and_fake_of_a_kind_exist(kind: Kind) -> None:
+def test_each_plugin_kind_has_a_contract_a_suite_and_a_fake(kind: Kind) -> None:
     assert kind.name == _load(kind.contract).CONTRACT
     if not kind.is_sketch:
         assert callable(_load(kind.suite_path)) and isinstance(_load(kind.fake_path), type)
@@ -55,7 +55,7 @@ def test_the_contract_suite_and_fake_of_a_kind_exist(kind: Kind) -> None:
     assert all(KINDS[other].field == kind.field for other in kind.also_accepts)
 
 
-def test_the_page_on_plugins_lists_every_kind() -> None:
+def test_the_page_on_plugins_lists_every_plugin_kind() -> None:
     text = (ROOT / "docs/plugins/README.md").read_text(encoding="utf-8")
     listed = [line for line in text.splitlines() if re.match(r"\| \[\w+\]\(\w+\.md\) \|", line)]
     assert listed == [

@@ -126,8 +126,8 @@ def declared_by(member):
 
 
 def needed_by_tests(member):
-    """Return the names that the tests of a member may import: its dependencies, its extra `test`,
-    the test tools. The devkit counts as declared for every member.
+    """Return the packages that the tests of a member may import: its dependencies, its extra
+    `test`, and the test tools. Every member may also import the devkit.
     """
     extra = project_of(member).get("optional-dependencies", {}).get("test", ())
     names = {requirement_name(requirement) for requirement in (*extra, "dovetail-devkit")}

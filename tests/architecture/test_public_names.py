@@ -41,6 +41,6 @@ def test_public_names_can_be_imported():
     assert not missing, f"listed in __all__ but not defined: {missing}"
 
 
-def test_the_core_exports_its_main_names():
+def test_the_core_exports_its_main_classes():
     (names,) = [n for path, n in OFFERS.items() if module_name(path) == "dovetail"] or [[]]
     assert {"LLM", "SamplingParams"} <= set(names), "dovetail/__init__.py must export these names"

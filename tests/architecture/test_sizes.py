@@ -22,7 +22,7 @@ MAX_NESTING = 3
 MAX_PARAMETERS = 7
 MAX_PACKAGE_FILES = 20
 ONE_FILE_PER_KIND = ("interfaces", "suites", "fakes")
-"""Packages with a file for each kind of plugin: they grow with the number of kinds."""
+"""Packages with one file for each plugin kind; they grow with the number of kinds."""
 
 
 # Maps "rule path[::function]" to the reason. An entry that is not needed fails the test.
@@ -43,7 +43,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nesting(node: ast.AST, depth: int = 0) -> int:
-    """Return the nesting depth. An `elif` has the depth of its `if`; a `def` starts at zero."""
+    """Return the nesting depth of a statement. An `elif` has the depth of its `if`; a `def` starts
+    at zero."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
@@ -159,7 +160,7 @@ def test_a_file_that_is_too_large_is_reported():
     assert ROOT / "core/src/dovetail/plan.py" in written_files()
 
 
-def test_sizes_are_measured_correctly():
+def test_the_sizes_of_files_and_functions_are_measured_correctly():
     source = (
         "class C:\n"
         "    def m(self, a, b, *, c):\n"

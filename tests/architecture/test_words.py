@@ -56,7 +56,7 @@ def find_retired(text: str) -> Iterator[str]:
 
 
 def test_no_file_uses_a_retired_word():
-    """File names are checked, too."""
+    """The names of files are checked, too."""
     exempt, _ = retired_words()
     found = []
     for path in (*written_files(), *documents()):

@@ -1,4 +1,5 @@
-"""The assets. Each digest covers a whole package, so its files need no further check."""
+"""The list of test assets. Each digest covers a whole package, so its files need no further
+check."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ def program():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_benchmark_reports_a_missing_gpu():
+def test_the_gpu_attention_benchmark_reports_a_missing_gpu():
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True)
     assert done.returncode == 3
     assert "needs a GPU" in done.stdout
 
 
-def test_the_batches_of_the_benchmark_are_valid(program):
+def test_the_batches_of_the_gpu_attention_benchmark_are_valid(program):
     for query_len in (1, 20):
         step = program.Step(label="", num_rows=3, context_len=37, query_len=query_len)
         batch, num_blocks = program.make_batch(step, torch.device("cpu"))
@@ -47,7 +47,7 @@ def test_bytes_and_operations_of_a_step_are_counted(program):
     assert step.num_operations == 2 * pairs * 4 * 4 * 8
 
 
-def test_the_caches_have_the_stated_number_of_bytes(program):
+def test_the_caches_of_the_benchmark_have_the_size_that_it_reports(program):
     for dtype in ("bfloat16", "fp8_e4m3"):
         step = program.Step(label="", num_rows=4096, context_len=4095, cache_dtype=dtype)
         (cache,) = program.make_caches(step, 3, torch.device("cpu"))

@@ -70,7 +70,7 @@ def test_the_estimated_minimum_time_is_the_larger_of_memory_time_and_compute_tim
     assert math.isclose(prompt_seconds(case, SHAPE, "int8", slow_memory), 1500 / 10.0)
 
 
-def test_machine_limits_use_the_probe_for_the_weight_format():
+def test_the_compute_limit_depends_on_the_weight_format():
     probes = {"read_gbps": 2.0, "bf16_gflops": 3.0, "int8_gflops": 4.0}
     assert MachineLimits.of(probes, "bf16") == MachineLimits(read_bytes_s=2e9, flops_s=3e9)
     assert MachineLimits.of(probes, "int4") == MachineLimits(read_bytes_s=2e9, flops_s=4e9)
@@ -188,7 +188,7 @@ def test_accuracy_without_our_own_figures_is_refused(tmp_path):
         read_accuracy(path)
 
 
-def test_engines_in_the_report_are_ordered_by_startup_time():
+def test_the_report_orders_engines_by_startup_time():
     result = result_of(*(turn(name, 0, v, case="startup") for name, v in (("a", 3.0), ("b", 1.0))))
     assert list(medians(result, "bf16", "startup")) == ["b", "a"]
 

@@ -46,7 +46,7 @@ def job(model, dtype="bfloat16", references=None, save_to=None, chunks=CHUNKS):
     }
 
 
-def test_quality_figures_equal_the_figures_of_torch_for_any_number_of_slabs(tmp_path):
+def test_quality_figures_equal_those_computed_with_torch_for_any_number_of_slabs(tmp_path):
     generator = torch.Generator().manual_seed(0)
     exact_PV = torch.randn(150, 40, generator=generator)
     other_PV = exact_PV + 0.3 * torch.randn(150, 40, generator=generator)
@@ -120,7 +120,7 @@ def test_a_process_that_a_signal_ended_is_reported_with_the_name_of_the_signal()
         run_tool(["sh", "-c", "echo the reason >&2; exit 3"], 60)
 
 
-def test_off_grid_weights_differ_by_at_most_half_a_quantization_step(model_dir, tmp_path):
+def test_noise_in_reference_weights_is_at_most_half_a_quantization_step(model_dir, tmp_path):
     file = write_model(model_dir, tmp_path / "model.gguf", type_=GGMLQuantizationType.Q4_1)
     folders = {
         "published": write_reference(file, tmp_path / "published", off_grid=False),
@@ -158,7 +158,7 @@ def test_an_evaluation_text_with_another_hash_is_refused():
         other.excerpt()
 
 
-def test_calibration_texts_are_not_french_and_come_from_other_packages():
+def test_calibration_and_evaluation_texts_come_from_different_packages():
     sources = {source for text in EVALUATION for source in text.sources.split(", ")}
     names = {source.split()[0] for source in sources}
     assert {text.domain for text in EVALUATION} - {text.domain for text in CALIBRATION} == {

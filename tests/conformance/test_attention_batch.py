@@ -1,4 +1,4 @@
-"""The strict attention backend detects batches with one wrong field."""
+"""The strict fake attention backend detects batches with one wrong field."""
 
 from dataclasses import replace
 

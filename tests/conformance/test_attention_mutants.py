@@ -77,7 +77,7 @@ class SharedByAll(FakeAttentionBuilder):
 
 
 class RoundsByNumberOfRows(FakeAttentionLayer):
-    """Adds a rounding error that depends on the number of rows."""
+    """Adds an error that depends on the number of rows."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
@@ -85,7 +85,7 @@ class RoundsByNumberOfRows(FakeAttentionLayer):
 
 
 class RoundsByNumberOfTokens(FakeAttentionLayer):
-    """Adds a rounding error that depends on the number of tokens of a run."""
+    """Adds an error that depends on the number of tokens of a run."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         return super().attend(q_QHD, k_LKD, v_LKD) * (1 + 2e-7 * (len(q_QHD) == 1))

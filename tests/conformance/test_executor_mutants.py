@@ -17,7 +17,7 @@ from dovetail_devkit.suites.executor import check_executor, start
 
 
 class Reorders(UniprocExecutor):
-    """Executes the second of two plans first at depth 2."""
+    """With two plans in flight, executes the second plan first."""
 
     def __init__(self, context):
         self._held = []
@@ -39,7 +39,7 @@ class Reorders(UniprocExecutor):
 
 
 class ExecutesTwice(FakeExecutor):
-    """Executes each plan again before sampling."""
+    """Executes each plan a second time before sampling."""
 
     def execute_model(self, plan):
         self.plan = plan
@@ -63,14 +63,14 @@ class SamplesLate(FakeExecutor):
 
 
 class ContinuesAfterAFailure(FakeExecutor):
-    """Continues after its worker has failed."""
+    """Continues to execute plans after its worker has failed."""
 
     def check_health(self):
         pass
 
 
 class HidesFailures(FakeExecutor):
-    """Returns None if a step has failed."""
+    """Returns None as the result of a failed step."""
 
     def _try(self, call, argument):
         try:
@@ -80,7 +80,7 @@ class HidesFailures(FakeExecutor):
 
 
 class HidesTheCause(FakeExecutor):
-    """Hides the cause of a failure."""
+    """Raises an error without the error of the worker."""
 
     def _try(self, call, argument):
         self.check_health()
@@ -92,7 +92,7 @@ class HidesTheCause(FakeExecutor):
 
 
 class ReturnsNoList(FakeExecutor):
-    """Returns a single result without a list."""
+    """Returns the result of collective_rpc itself instead of a list with it."""
 
     def collective_rpc(self, operation, **more):
         got = super().collective_rpc(operation, **more)
@@ -100,7 +100,7 @@ class ReturnsNoList(FakeExecutor):
 
 
 class AcceptsUnknownOperations(FakeExecutor):
-    """Returns None for unknown operations."""
+    """Returns None for unknown operations of collective_rpc."""
 
     def collective_rpc(self, operation, **more):
         named = isinstance(operation, str) and ":" not in operation
@@ -143,7 +143,7 @@ class RejectsQualifiedNames(FakeExecutor):
 
 
 class SkipsTheWarmUp(FakeExecutor):
-    """Skips the warm-up."""
+    """Does not call the worker's warm-up."""
 
     def initialize_cache(self, kv_cache_config):
         self.collective_rpc("initialize_cache", args=(kv_cache_config,))
@@ -226,7 +226,7 @@ class ReturnsTheWorkersHandle(UniprocExecutor):
 
 
 class IgnoresFailuresOfHandles(UniprocExecutor):
-    """Continues after a failure in a worker's handle."""
+    """Continues to execute plans after an error in a worker's handle."""
 
     def _fail(self, error):
         late = self._is_late

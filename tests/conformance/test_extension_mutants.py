@@ -48,7 +48,7 @@ class DependsOnOtherRows(FakeLogitsProcessor):
 
 
 class IgnoresEarlierTokens(FakeLogitsProcessor):
-    """Ignores the generated tokens of a resumed request."""
+    """Ignores the tokens that a resumed request has generated before."""
 
     def join(self, request):
         taken = super().join(request)
@@ -259,7 +259,7 @@ MUTANTS = [
     ("io_processor", ChangesData, "must not change the data"),
     ("io_processor", AcceptsInvalidData, "must raise RequestError for invalid data"),
     ("io_processor", ReturnsNoBatch, "expected an IOBatch"),
-    ("io_processor", HidesErrors, "must differ between a failed and a successful prompt"),
+    ("io_processor", HidesErrors, "must return another result if a prompt has failed"),
     ("io_processor", ChangesOutputs, "must not change the outputs"),
     ("stat_logger", Prints, "must not print to stdout"),
     ("stat_logger", ClosesOnce, "closed twice"),

@@ -34,7 +34,9 @@ def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "reference"), FOR_DEVICES)
-def test_a_plugin_for_a_device_meets_its_contract_on_that_device(kind, reference, tmp_path):
+def test_a_plugin_with_a_device_requirement_meets_its_contract_on_that_device(
+    kind, reference, tmp_path
+):
     """Without the device, the plugin's own tests use a fake device and the Triton interpreter."""
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 

@@ -128,7 +128,7 @@ def test_torch_plugins_pass_the_conformance_kit_and_the_option_k_selects_cases(k
     assert "worker:cpu@dovetail-cpu::chunks do not change the tokens PASSED" in output
 
 
-def test_faulty_plugins_fail_the_expected_checks(kit, wrong_parts):
+def test_each_fault_of_a_faulty_plugin_fails_its_check(kit, wrong_parts):
     laws = {
         "policy:wrong_parts:Fickle": r"two calls of rank for \w+ return \d+ and \d+",
         "scheduler:wrong_parts:Forgetful": "abort_requests returns",

@@ -35,7 +35,7 @@ class ForgetsABuffer(FakeWorkerSide):
 
 
 class SwapsBlocks(FakeWorkerSide):
-    """Loads the right blocks in the wrong order."""
+    """Loads the requested blocks in the wrong order."""
 
     def load(self, order):
         super().load({**order, "blocks": list(order["blocks"])[::-1]})
@@ -59,7 +59,7 @@ class LoadsTooLate(FakeWorkerSide):
 
 
 class HidesFailures(FakeWorkerSide):
-    """Reports missing blocks as loaded."""
+    """Reports that it has loaded blocks that it does not have."""
 
     def end(self, order, missing):
         super().end(order, [])
@@ -75,7 +75,7 @@ class SpoilsOthers(FakeWorkerSide):
 
 
 class BlamesTooMany(FakeWorkerSide):
-    """Reports all blocks of a transfer as failed if one failed."""
+    """Reports all blocks of a transfer as failed if one block has failed."""
 
     def end(self, order, missing):
         super().end(order, list(order["blocks"]) if missing else [])
@@ -101,7 +101,7 @@ class EndsTwice(FakeSchedulerSide):
 
 
 class PromisesEarly(FakeSchedulerSide):
-    """Reports blocks that were never stored."""
+    """Reports that it has blocks that were never stored."""
 
     def has(self, keys):
         return [True for _ in keys]

@@ -56,7 +56,7 @@ PREFIX_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", PREFIX_MISTAKES)
-def test_a_faulty_prefix_cache_is_detected(mistake, monkeypatch):
+def test_the_suite_detects_a_faulty_prefix_cache(mistake, monkeypatch):
     check_prefixes(Scheduler)
     monkeypatch.setattr(*PREFIX_MISTAKES[mistake])
     with pytest.raises(AssertionError):
@@ -94,7 +94,7 @@ class NumbersArrivalsInReverse(Scheduler):
 
 
 class HidesWaitingRequests(Scheduler):
-    """Shows policies an empty queue."""
+    """Shows the policy an empty queue instead of the waiting requests."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -116,7 +116,7 @@ def with_part(name, part_cls):
 
 
 class AdmitsOneRequest(Mechanism):
-    """Admits one request per step."""
+    """Admits at most one request per step."""
 
     def admit_waiting(self):
         request = self._host.peek()
@@ -169,7 +169,7 @@ class ReportsAWrongLoss(Mechanism):
 
 
 class SkipsARunningRequest(PolicyDriver):
-    """Skips one running request when the policy continues all."""
+    """Skips one running request when the policy continues all of them."""
 
     def _answer(self, action):
         for request in self._state.running[3:]:

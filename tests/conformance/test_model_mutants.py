@@ -19,7 +19,7 @@ Llama = PluginRegistry().load("model", "LlamaForCausalLM")
 
 
 class LearnedPositions(FakeModel):
-    """Adds a learned vector for each position to the embeddings; the last norm is a LayerNorm."""
+    """A model with learned positions, added to the embeddings, and a LayerNorm as the last norm."""
 
     offset = 0
 
@@ -48,7 +48,7 @@ class LearnedPositions(FakeModel):
 
 
 class _ComputedRows:
-    """Computed embeddings in place of the embedding table."""
+    """An embedding that is computed instead of read from a table."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -160,7 +160,7 @@ def test_a_correct_model_passes(model_cls):
 @pytest.mark.parametrize(
     ("mutant", "part"), [(NoPositions, "positions"), (NoLastNorm, "final_norm")]
 )
-def test_a_model_can_declare_missing_features(mutant, part):
+def test_a_model_passes_if_it_declares_its_missing_features(mutant, part):
     check(type("Honest", (mutant,), {"lacks": frozenset({part})}))
     with pytest.raises(AssertionError, match="the attribute lacks contains"):
         check(type("Odd", (mutant,), {"lacks": frozenset({"attention"})}))
@@ -184,5 +184,5 @@ def by_fake(model, ids_T):
 
 def test_a_reference_implementation_detects_shifted_positions():
     check(FakeModel, reference=by_fake)
-    with pytest.raises(AssertionError, match="The expected logits come from the reference"):
+    with pytest.raises(AssertionError, match="The expected logits are those of the reference"):
         check(OtherPositions, reference=by_fake)

@@ -21,7 +21,7 @@ HOST = torch.device("cpu")
 
 
 def draws(change):
-    """Return ops that apply `change` to logits and columns before drawing."""
+    """Return ops that apply `change` to the logits and columns, and then sample."""
 
     class Changed(FakeOps):
         def draw_tokens(self, logits_RV, columns):
@@ -31,7 +31,8 @@ def draws(change):
 
 
 def with_columns(**changes):
-    """Return ops that draw with changed columns, given by name."""
+    """Return ops that sample after a change of some columns. changes: map of column name to
+    function."""
 
     def change(logits_RV, columns):
         return logits_RV, replace(
@@ -73,7 +74,7 @@ def with_temperature_last(logits_RV, columns):
 
 
 class LastOfEquals(FakeOps):
-    """Draws the last of several tokens with equal logits."""
+    """Samples the last of several tokens with equal logits."""
 
     def draw_tokens(self, logits_RV, columns):
         last = logits_RV.shape[1] - 1
@@ -81,7 +82,7 @@ class LastOfEquals(FakeOps):
 
 
 class SeedsByRowIndex(FakeOps):
-    """Seeds the draws with the row's index in the batch."""
+    """Uses the row's index in the batch as its seed."""
 
     def draw_tokens(self, logits_RV, columns):
         places = torch.arange(len(logits_RV))
@@ -122,7 +123,7 @@ class WritesToColumns(FakeOps):
 
 
 class AlwaysGreedy(FakeOps):
-    """Returns the most likely token instead of drawing one."""
+    """Returns the most likely token instead of sampling."""
 
     def draw_tokens(self, logits_RV, columns):
         return self.best_tokens(logits_RV)

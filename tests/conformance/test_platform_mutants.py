@@ -36,7 +36,7 @@ class PreferenceIsAStr(FakePlatform):
 
 
 class PrefersUnknownKinds(FakePlatform):
-    """Returns preferences for every kind, even unknown ones."""
+    """Returns preferences for every plugin kind, even for unknown kinds."""
 
     def prefer(self, kind):
         return ("torch",)
@@ -57,7 +57,7 @@ class UnknownDtypeName(FakePlatform):
 
 
 class HasNoMemory(FakePlatform):
-    """Returns no memory size."""
+    """Returns 0 as its memory size."""
 
     def total_memory_bytes(self, local_rank=0):
         return 0

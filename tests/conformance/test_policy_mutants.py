@@ -26,7 +26,7 @@ class ReadsTheFuture(Policy):
 
 
 class ReadsTokens(Policy):
-    """Reads generated tokens."""
+    """Reads the generated tokens of a request."""
 
     def victim(self, running, view):
         return min(running, key=lambda request: request.token_ids[-1])
@@ -66,7 +66,7 @@ class ChangesPriorities(Policy):
 
 
 class ReturnsAnOldVictim(Policy):
-    """Chooses a victim of an earlier call."""
+    """Returns the victim of its first call in every later call."""
 
     seen = None
 
@@ -76,7 +76,7 @@ class ReturnsAnOldVictim(Policy):
 
 
 class RandomRanks(Policy):
-    """Ranks at random."""
+    """Returns random ranks."""
 
     static_rank = False
 
@@ -85,14 +85,14 @@ class RandomRanks(Policy):
 
 
 class MixedRankTypes(Policy):
-    """Mixes str and int ranks."""
+    """Returns str ranks for some requests and int ranks for others."""
 
     def rank(self, request, view):
         return str(request.sequence) if request.sequence % 2 else request.sequence
 
 
 class RanksByCalls(Policy):
-    """Ranks by the number of calls."""
+    """Returns the number of calls as the rank."""
 
     calls = itertools.count()
 
@@ -107,14 +107,14 @@ class FlagIsNotABool(Policy):
 
 
 class ShortestFirst(Policy):
-    """Ranks by max_tokens, which is allowed."""
+    """Ranks by the maximum number of tokens, which is allowed."""
 
     def rank(self, request, view):
         return request.max_total_tokens
 
 
 class Planning(Policy):
-    """A planning policy; each mutant below yields a wrong action."""
+    """A correct policy that overrides `plan`. Each mutant below yields a wrong action."""
 
     def plan(self, view):
         yield CONTINUE
@@ -196,7 +196,8 @@ class IdlesEveryOtherStep(Planning):
 
 
 class NeverAdmitsLongPrompts(Planning):
-    """Never admits prompts longer than a block, as declared."""
+    """A correct policy that never admits long prompts, and declares that it is not
+    work-conserving."""
 
     work_conserving = False
 

@@ -1,4 +1,5 @@
-"""The suite detects faulty handling of drafts, pauses, gates, encoder content and loads."""
+"""The scheduler suite detects faulty handling of drafts, pauses, gates, encoder inputs and
+loads."""
 
 import pytest
 
@@ -87,7 +88,7 @@ def trust_every_load(loads, answer):
 
 
 def pin_nothing(kv_cache, blocks):
-    """Pin no blocks, and make `unpin` free none."""
+    """Pin no blocks; `unpin` then frees none."""
     kv_cache.unpin = do_nothing
 
 

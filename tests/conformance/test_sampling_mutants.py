@@ -44,7 +44,7 @@ class SameNoiseForAllSeeds(FakeSampler):
 
 
 class NoiseFromTheJoin(FakeSampler):
-    """Counts steps since the join instead of tokens."""
+    """Counts the steps since the request joined instead of its tokens."""
 
     def noise(self, request, position, count):
         return super().noise(request, position - len(request.token_ids), count)
@@ -91,7 +91,7 @@ class PromptIsOutput(FakeSampler):
 
 
 class JoinIsPrompt(FakeSampler):
-    """Treats the generated tokens of a resumed request as prompt."""
+    """Treats the generated tokens of a resumed request as a part of the prompt."""
 
     def choose(self, logits, request, tokens, allowed):
         request = replace(request, num_prompt_tokens=len(request.token_ids))
@@ -127,7 +127,7 @@ class RepetitionOfThePromptOnly(FakeSampler):
 
 
 class PenalizesSinceTheJoin(FakeSampler):
-    """Does not count tokens sampled since the join."""
+    """Does not count the tokens that were sampled after the request joined."""
 
     def penalise(self, logits, request, prompt, output):
         joined = request.token_ids[request.num_prompt_tokens :]
@@ -135,7 +135,7 @@ class PenalizesSinceTheJoin(FakeSampler):
 
 
 class BansStopTokensForever(FakeSampler):
-    """Bans stop tokens forever."""
+    """Bans stop tokens even after min_tokens."""
 
     def forbid(self, logits, request, tokens):
         super().forbid(logits, request, tokens)
@@ -144,7 +144,7 @@ class BansStopTokensForever(FakeSampler):
 
 
 class FirstRequestForAll(FakeSampler):
-    """Samples every request with the parameters of the row's first request."""
+    """Samples every request of a row with the parameters of the row's first request."""
 
     params = OFF
 
@@ -232,5 +232,5 @@ def test_every_field_of_sampling_params_is_handled_and_tested():
     assert not [n for n in (*WORKER_FIELDS, *SAMPLING_CAPABILITIES) if n not in cases]
 
 
-def test_best_of_returns_the_first_of_equal_values():
+def test_best_of_returns_the_first_of_several_equal_values():
     assert best_of([1.0, 3.0, 3.0]) == 1

@@ -42,7 +42,7 @@ class ReportsNoLeaves(Mechanism):
 
 @with_mechanism
 class OverBudget(Mechanism):
-    """Exceeds the budget by one token."""
+    """Exceeds the token budget of a step by one token."""
 
     def begin_step(self):
         super().begin_step()
@@ -63,7 +63,7 @@ class FreesTooEarly(Scheduler):
 
 @with_mechanism
 class LosesPreemptedRequests(Mechanism):
-    """Loses a preempted request."""
+    """Forgets a preempted request, so that it never runs again."""
 
     def evict(self, request):
         super().evict(request)
@@ -110,7 +110,7 @@ class DecodesBeyondTheEnd(Mechanism):
 
 @with_mechanism
 class AllocatesNoDecodeBlocks(Mechanism):
-    """Allocates no blocks for the decode batch."""
+    """Does not allocate blocks for the decode batch."""
 
     def _continue_decode_batch(self):
         self._decode_batch.take_full_members = lambda: []
@@ -181,7 +181,7 @@ class IgnoresMinTokens(Scheduler):
 
 
 class IgnoresStops(Scheduler):
-    """Ignores the user's stop tokens."""
+    """Ignores `stop_token_ids`."""
 
     def add_request(self, request):
         super().add_request(replace(request, stop_token_ids=request.stop_token_ids & {0}))
@@ -204,7 +204,7 @@ class RecomputesPrompts(Mechanism):
 
 
 class UsesOtherRandomNumbers(Scheduler):
-    """Uses random numbers other than the injected ones."""
+    """Uses its own random numbers instead of the injected generator."""
 
     def schedule(self):
         if random.random() < 0.2:
@@ -214,7 +214,7 @@ class UsesOtherRandomNumbers(Scheduler):
 
 
 class SkipsSteps(Scheduler):
-    """Sometimes plans nothing although a request could run."""
+    """Sometimes plans no run although a request could run."""
 
     def schedule(self):
         self.turn = getattr(self, "turn", 0) + 1

@@ -1,4 +1,4 @@
-"""The scheduler suite detects starvation, equal blocks for all groups and wrong column types."""
+"""The scheduler suite detects starvation, blocks shared by all groups, and wrong column types."""
 
 from array import array
 from collections import deque
@@ -159,7 +159,7 @@ def test_a_scheduler_that_gives_all_groups_the_same_blocks_is_detected():
     expect_rule_first(found.value)
 
 
-def test_a_scheduler_that_frees_a_block_inside_the_window_is_detected(monkeypatch):
+def test_a_scheduler_that_frees_a_block_inside_the_sliding_window_is_detected(monkeypatch):
     right = CacheKind.first_needed
     early = lambda self, num_tokens: right(self, num_tokens + self.span)  # noqa: E731
     monkeypatch.setattr(CacheKind, "first_needed", early)
@@ -167,7 +167,7 @@ def test_a_scheduler_that_frees_a_block_inside_the_window_is_detected(monkeypatc
         check_scheduler(Scheduler)
 
 
-def test_a_scheduler_that_rejects_cache_groups_is_not_tested_with_them():
+def test_a_scheduler_that_rejects_several_cache_groups_is_not_tested_with_them():
     class OneGroupOnly(OneTableForAllGroups):
         def __init__(self, context):
             if len(context.kv_cache.groups) > 1:

@@ -1,4 +1,4 @@
-"""The suites of ops, linear methods, models and loaders detect faulty plugins."""
+"""The suites of ops, linear methods, models and weight loaders detect faulty plugins."""
 
 import pytest
 import torch
@@ -171,7 +171,7 @@ class LastLogitsOnly(FakeModel):
 
 
 class NormalizesOverTheBatch(FakeModel):
-    """A model that normalizes over the batch."""
+    """A model that normalizes over the tokens of the batch instead of the features."""
 
     def forward(self, input_ids_T, positions_T, attention):
         hidden_TD = super().forward(input_ids_T, positions_T, attention)
@@ -236,7 +236,7 @@ class Tolerant(SafetensorsLoader):
 
 
 class Silent(SafetensorsLoader):
-    """A loader with errors that do not name the weight."""
+    """A loader whose error messages do not name the weight."""
 
     def load(self, model):
         try:

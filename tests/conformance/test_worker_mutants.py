@@ -1,6 +1,7 @@
 """The worker suite detects faulty workers: each mutant has one fault.
 
-Lenient row models check nothing, so that the suite must detect the fault in the tokens.
+The workers use row models that do not check plans, so that the suite must detect the fault by the
+tokens.
 """
 
 from array import array
@@ -24,7 +25,7 @@ class Lenient(RowModel):
 
 
 class StaleTokens(Lenient):
-    """Keeps old tokens of a row beyond the new ones."""
+    """Keeps the tokens of a row's previous request after those of the new request."""
 
     def leave(self, row):
         pass
@@ -56,7 +57,7 @@ class StaleBlocks(Lenient):
 
 
 class SamplesEverywhere(Lenient):
-    """Samples every run."""
+    """Samples a token for every run, even if the plan does not."""
 
     def sample(self, grammar=None):
         self._step.plan = replace(
@@ -66,7 +67,7 @@ class SamplesEverywhere(Lenient):
 
 
 class SeesNeighbours(Lenient):
-    """Lets the rows of a step attend to each other."""
+    """Lets tokens attend to other rows of the step."""
 
     def read(self, row, end):
         own = super().read(row, end)
@@ -110,7 +111,7 @@ class ForgetsItsTokens(Lenient):
 
 
 class PromptIsAll(Lenient):
-    """Treats the generated tokens of a resumed request as prompt."""
+    """Treats the generated tokens of a resumed request as a part of the prompt."""
 
     def join(self, request):
         kept = request.token_ids[: request.num_prompt_tokens]
@@ -128,14 +129,14 @@ class OneSeed(Lenient):
 
 
 class NoGrammar(Lenient):
-    """Ignores grammar masks."""
+    """Ignores the bit masks of grammars."""
 
     def choose(self, row, attended, allowed):
         return super().choose(row, attended, None)
 
 
 class GrammarOnTheFirstRun(Lenient):
-    """Applies masks to the first rows instead of the constrained ones."""
+    """Applies bit masks to the first rows instead of the constrained rows."""
 
     def sample(self, grammar=None):
         if grammar is not None:
@@ -144,7 +145,7 @@ class GrammarOnTheFirstRun(Lenient):
 
 
 class OtherOrder(Lenient):
-    """Returns tokens by row instead of in plan order."""
+    """Returns tokens in the order of the rows instead of the order of the plan."""
 
     def sample(self, grammar=None):
         plan = self._step.plan
@@ -198,7 +199,7 @@ MODELS = [
 
 
 class ChangesPlans(FakeWorker):
-    """Modifies the plan."""
+    """Modifies the plan that it executes."""
 
     row_model_cls = Lenient
 
@@ -229,7 +230,7 @@ def test_a_correct_worker_without_internal_checks_passes(context):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_worker_with_faulty_rows_is_detected(model, context):
+def test_the_suite_detects_a_worker_with_faulty_rows(model, context):
     with pytest.raises(AssertionError) as found:
         check_worker(on_rows_of(model), context)
     expect_rule_first(found.value)
@@ -277,7 +278,7 @@ class OneBuffer(LateFakeWorker):
 
 
 class Late(LateOutput):
-    """A faulty handle."""
+    """A handle of a step's result, with one fault."""
 
 
 class NeverDone(Late):
@@ -309,7 +310,7 @@ def late_worker_of(handle):
 
 
 class Undeclared(LateFakeWorker):
-    """Returns handles without declaring this capability."""
+    """Returns handles without declaring the capability "async_output"."""
 
     provides = frozenset()
 

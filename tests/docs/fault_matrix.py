@@ -100,7 +100,7 @@ def summary(matrix: Matrix) -> str:
 
 
 def record_page(matrix: Matrix) -> None:
-    """Write the matrix and its summary between the marks of the page."""
+    """Write the matrix and its summary between two marks of the page."""
     text = record(PAGE.read_text("utf-8"), "faults", render(matrix))
     PAGE.write_text(record(text, "summary", summary(matrix)), "utf-8")
 

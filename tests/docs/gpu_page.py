@@ -63,7 +63,7 @@ def record_page(runs: dict[str, Any]) -> None:
 
 
 def outdated(runs: dict[str, Any]) -> list[str]:
-    """Return the names of the recorded parts that do not match the runs."""
+    """Return the names of the parts of the page that differ from the recorded runs."""
     text = PAGE.read_text("utf-8")
     return [name for name, block in blocks(runs).items() if recorded(text, name) != block]
 

@@ -22,7 +22,8 @@ _KIT = "meets_its_contract"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFacts:
-    """One policy. options: (name, default). guarantees: guarantee to mutants that violate it."""
+    """One policy. options: (name, default). guarantees: map of a guarantee to the mutants that
+    violate it."""
 
     name: str
     source: Path

@@ -11,7 +11,7 @@ from docs.policy_facts import TABLE, read_facts, record, render_table
 
 
 def main() -> None:
-    """Write the table and each page's facts between their marks."""
+    """Write the table of policies and the facts of each page between their marks."""
     facts = read_facts()
     TABLE.write_text(record(TABLE.read_text("utf-8"), "policies", render_table(facts)), "utf-8")
     for one in facts:

@@ -8,7 +8,7 @@ from docs.record_environment import recorded, tables, variables
 RENEW = "run `python tests/docs/record_environment.py`"
 
 
-def test_the_page_lists_every_variable_and_logging_option():
+def test_the_environment_page_lists_every_variable_and_logging_option():
     assert recorded() == tables(), RENEW
 
 

@@ -11,13 +11,13 @@ ADVICE = "run `python tests/docs/record_gpu_kernels.py`"
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_the_page_lists_every_kernel():
+def test_the_kernel_page_lists_every_kernel():
     cases = [case for package in PACKAGES for case in cases_of(package)]
     due = [(case.name, capability) for case in cases for capability in case.capabilities]
     assert rows_of(PAGE.read_text("utf-8")) == due, ADVICE
 
 
-def test_a_rendered_page_can_be_parsed():
+def test_a_rendered_kernel_page_can_be_parsed():
     one = CompiledKernel(
         name="f: fp8, size 3", capability=90, registers=7, spill_bytes=0, shared_bytes=2048
     )

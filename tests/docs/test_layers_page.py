@@ -26,7 +26,7 @@ def package(tmp_path, install):
     return tmp_path
 
 
-def test_the_tests_of_the_page_pass(package, monkeypatch):
+def test_the_tests_on_the_layers_page_pass(package, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(package / "site-packages"))
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -36,7 +36,7 @@ def test_the_tests_of_the_page_pass(package, monkeypatch):
     assert "3 passed" in done.stdout
 
 
-def test_the_table_of_the_page_lists_every_layer():
+def test_the_layers_page_lists_every_layer():
     named = {line.split("`")[1] for line in PAGE.text.splitlines() if line.startswith("| `")}
     public = {name for name in layers.__all__ if name[0].isupper()}
     others = {"HeadShape", "ParallelLinear", "TorchLinearMethod", "TorchOps", "CompletedOps"}

@@ -28,7 +28,7 @@ def wide_lines(text: str, *, skip_code: bool = False) -> list[int]:
 
 
 @pytest.mark.parametrize("name", pages())
-def test_lines_of_a_page_are_not_too_long(name):
+def test_lines_of_documents_have_at_most_120_columns(name):
     text = (ROOT / name).read_text("utf-8")
     wide = wide_lines(text, skip_code=name in RECORDED)
     assert not wide, f"{name}: lines {wide[:5]} have more than {MAX_COLUMNS} columns"

@@ -7,7 +7,7 @@ from docs.draw_pictures import CORE, FOLDER, measure_packages, pictures
 
 
 @pytest.mark.parametrize("name", sorted(pictures()))
-def test_a_picture_equals_the_output_of_the_script(name):
+def test_each_picture_equals_the_output_of_its_script(name):
     text = pictures()[name]
     ElementTree.fromstring(text)  # raises if the picture is not well-formed XML
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")

@@ -32,6 +32,6 @@ def test_every_plugins_command_is_recorded_and_none_failed():
     assert "Traceback" not in page("commands").text, RENEW
 
 
-def test_a_command_prints_the_recorded_output(tmp_path):
+def test_a_command_prints_its_recorded_output(tmp_path):
     command = "dovetail plugins show attention:torch"
     assert printed(command, tmp_path) == recorded()[command], RENEW

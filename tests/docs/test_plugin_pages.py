@@ -68,7 +68,7 @@ def test_the_plugin_of_a_page_loads_and_passes_its_tests(one, install, tmp_path)
         test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
 
 
-def test_the_scheduler_page_and_the_template_use_the_same_prefix_cache_calls(tmp_path):
+def test_the_scheduler_page_and_the_template_use_the_prefix_cache_in_the_same_way(tmp_path):
     """The tests of the devkit check the template itself."""
     made = write_package("scheduler", "begun", tmp_path)
     written = (made.folder / "src/begun/scheduler.py").read_text("utf-8")
@@ -82,7 +82,7 @@ def test_the_scheduler_page_and_the_template_use_the_same_prefix_cache_calls(tmp
 
 
 @pytest.mark.parametrize("kind", ["worker", "attention", "model"])
-def test_an_example_passes_the_cases_of_the_kit_command(kind, install):
+def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
     """Run the cases of `pytest --dovetail-plugin KIND:NAME`, with the kit's arguments."""
     one = page(kind)
     entry_points, manifest = declarations(one)
@@ -116,13 +116,13 @@ def test_the_worker_page_has_a_row_for_each_sampling_parameter():
 
 
 @pytest.mark.parametrize("one", PAGES)
-def test_the_example_of_a_plugin_page_is_short(one):
+def test_the_example_of_a_plugin_page_has_a_limited_number_of_lines(one):
     for block in one.blocks("python"):
         most = LONGER.get(one.kind, MAX_LINES)
         assert len(block.splitlines()) <= most, f"{len(block.splitlines())} lines"
 
 
-def test_every_kind_has_a_page():
+def test_every_plugin_kind_has_a_page():
     ready = {name for name, kind in KINDS.items() if not kind.is_sketch}
     assert {one.kind for one in kind_pages()} == ready
     headings = [line for line in page("sketches").text.splitlines() if line.startswith("## ")]
@@ -130,13 +130,13 @@ def test_every_kind_has_a_page():
     assert sketched == set(KINDS) - ready
 
 
-def test_the_front_page_links_every_page():
+def test_the_front_page_of_the_plugin_guide_links_every_page():
     text = page("README").text
     missing = [path.name for path in GUIDE.glob("*.md") if f"({path.name})" not in text]
     assert missing == ["README.md"]
 
 
-def test_errors_that_the_front_page_names_exist():
+def test_errors_that_the_front_page_of_the_guide_names_exist():
     rows = [line for line in page("README").text.splitlines() if line.startswith("| ")]
     named = {word for row in rows for word in row.split("`") if word.endswith("Error")}
     assert len(named) >= 5
@@ -157,7 +157,7 @@ def test_the_annotated_manifest_is_valid(install):
     assert described.in_manifest and keys == set(vars(described.entry)), "one key is missing"
 
 
-def test_options_that_the_front_page_names_exist():
+def test_options_that_the_front_page_of_the_guide_names_exist():
     rows = [line.split("|") for line in page("README").text.splitlines() if line.startswith("| ")]
     chosen_by = {row[1]: row[3].strip(" `") for row in rows if row[1].startswith(" [")}
     rules = {row[1].strip(" `") for row in rows if row[1].startswith(" `plugins_")}
@@ -166,5 +166,5 @@ def test_options_that_the_front_page_names_exist():
     assert named <= {field.name for field in fields(EngineArgs)}
 
 
-def test_every_kind_with_a_page_has_a_template():
+def test_every_plugin_kind_with_a_page_has_a_template():
     assert {one.kind for one in kind_pages()} | {COMMAND} == set(BLUEPRINTS)

@@ -1,4 +1,4 @@
-"""The README shows the output of `dovetail chat`, and the first token appears soon."""
+"""The README shows the output of `dovetail chat`, and the first token appears quickly."""
 
 from __future__ import annotations
 

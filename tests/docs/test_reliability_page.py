@@ -21,19 +21,19 @@ from dovetail.faults import POINTS
 ADVICE = "run `python tests/docs/record_reliability.py`"
 
 
-def test_the_matrix_has_a_row_for_each_fault_point():
+def test_the_fault_matrix_has_a_row_for_each_fault_point():
     text, matrix = PAGE.read_text("utf-8"), read_page()
     assert recorded(text, "faults") == render(matrix), ADVICE
     assert recorded(text, "summary") == summary(matrix), ADVICE
     assert set(matrix) == set(POINTS)
 
 
-def test_no_recorded_fault_has_failed():
+def test_no_fault_in_the_recorded_matrix_has_failed():
     failed = [(p, a) for p, row in read_page().items() for a in row if row[a] == "failed"]
     assert not failed
 
 
-def test_the_tests_that_the_page_names_exist():
+def test_the_tests_that_the_reliability_page_names_exist():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text("utf-8"))
     assert len(named) >= 8
     for path, test in named:

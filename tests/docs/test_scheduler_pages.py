@@ -45,7 +45,7 @@ def test_a_policy_is_short_and_each_guarantee_has_a_mutant(one):
         assert all(one.guarantees.values()), "each guarantee needs a mutant that breaks it"
 
 
-def test_the_example_of_the_tutorial_runs(tmp_path, monkeypatch):
+def test_the_example_of_the_scheduler_tutorial_runs(tmp_path, monkeypatch):
     plugin, tests = Page(path=OWN).blocks("python")
     (tmp_path / "keep_a_seat.py").write_text(plugin, "utf-8")
     (tmp_path / "keep_a_seat_tests.py").write_text(tests, "utf-8")

@@ -27,7 +27,7 @@ OPTIONS = {
     "max_num_seqs": 16,
     "use_tqdm_on_load": False,
 }
-"""Engine options that suit these models."""
+"""Engine options that suit the small models of these tests."""
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -63,7 +63,8 @@ def make_tokenizer(folder: Path) -> int:
 
 
 def make_checkpoint(folder: Path, family: str = "Llama", seed: int = 3, **sizes: object) -> Path:
-    """Write a random model of `family` with large weights, so that its answers differ."""
+    """Write a random model of `family`. Its weights are large, so that answers to different prompts
+    differ."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = make_tokenizer(folder)
     config_cls = getattr(transformers, f"{family}Config")

@@ -9,7 +9,7 @@ from end_to_end.checkpoints import OPTIONS, make_checkpoint
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Use one thread: the models are too small for two."""
+    """Use one torch thread, because two threads would not speed up such small models."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def qwen_dir(tmp_path_factory, one_thread):
 
 @pytest.fixture
 def options():
-    """Engine options that suit these models."""
+    """Engine options that suit the small models of these tests."""
     return dict(OPTIONS)
 
 

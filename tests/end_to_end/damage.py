@@ -76,7 +76,7 @@ def header_entry(weight: str, **fields: object) -> Damage:
 
 
 def changed_weight(weight: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
-    """Replace one weight by the return value of `change`."""
+    """Replace one weight by the result of `change`."""
 
     def damage(folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)

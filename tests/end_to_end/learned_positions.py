@@ -38,7 +38,7 @@ class Undeclared(nn.Module):
 
 
 class Declared(Undeclared):
-    """The same model, but it declares the number of rows of its table."""
+    """The same model, which also declares the number of rows of its table."""
 
     @property
     def max_positions(self) -> int:

@@ -75,7 +75,7 @@ def use_ring(num_bytes: int) -> None:
 
 
 def attempt(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job under its limits and return the outcome."""
+    """Run a job under its resource limits and return the outcome."""
     warnings = Warnings()
     logging.getLogger().addHandler(warnings)
     outcome: dict[str, Any] = {"error": "", "message": "", "is_ours": True}

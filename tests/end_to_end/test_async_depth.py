@@ -1,4 +1,4 @@
-"""Planning one step ahead changes the timing but no token."""
+"""Planning one step ahead changes the timing of steps, but no token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_REQUESTS = 20
 
 
 def mixed(seed, tokenizer):
-    """Return prompts, some with a shared prefix, and parameters of every kind."""
+    """Return prompts, some with a shared prefix, and sampling parameters of every kind."""
     rng = random.Random(seed)
     shared = [rng.randrange(4, 300) for _ in range(24)]
     readable = letters(tokenizer)

@@ -69,7 +69,7 @@ def test_streams_have_the_same_outputs_as_llm_generate(llm, model_dir):
     }
 
 
-def test_the_example_of_the_page_runs(capfd):
+def test_the_example_of_the_asynchronous_api_page_runs(capfd):
     pytest.importorskip("dovetail_demo_model")
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
     names = {"__name__": "page"}

@@ -117,7 +117,7 @@ def engine(model_dir):
 
 
 def check_llm(llm, expected, prompt, params, parameter):
-    """Check that the error names the parameter of the bad request, and valid requests succeed."""
+    """Check that the error names the wrong parameter, and that valid requests succeed."""
     before, bad, after = llm.generate(
         [VICTIM, prompt, VICTIM], [greedy(), params, greedy()], on_error="return"
     )
@@ -130,7 +130,7 @@ def check_llm(llm, expected, prompt, params, parameter):
 
 
 def check_engine(engine, expected, prompt, params, parameter):
-    """Check the same for a bad request that arrives while the valid request runs."""
+    """Check the error of an invalid request that arrives while a valid request runs."""
     engine.add_request("victim", VICTIM, greedy())
     for _ in range(3):
         engine.step()

@@ -37,7 +37,7 @@ GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
 def refuse(kind, model, options, **changes):
-    """Start an engine that must fail with `kind`; return the message."""
+    """Start an engine, which must raise an error of type `kind`; return the message."""
     with pytest.raises(kind) as refusal:
         LLM(model, **(options | changes))
     assert isinstance(refusal.value, DovetailError)
@@ -89,7 +89,7 @@ def test_the_error_for_a_missing_module_names_it(model_dir, options, field):
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_a_class_of_another_kind_is_refused(model_dir, options, field):
+def test_a_plugin_class_of_another_kind_is_refused(model_dir, options, field):
     message = refuse(ContractError, model_dir, options, **{field: "collections:OrderedDict"})
     assert "OrderedDict" in message and "contract" in message
 
@@ -196,7 +196,7 @@ def test_a_truncated_weights_file_is_an_error(broken, options, share):
     assert str(file) in message and "truncated" in message
 
 
-def test_the_error_for_a_wrong_weight_shape_names_both_shapes(broken, options):
+def test_the_error_for_a_wrong_weight_shape_contains_both_shapes(broken, options):
     def change(weights):
         weights[GATE] = weights[GATE][:-1].clone()
 

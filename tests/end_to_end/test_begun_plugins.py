@@ -113,7 +113,7 @@ def answers(model, **options):
 
 
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - WITHOUT_OPTIONS - SERVER_ONLY))
-def test_the_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkeypatch):
+def test_a_new_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some plugins write files
     name, module = begin(kind, WITH_OPTIONS)
     given = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}
@@ -137,7 +137,7 @@ def test_the_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkey
     assert module.SEEN and all(seen["knob"] == 7 for seen in module.SEEN)
 
 
-def test_an_executor_passes_options_to_the_worker(begin, model_dir, tmp_path):
+def test_a_new_executor_passes_options_to_the_worker(begin, model_dir, tmp_path):
     name, _ = begin("executor")
     (tmp_path / "site" / "option_worker.py").write_text(WORKER)
     worker = "option_worker:OptionWorker"
@@ -154,7 +154,7 @@ def two_groups(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("windows"), "Qwen2", **sizes)
 
 
-def test_a_scheduler_gives_each_group_its_own_blocks(begin, two_groups):
+def test_a_new_scheduler_gives_each_kv_cache_group_its_own_blocks(begin, two_groups):
     expected = answers(two_groups)
     assert answers(two_groups, scheduler_cls=begin("scheduler")[0]) == expected
     assert len({tuple(one) for one in expected}) == len(PROMPTS)

@@ -84,7 +84,7 @@ def test_compiled_engines_of_one_process_use_their_own_caches(model_dir, qwen_di
 
 
 def slot_of(llm):
-    """Return the number of an engine's attention table."""
+    """Return the slot number of an engine's attention table."""
     return llm.llm_engine.client.core.executor._worker._runner._attention.table.slot
 
 

@@ -34,7 +34,7 @@ OPTIONS = {
 
 
 class Preemptions(StatLogger):
-    """Records the number of preemptions."""
+    """A stat logger that records the number of preemptions."""
 
     num = 0
 
@@ -78,7 +78,7 @@ def test_the_answers_do_not_depend_on_the_policy(policy, expected):
     assert generate(policy)[0] == expected[0]
 
 
-def test_the_policies_finish_requests_in_different_orders(expected):
+def test_the_order_in_which_requests_finish_depends_on_the_policy(expected):
     assert {"srpt", "static", "vtc"} <= set(POLICIES)
     assert expected[2] > 0, "no request is preempted: the cache is too large"
     assert generate("sjf")[1] != expected[1]

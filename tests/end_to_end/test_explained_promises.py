@@ -98,6 +98,6 @@ def test_explain_without_a_model_needs_only_a_dtype(capsys):
     assert verdicts["cpu"]["state"] == "refused" and "float16" in verdicts["cpu"]["reasons"][0]
 
 
-def test_explain_of_other_kinds_does_not_mention_batch_invariance():
+def test_explain_mentions_batch_invariance_only_for_kinds_that_can_guarantee_it():
     (taken,) = explain_choice("worker").chosen
     assert taken.batch_invariant is None

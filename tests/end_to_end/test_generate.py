@@ -130,7 +130,7 @@ def test_the_n_completions_of_a_request_have_different_tokens(llm, readable):
     assert next_seed not in [completion.token_ids for completion in outputs[0].outputs]
 
 
-def test_a_seed_determines_the_tokens_in_any_batch(llm, readable):
+def test_a_seed_gives_the_same_tokens_in_any_batch(llm, readable):
     alone = llm.generate(PROMPT, readable())[0].outputs[0].token_ids
     other = [readable(seed=n, max_tokens=9, temperature=0.5 + n / 10) for n in range(9)]
     for place in (0, 4, 9):
@@ -147,7 +147,7 @@ def test_equal_prompts_without_a_seed_get_different_tokens(llm, readable):
     assert one.outputs[0].token_ids != two.outputs[0].token_ids
 
 
-def test_two_engines_with_the_same_seed_agree(model_dir, options):
+def test_two_engines_with_the_same_seed_generate_the_same_tokens(model_dir, options):
     def sample():
         with LLM(model_dir, seed=5, **options) as made:
             return made.generate([PROMPT] * 2, SamplingParams(max_tokens=8))
@@ -218,7 +218,7 @@ def test_each_prompt_may_have_its_own_priority(model_dir, options):
     assert ends[1] < ends[2] < ends[0]
 
 
-def test_the_model_is_the_only_required_option(model_dir, llm):
+def test_the_model_is_the_only_required_argument_of_llm(model_dir, llm):
     expected = answer(llm).token_ids
     with LLM(str(model_dir), num_threads=1) as made:  # the free memory is measured
         assert answer(made).token_ids == expected
@@ -231,14 +231,14 @@ def test_the_model_is_the_only_required_option(model_dir, llm):
 CONVERSATION = [{"role": "user", "content": "Judge my vow!"}]
 
 
-def test_chat_renders_the_models_template(llm):
+def test_chat_renders_the_chat_template_of_the_model(llm):
     (output,) = llm.chat(CONVERSATION, greedy())
     assert output.prompt == "<|user|>Judge my vow!\n<|assistant|>"
     assert output.prompt_token_ids[0] == 2 and output.prompt_token_ids[-1] == 3  # one token each
     assert len(output.outputs[0].token_ids) == 8
 
 
-def test_chat_accepts_several_conversations_and_a_template(llm):
+def test_chat_accepts_several_conversations_and_a_custom_template(llm):
     longer = [*CONVERSATION, {"role": "assistant", "content": "No."}, *CONVERSATION]
     outputs = llm.chat([CONVERSATION, longer], greedy())
     assert len(outputs) == 2 and outputs[1].prompt.count("Judge") == 2
@@ -260,7 +260,7 @@ def test_chat_accepts_several_conversations_and_a_template(llm):
         "{% endfor %}{{ n.x | string }}",
     ],
 )
-def test_a_failing_template_is_an_invalid_request(llm, template):
+def test_an_error_in_a_chat_template_is_reported_as_an_invalid_request(llm, template):
     (before,) = llm.chat(CONVERSATION, greedy())
     with pytest.raises(RequestError) as refusal:
         llm.chat(CONVERSATION, greedy(), chat_template=template)

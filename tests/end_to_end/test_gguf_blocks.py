@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 HIDDEN, HEADS, KV_HEADS, FEED_FORWARD, VOCAB = 256, 4, 2, 512, 160
 TYPES = {"attn_q": "Q8_0", "attn_k": "Q4_0", "attn_v": "Q5_1", "ffn_down": "Q6_K"}
-"""Types of some tensors; the other matrices are Q4_1, and the norms F32."""
+"""Types of some tensors. All other matrices have the type Q4_1, and the norms F32."""
 
 
 def blocks_of(kind, shape, chance):
@@ -92,7 +92,7 @@ def logprobs(path, **options):
 
 
 def test_products_with_quantized_blocks_agree_with_dequantized_weights(path, caplog):
-    """Blocks differ from float32 by the rounding of activations and of bfloat16 only."""
+    """The results differ from float32 only by the rounding of activations and of bfloat16."""
     with caplog.at_level(logging.INFO):
         found = logprobs(path)
     assert "dequantized tensors: 1 of type Q4_1." in caplog.text  # the embedding table

@@ -1,4 +1,4 @@
-"""A published GGUF file in an engine: chat, command line, a split file and exact logits."""
+"""A published GGUF file in an engine: chat, command line, a file in several parts, exact logits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_the_chat_command_serves_a_gguf_file(file, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_split_model_gives_the_same_answer(file, answer, tmp_path):
+def test_a_gguf_model_that_is_split_into_several_files_gives_the_same_answer(
+    file, answer, tmp_path
+):
     first, *others = write_split(file, tmp_path / "model.gguf")
     assert others and first.name.endswith(f"-00001-of-{len(others) + 1:05}.gguf")
     assert ask(first).token_ids == answer.token_ids

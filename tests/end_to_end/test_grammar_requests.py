@@ -67,7 +67,7 @@ def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
     assert constrained.reset_prefix_cache()
 
 
-def test_tokens_do_not_depend_on_other_requests_of_the_batch(constrained):
+def test_the_tokens_of_a_constrained_request_do_not_depend_on_its_batch(constrained):
     asking = params("token_ids", GRAMMAR, seed=3, temperature=1.0)
     (alone,) = tokens_of(constrained.generate(PROMPTS[0], asking))
     mates = [asking if i == 0 else plain(i) for i in range(9)]
@@ -75,7 +75,7 @@ def test_tokens_do_not_depend_on_other_requests_of_the_batch(constrained):
 
 
 @pytest.mark.parametrize("where", FAIL_IN)
-def test_a_failing_grammar_ends_only_its_request(llm, constrained, where):
+def test_an_error_in_a_grammar_ends_only_the_request_of_this_grammar(llm, constrained, where):
     want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
     asking = [params("failing", where) if i == 4 else plain(i) for i in range(9)]
     outputs = constrained.generate(PROMPTS, asking)
@@ -86,7 +86,7 @@ def test_a_failing_grammar_ends_only_its_request(llm, constrained, where):
             assert outputs[place].outputs[0].token_ids == want[place]
 
 
-def test_an_invalid_grammar_ends_its_request(constrained):
+def test_an_invalid_grammar_ends_the_request_with_an_error(constrained):
     (output,) = constrained.generate(PROMPTS[0], params("token_ids", "5|a"))
     assert output.outputs[0].finish_reason == "error"
     assert "must list token ids below" in output.error
@@ -99,13 +99,13 @@ def test_a_grammar_form_that_the_plugin_does_not_support_is_refused(constrained)
     assert refusal.value.parameter == "structured_output.form"
 
 
-def test_a_grammar_without_a_grammar_plugin_is_refused(llm):
+def test_a_request_with_a_grammar_is_refused_if_no_grammar_plugin_is_configured(llm):
     with pytest.raises(RequestError, match="Set grammar_backend") as refusal:
         llm.generate(PROMPTS[0], params("token_ids", "5"))
     assert refusal.value.parameter == "structured_output"
 
 
-def test_a_scheduler_without_gates_is_refused(model_dir, options):
+def test_a_grammar_plugin_is_refused_if_the_scheduler_has_no_admission_gates(model_dir, options):
     with pytest.raises(ContractError, match="does not contain 'gates'"):
         LLM(model_dir, grammar_backend=FakeGrammar, scheduler_cls=FakeScheduler, **options)
 

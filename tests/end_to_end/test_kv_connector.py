@@ -81,7 +81,7 @@ def recorded(llm):
 
 
 def check_tokens(checkpoint, requests, runs):
-    """Compare logits and tokens with transformers by the margin rule."""
+    """Compare logits and tokens with those of transformers, by the margin rule."""
     measure(requests, runs, checkpoint.logits).check()
 
 
@@ -110,7 +110,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("connector", "changes"), CASES.values(), ids=CASES.keys())
-def test_blocks_are_loaded_after_a_cache_reset(checkpoint, connector, changes):
+def test_blocks_are_loaded_from_the_connector_after_a_cache_reset(checkpoint, connector, changes):
     prompt_ids = prompts()
     with engine(checkpoint, connector, **changes) as llm:
         first = generate(llm, prompt_ids)
@@ -148,7 +148,7 @@ def test_engines_with_different_dtypes_share_no_blocks(checkpoint):
         assert not any(request.num_cached for request in generate(two, prompt_ids).values())
 
 
-def test_blocks_that_the_connector_dropped_are_computed_again(checkpoint):
+def test_blocks_that_the_connector_has_deleted_are_computed_again(checkpoint):
     prompt_ids = prompts()
     tiny = {"plugin_options": {"memory": {"capacity_bytes": 40_000}}}
     with engine(checkpoint, **tiny) as llm:

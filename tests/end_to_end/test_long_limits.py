@@ -1,4 +1,5 @@
-"""Large limits that are not used cost neither memory nor time: positions, seats, KV blocks."""
+"""Large limits on positions, seats and KV blocks cost neither memory nor time until they are
+used."""
 
 import json
 import logging

@@ -1,8 +1,8 @@
 """The native attention backend in the engine: close to the torch backend, and batch-invariant.
 
-The first greedy token is compared with torch. A random model has flat logits in bf16, so only most
-prompts must agree. Two native runs agree in all tokens: native linears and attention give a row the
-same bits in any batch.
+The first greedy token is compared with torch. A random model has flat logits in bf16, so only the
+tokens of most prompts must be equal. All tokens of two native runs must be equal, because native
+linear layers and attention give a row the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def agreement(got, want):
 
 
 @pytest.mark.parametrize("cache", ["auto", "int8"])
-def test_native_attention_agrees_with_torch_attention(tokens_of, cache):
+def test_native_attention_gives_the_same_tokens_as_torch_attention_for_most_prompts(
+    tokens_of, cache
+):
     want = tokens_of(attention_backend="torch")
     got = tokens_of(attention_backend="cpu", kv_cache_dtype=cache)
     assert agreement(got, want) >= 0.8
@@ -62,13 +64,13 @@ def test_native_attention_agrees_with_torch_attention(tokens_of, cache):
     [{"max_num_batched_tokens": 32}, {"max_num_seqs": 1}, {"block_size": 32}],
     ids=["chunks", "alone", "blocks"],
 )
-def test_tokens_do_not_depend_on_chunks_batch_or_block_size(tokens_of, options):
+def test_tokens_do_not_depend_on_prompt_chunks_batch_or_block_size(tokens_of, options):
     """Linear layers of torch depend on the number of rows, so tokens may differ rarely."""
     want = tokens_of(attention_backend="cpu")
     assert tokens_of(attention_backend="cpu", **options) == want
 
 
-def test_an_unsupported_dtype_is_refused_with_the_reason(wide_dir):
+def test_native_attention_is_refused_for_an_unsupported_dtype_with_the_reason(wide_dir):
     with pytest.raises(PluginError, match="dtype float32 is not supported; supported: bfloat16"):
         LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)
 

@@ -25,7 +25,7 @@ PROMPT = [9, 8, 7, 6] * 10
 
 
 class Recorder:
-    """A stat logger that keeps the statistics of each step in `steps`."""
+    """A stat logger that stores the statistics of each step in `steps`."""
 
     steps: list[SchedulerStats] = []  # noqa: RUF012  # the tests read it
 
@@ -84,12 +84,12 @@ def test_the_engine_seed_determines_samples_of_requests_without_a_seed(model_dir
     assert first[0] != other[0] and first[1] != other[1]
 
 
-def test_max_model_len_ends_requests(model_dir, options):
+def test_max_model_len_ends_requests_of_that_length(model_dir, options):
     tokens, _ = run(model_dir, options | {"max_model_len": 44}, [PROMPT], greedy(max_tokens=None))
     assert len(tokens[0]) == 4
 
 
-def test_max_logprobs_limits_logprobs(model_dir, options):
+def test_max_logprobs_limits_the_logprobs_of_a_request(model_dir, options):
     with LLM(model_dir, max_logprobs=2, **options) as llm:
         (output,) = llm.generate(PROMPT, greedy(logprobs=2))
         assert len(output.outputs[0].logprobs[0]) in (2, 3)

@@ -1,4 +1,4 @@
-"""A quantized checkpoint without a linear method that declares its format is refused."""
+"""A quantized checkpoint is refused if no linear method declares its format."""
 
 import json
 
@@ -118,7 +118,7 @@ def test_a_linear_method_that_declares_the_format_runs_the_checkpoint(folder):
     refused(folder(STATED["awq"]), "awq", quantization=ReadsGPTQ)
 
 
-def test_an_installed_method_that_declares_the_format_is_selected_automatically(
+def test_an_installed_linear_method_that_declares_the_format_is_selected_automatically(
     folder, monkeypatch
 ):
     monkeypatch.setattr(TorchLinearMethod, "provides", ReadsGPTQ.provides, raising=False)
@@ -128,6 +128,6 @@ def test_an_installed_method_that_declares_the_format_is_selected_automatically(
     LLM(folder(GPTQ), **DUMMY).llm_engine.shutdown()
 
 
-def test_explain_reports_the_same_reason_as_the_engine(folder):
+def test_explain_reports_the_same_reason_for_a_refused_checkpoint_as_the_engine(folder):
     with pytest.raises(ModelError, match="quantized with 'gptq'"):
         explain_choice("linear_method", EngineArgs(model=folder(GPTQ), platform="cpu"))

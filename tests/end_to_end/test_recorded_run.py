@@ -44,7 +44,7 @@ def test_the_log_of_a_demo_model_run_replays_byte_for_byte(scheduler, ahead, tmp
     assert summary.header.limits.max_num_seqs == 3
 
 
-def test_nothing_is_recorded_by_default(model_dir, options):
+def test_no_decision_log_is_written_by_default(model_dir, options):
     with LLM(model_dir, **options) as llm:
         assert not isinstance(llm.llm_engine.client.core.scheduler, RecordedScheduler)
 

@@ -53,7 +53,7 @@ class OldContract(FCFSScheduler):
 
 @dataclass(frozen=True)
 class Case:
-    """One case: a damage or an option, the expected error, and words in its message."""
+    """One case: a damaged file or an option, the expected error, and words in its message."""
 
     damage: Damage
     error: type[DovetailError]

@@ -83,7 +83,7 @@ def in_namespace(mounts):
 
 
 def keeping(folder):
-    """Return options of an engine that keeps packed weights in `folder`."""
+    """Return the options of an engine that caches packed weights in `folder`."""
     worker = {"packed_cache": str(folder), "packed_cache_min_mib": 0}
     return OPTIONS | {"dtype": "bfloat16", "plugin_options": {"worker:cpu": worker}}
 
@@ -170,7 +170,7 @@ def test_unavailable_shared_memory_is_reported(outcomes):
 
 
 @pytest.mark.parametrize("name", ["file size", "a file in its place"])
-def test_an_engine_runs_if_packed_weights_cannot_be_stored(outcomes, name):
+def test_an_engine_runs_if_packed_weights_cannot_be_cached(outcomes, name):
     check_runs_without_packed_weights(outcomes[name])
 
 

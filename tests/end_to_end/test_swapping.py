@@ -176,7 +176,9 @@ def test_an_engine_accepts_a_policy_as_scheduler_cls(model_dir, options, parts, 
     assert parts.CALLS["rank"] == 2 * len(PROMPTS)
 
 
-def test_an_alias_of_an_option_replaces_a_plugin(model_dir, options, parts, expected):
+def test_a_plugin_can_be_replaced_through_the_alias_of_its_option(
+    model_dir, options, parts, expected
+):
     names = {
         "scheduling_policy": "loose_parts:MyScheduler",
         "distributed_executor_backend": "loose_parts:MyExecutor",

@@ -14,7 +14,7 @@ from end_to_end.checkpoints import OPTIONS, SIZES
 
 
 class RefusesAll(FakeAttentionBackend):
-    """An attention backend that refuses every model."""
+    """An attention backend that rejects the requirements of every model."""
 
     name = "sundays"
 
@@ -58,7 +58,9 @@ def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monke
 
 
 @pytest.mark.parametrize("size", [3, 8])
-def test_workers_do_not_start_if_the_model_cannot_be_split(folder, size, monkeypatch):
+def test_workers_do_not_start_if_the_model_does_not_support_several_ranks(
+    folder, size, monkeypatch
+):
     made = []
     monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
     args = {"tensor_parallel_size": size, "platform": "cpu"}

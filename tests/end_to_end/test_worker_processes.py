@@ -107,7 +107,7 @@ def test_worker_processes_open_no_port_and_a_worker_killed_while_idle_is_named(m
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_killed_worker_stops_the_engine_with_an_error(model_dir, options, num_workers):
+def test_the_engine_stops_with_an_error_if_a_worker_is_killed(model_dir, options, num_workers):
     """Rank 1 is killed while rank 0 waits for it in an all-reduce."""
     before = children_of(os.getpid())
     options = options | {"executor_backend": "mp", "tensor_parallel_size": num_workers}

@@ -20,7 +20,7 @@ from table import Feature, read_features
 from wiring_trial import WiringFault, read_faults, try_faults
 
 SAMPLED = 3
-"""`make features` tries one fault in this many."""
+"""`make features` tries one in this number of faults."""
 
 
 def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:

@@ -5,10 +5,10 @@ Tests that measure time (marker `clock`) run alone, after all other tests, which
 changes. It takes no options and ignores pytest options of the environment, so that a partial run is
 never recorded as a complete run.
 
-Up to MAX_REPEATED tests that fail are repeated once, each part's without other tests beside them.
-A test that passes then counts as passed and is printed as unstable. The reason: on two shared
-cores, one of 10,000 tests at times exceeds a time limit that it never exceeds alone, and two
-submissions in sequence failed by one such test each. `make soak` repeats nothing.
+Up to MAX_REPEATED tests that fail are repeated once, while no other tests run.
+A test that passes then counts as passed and is printed as unstable. The reason is that on two
+shared cores, one of 10,000 tests sometimes exceeds a time limit that it never exceeds alone. Two
+submissions in sequence failed because of one such test each. `make soak` repeats nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".pytest_cache" / "suite.json"
 PARALLEL = ("-n", "3", "--dist", "loadfile")
-"""Three processes on two cores, because many tests wait for processes that they start."""
+"""pytest runs three processes on two cores, because many tests wait for processes that they
+start."""
 PARTS = {"--clock=without": PARALLEL, "--clock=only": ()}
 """Maps the option that selects a part of the tests to the options with which it runs."""
 CLOCK_MARK = "mark.clock"

@@ -10,13 +10,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "features.md"
 STATUSES = ("works", "in part", "planned")
 DIRECT = "direct"
-"""Entry of the fakes column: the tests name the implementation, so that a fake cannot replace it.
+"""An entry of the column "fakes": the tests name the implementation, so a fake cannot replace it.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One row. tests: pytest node ids. fakes: kinds; the fake of each must make all tests fail."""
+    """One row. tests: pytest node ids. fakes: plugin kinds; the fake of each must make all tests
+    fail."""
 
     id: str
     system: str

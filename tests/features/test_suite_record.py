@@ -184,7 +184,7 @@ def test_a_run_during_which_a_file_changes_is_not_recorded(
     assert not suite.RECORD.exists()
 
 
-def test_a_claim_is_proven_only_if_all_cases_of_its_tests_pass() -> None:
+def test_a_feature_is_proven_only_if_all_cases_of_its_tests_pass() -> None:
     row = "| X1 | thing | works | `a.py::one` `a.py::two` `a.py::three` `a.py::four` | direct |"
     known = {
         "a.py::one": {"passed"},
@@ -210,7 +210,7 @@ def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
     ]
 
 
-def test_the_commit_hash_selects_one_in_n_cases_of_a_sampled_test(tree: Path) -> None:
+def test_the_commit_hash_selects_a_part_of_the_cases_of_a_sampled_test(tree: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "test_it.py").write_text(SAMPLED)

@@ -26,7 +26,8 @@ def write_model(
 ) -> Path:
     """Write the Llama in `folder` to the file `path`. type_: quantization type of the matrices.
 
-    pre: name of the pre-tokenizer of a byte-level tokenizer in `folder`; None: no tokenizer.
+    pre: name of the pre-tokenizer of a byte-level tokenizer in `folder`; None to write no
+    tokenizer.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     writer = GGUFWriter(path, "llama")

@@ -191,7 +191,7 @@ def _write_wheel(folder: Path, module: str, source: str) -> None:
             wheel.writestr(name, text)
 
 
-def test_section_deadlines_fit_the_total_deadline():
+def test_the_sum_of_section_deadlines_is_within_the_total_deadline():
     assert sum(one.deadline_s for one in SECTIONS) <= TOTAL_S
     assert SECTIONS[0].name == "machine" and SECTIONS[0].on_cpu
     assert len({one.name for one in SECTIONS}) == len(SECTIONS)

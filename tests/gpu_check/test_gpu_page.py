@@ -69,7 +69,7 @@ RUN = {
 HERE = "A chip, 2026-11-30, commit 0123456789"
 
 
-def test_the_page_agrees_with_the_last_runs():
+def test_the_gpu_page_agrees_with_the_last_runs():
     assert outdated(read_runs()) == [], ADVICE
 
 
@@ -80,7 +80,7 @@ def test_manifests_agree_with_the_last_runs():
         assert with_verified(text, runs) == text, f"{path}: {ADVICE}"
 
 
-def test_the_plugin_list_shows_verification_only_of_device_plugins():
+def test_the_plugin_list_shows_for_device_plugins_whether_they_are_verified():
     runs, registry = read_runs(), PluginRegistry()
     for member in members():
         groups = project_of(member).get("entry-points", {})

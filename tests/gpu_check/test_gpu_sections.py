@@ -26,13 +26,13 @@ ops:torch: 3 passed, 0 failed, 0 error, 0 skipped
 """
 
 
-def test_counts_that_the_kit_prints_are_parsed():
+def test_the_counts_that_the_conformance_kit_prints_are_parsed():
     counts = {"passed": 150, "failed": 1, "error": 0, "skipped": 7}
     assert read_counts("attention:torch", SAID) == counts
     assert read_counts("attention:triton", SAID) == {}
 
 
-def test_the_parts_of_a_suite_are_complete_and_disjoint():
+def test_the_parts_of_a_conformance_suite_are_complete_and_disjoint():
     cls = PluginRegistry().load("attention", "torch")
     names = [case.name for case in attention_cases(cls, torch.device("cpu"))]
     words = ("float32", "bfloat16", "float16")
@@ -56,7 +56,7 @@ def test_a_report_is_written_after_every_entry(tmp_path):
     assert result["facts"] == {"seen": [1]}
 
 
-def test_the_total_agreement_and_the_largest_error_of_several_runs_are_reported(tmp_path):
+def test_several_runs_are_reported_by_their_total_agreement_and_largest_error(tmp_path):
     good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")

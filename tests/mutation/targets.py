@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SKIPPED_FUNCTIONS = frozenset({"check_integrity"})
-"""Functions with internal checks, which have no effect in a correct program."""
+"""Functions that are not mutated: internal checks, which have no effect in a correct program."""
 
 _SCHEDULING = (
     ("policy", "priority"),

@@ -89,7 +89,7 @@ def run(*options):
 
 
 @pytest.mark.slow
-def test_a_trial_kills_a_sample_of_mutants():
+def test_the_suites_kill_a_sample_of_mutants():
     done = run("--only", "scheduling/draft", "--sample", "8", "--at-least", "0.7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of 8 killed" in done.stdout

@@ -22,7 +22,7 @@ import transformers
 VOCAB_SIZE = 257
 LOGIT_STD = 2.0
 MAX_LEN = 664
-"""Longest sequence: a prompt of 600 tokens and 64 generated tokens."""
+"""Length of the longest sequence: a prompt of 600 tokens and 64 generated tokens."""
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

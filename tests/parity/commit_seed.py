@@ -1,4 +1,4 @@
-"""The seed of the parity tests. It is computed from the commit, so that a seed cannot be chosen."""
+"""The seed of the parity tests. It is computed from the commit, so that nobody can choose it."""
 
 from __future__ import annotations
 

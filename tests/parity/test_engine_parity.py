@@ -40,7 +40,8 @@ MAX_PROMPT_LEN = max(PROMPT_LENS)
 BUDGETS = (64, 256, 2048)
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
-"""Greedy texts of random models soon repeat themselves; sampled texts do not."""
+"""The sampling parameters of some requests, because greedy texts of random models soon repeat
+themselves."""
 
 Prompts = list[list[int]]
 BLOCK_SIZE = 16

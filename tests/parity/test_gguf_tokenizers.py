@@ -28,14 +28,14 @@ PRE = {
     "llama2": None,
     "gemma3": None,
 }
-"""Maps a vocabulary to its pre-tokenizer; None: SentencePiece."""
+"""Maps a vocabulary to its pre-tokenizer; None for SentencePiece."""
 LARGE = ("gemma3", "gptoss")
 SPACE = "\u2581"
 TEMPLATE = """\
 {% if tools %}{{ bos_token }}tools: {{ tools | tojson }}
 {% endif %}{% for one in messages %}[{{ one.role }}] {{ one.content | trim }}{{ eos_token }}
 {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
-"""The chat template of tokenizers that have none of their own."""
+"""The chat template for tokenizers without one."""
 TOOLS = [
     {
         "type": "function",
@@ -126,7 +126,7 @@ def test_the_derived_sentencepiece_merges_equal_the_published_merges(tmp_path):
     assert derive_merges(read_vocabulary(GGUFFile(path))) == merges_of(published)
 
 
-def test_the_tokenizer_of_smollm2_equals_that_of_transformers():
+def test_the_tokenizer_of_smollm2_in_its_gguf_file_equals_that_of_transformers():
     (file,) = fetch("smollm2").iterdir()
     ours = GGUFTokenizer.from_directory(file)
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -140,7 +140,7 @@ def test_the_tokenizer_of_smollm2_equals_that_of_transformers():
 
 
 @pytest.mark.soak
-def test_the_vocabulary_of_gemma_in_its_own_file_equals_the_published_one():
+def test_the_vocabulary_of_the_gguf_file_of_gemma_equals_the_published_vocabulary():
     (file,) = fetch("gemma3_270m").iterdir()
     ours = GGUFTokenizer.from_directory(file)
     theirs = PreTrainedTokenizerFast.from_pretrained(fetch("gemma3"))

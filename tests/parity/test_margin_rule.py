@@ -100,7 +100,9 @@ def test_an_empty_comparison_is_rejected() -> None:
         Agreement().check()
 
 
-def test_the_seed_of_the_comparison_does_not_need_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_of_the_parity_tests_is_defined_without_git(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", "")
     seed, source = commit_seed.__wrapped__()
     assert source.startswith("no git checkout")

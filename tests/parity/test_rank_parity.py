@@ -178,7 +178,7 @@ def test_bfloat16_ranks_are_as_close_to_float32_as_one_rank(
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
-def test_each_rank_holds_half_of_the_weights(checkpoint: Checkpoint) -> None:
+def test_each_of_two_ranks_holds_half_of_the_weights(checkpoint: Checkpoint) -> None:
     def held(worker: Any) -> tuple[int, int]:
         specs = worker.get_kv_cache_spec().values()
         return (

@@ -1,7 +1,7 @@
 """Checkpoints with tied or separate heads are loaded as in transformers.
 
-If config.json ties the head, transformers ties weights that are absent or equal, and loads both
-(with a warning) if they differ.
+If config.json ties the head, transformers ties the two weights if one is absent or both are equal,
+and loads both (with a warning) if they differ.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def ties(value: bool) -> dict[str, object]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("head", HEADS)
-def test_the_head_is_tied_as_in_transformers(folders, head, tied, caplog):
+def test_the_head_is_tied_in_the_same_cases_as_in_transformers(folders, head, tied, caplog):
     folder = folders[head]
     if not tied and head in ("absent", "no table"):
         # transformers fills missing weights at random, so that its output cannot be compared.

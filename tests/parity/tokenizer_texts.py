@@ -81,7 +81,7 @@ SPECIAL = (
 
 
 def all_texts() -> list[str]:
-    """Return at least 300 texts, always the same ones."""
+    """Return at least 300 texts, the same in every call."""
     texts = [*LANGUAGES, *CODE, *NUMBERS, *SPACES, *EMOJI, *SPECIAL]
     for name in FILES:
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)

@@ -17,7 +17,7 @@ HIDDEN, INNER, LAYERS = 32, 64, 1
 EXTREMES = (0, 1, 2, 3, 7, 31, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 LARGE = (*EXTREMES, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 SPLIT = 4
-"""The damaged file is a split model if its number has this last digit."""
+"""If the number of a damaged file has this last digit, the file is a split model."""
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TEMPLATES = (
     "{% for m in messages %}",
@@ -36,7 +36,8 @@ TEMPLATES = (
 
 @dataclass
 class Lie:
-    """A value written with a wrong length. count: the written length; None: the correct length."""
+    """A value written with a wrong length. count: the written length; None for the correct
+    length."""
 
     value: Any
     count: int | None = None
@@ -264,7 +265,7 @@ def _damage_tensor(random: Random, parts: Parts) -> None:
 
 
 def _damage_vocabulary(random: Random, parts: Parts) -> None:
-    """Change one token, type, merge, score or id; or the whole list."""
+    """Change one token, type, merge, score or id of the vocabulary, or the whole list."""
     key = f"tokenizer.ggml.{random.choice(('tokens', 'token_type', 'merges', 'scores'))}"
     kind, (inner, items) = parts.metadata[key]
     if random.random() < 0.3:

@@ -45,7 +45,8 @@ def raw(good: bytes, pickled: bytes) -> Iterator[bytes]:
 
 
 def messagepack(good: bytes, pickled: bytes) -> Iterator[bytes]:
-    """Yield the content with each msgpack value replaced by the pickle in several types."""
+    """Yield the content with each msgpack value replaced by the pickle, as a value of several
+    types."""
     yield from raw(good, pickled)
     content = msgspec.msgpack.decode(good, ext_hook=lambda code, data: bytes(data))
     extensions = [msgspec.msgpack.Ext(code, pickled) for code in EXTENSIONS]
@@ -54,7 +55,8 @@ def messagepack(good: bytes, pickled: bytes) -> Iterator[bytes]:
 
 
 def behind(prefix_bytes: int, form: Form) -> Form:
-    """Return a form that keeps the first `prefix_bytes` bytes and applies `form` to the others."""
+    """Return a form that keeps the first `prefix_bytes` bytes and applies `form` to the other
+    bytes."""
 
     def contents(good: bytes, pickled: bytes) -> Iterator[bytes]:
         yield from raw(good, pickled)

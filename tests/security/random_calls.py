@@ -47,7 +47,7 @@ class RaisingDict(dict):
 
 
 class Panic(BaseException):
-    """An error like the panic of an extension module, which is not a subclass of Exception."""
+    """An error like a panic in an extension module: it is not a subclass of Exception."""
 
 
 def _panic(self, *given):
@@ -156,7 +156,7 @@ odd = st.one_of(st.sampled_from(ODD_VALUES), st.sampled_from(BROKEN_VALUES))
 
 
 def fixed(*values):
-    """Return a strategy that draws factories of these values."""
+    """Return a strategy that draws functions that create these values."""
     return st.sampled_from([lambda value=value: value for value in values])
 
 

@@ -32,7 +32,7 @@ METHODS = (
 
 
 class Panic(BaseException):
-    """An error like the panic of an extension module, which is not a subclass of Exception."""
+    """An error like a panic in an extension module: it is not a subclass of Exception."""
 
 
 class Capable(FakeWorker):
@@ -195,7 +195,7 @@ def test_error_messages_do_not_contain_large_values():
     assert time.thread_time() - start < 0.1
 
 
-def test_a_template_variable_named_like_an_argument_is_refused(llm):
+def test_a_template_variable_with_the_name_of_an_argument_is_refused(llm):
     llm.get_tokenizer()
     with pytest.raises(RequestError) as caught:
         llm.chat([{"role": "user", "content": "a"}], chat_template_kwargs={"self": 5})
@@ -209,7 +209,7 @@ def test_an_operation_that_is_not_callable_is_refused(llm):
         assert len(str(caught.value)) < 300
 
 
-def test_the_ids_of_an_abort_are_read_in_chunks(front_end):
+def test_the_request_ids_of_an_abort_are_read_in_chunks(front_end):
     async def abort():
         turns, last = [], time.thread_time()
 

@@ -169,7 +169,7 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     assert [list(one) for one in refused] == [["r5"]]
 
 
-def test_the_engine_stops_admitting_single_requests_at_the_time_limit():
+def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():
     clock = ManualClock(1)
     core = SlowCore(clock, True)
     intake = RequestIntake(clock)

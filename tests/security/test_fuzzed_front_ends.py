@@ -63,7 +63,7 @@ def options(folder):
 
 
 def random(share, counts):
-    """Return hypothesis settings for a test that makes this share of the calls."""
+    """Return hypothesis settings for a test that makes the given share of all random calls."""
     return settings(
         max_examples=round(counts * share),
         database=None,
@@ -88,7 +88,8 @@ def tokens_of(output):
 
 @pytest.fixture(scope="module", autouse=True)
 def no_collector():
-    """Disable garbage collection: its time depends on the heap of the session, not on a client."""
+    """Disable garbage collection, because its duration depends on the heap of all tests, not on a
+    client."""
     print(f"SEED = {SEED}")
     gc.collect()
     gc.disable()
@@ -348,7 +349,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("front", "changes"), FAULTS.values(), ids=FAULTS)
-def test_random_calls_detect_a_planted_fault(front, changes, tmp_path, monkeypatch):
+def test_the_random_calls_detect_a_planted_fault(front, changes, tmp_path, monkeypatch):
     for place, instead in changes.items():
         monkeypatch.setattr(f"dovetail.{place}", instead)
     noticed = None

@@ -157,7 +157,7 @@ def front_end(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def refusals():
-    """Maps each case to the message of the first front end."""
+    """Maps each case to the message that the first tested front end gives."""
     return {}
 
 
@@ -199,7 +199,7 @@ def test_hostile_parameters_cannot_be_created(parameter, given):
     assert parameter in str(refused.value) and len(str(refused.value)) < 300
 
 
-def test_unusual_types_of_valid_values_are_accepted(front_end):
+def test_valid_values_of_unusual_types_are_accepted(front_end):
     prompts = (range(5, 9), array.array("i", [5, 6, 7, 8]), HugeLengthList([5, 6, 7, 8]))
     prompts += (iter([5, 6, 7, 8]), (5, 6, 7, 8), {"prompt_token_ids": [5, 6, 7, 8]})
     params = VALID["params"]

@@ -43,7 +43,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "srpt": ({}, {"hysteresis": 1.0}),
     "vtc": ({}, {"weights": {"a": 3.0}}),
 }
-"""Options for policies that run with several settings."""
+"""The options of each policy that is tested with several settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Shape:
     share: float = 0.7
 
     def specs(self, block_size: int) -> list[KVCacheSpec]:
-        """Return one spec per group."""
+        """Return one KV-cache spec for each group."""
         found: list[KVCacheSpec] = [
             FullAttentionSpec(
                 block_size=block_size,

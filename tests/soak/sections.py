@@ -39,8 +39,8 @@ class SoakRun:
     """Runs sections one after another and records the sections that passed.
 
     folder: holds `state.json` and one log per section.
-    tree: a digest of the tested source tree. A record of another tree is discarded. With "" the
-    tree is unknown and no section is skipped.
+    tree: a digest of the tested source tree. A record of another tree is discarded. If `tree` is
+    "", the tree is unknown and no section is skipped.
     """
 
     def __init__(

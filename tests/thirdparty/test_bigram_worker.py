@@ -90,7 +90,7 @@ def test_a_row_is_reset_for_its_next_request(worker, table):
     assert list(again.token_ids) == [table[6].argmax()]
 
 
-def test_a_seed_gives_the_same_token_in_any_batch(worker):
+def test_a_seed_gives_the_same_token_with_any_other_rows(worker):
     alone = step(worker, StepBuilder(), [(0, 0, 1, True)], [joining(0, [5], seed=11)])
     joins = [joining(1, [8], seed=3), joining(4, [5], seed=11)]
     both = step(worker, StepBuilder(), [(1, 0, 1, True), (4, 0, 1, True)], joins)

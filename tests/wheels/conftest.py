@@ -14,8 +14,8 @@ from architecture.sources import ROOT, members, project_of
 def wheels(tmp_path_factory, request):
     """Wheels of all members, by the name of their distribution.
 
-    Test processes that run in parallel share the wheels: builds of one source tree would disturb
-    each other.
+    Test processes that run in parallel share the wheels, because simultaneous builds of one source
+    tree would disturb each other.
     """
     folder = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):

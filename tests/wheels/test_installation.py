@@ -66,7 +66,7 @@ def checkout(tmp_path_factory):
 
 
 @pytest.mark.soak
-def test_a_checkout_is_installed_by_the_requirements_file(checkout, tmp_path):
+def test_the_requirements_file_installs_a_checkout(checkout, tmp_path):
     python = make_pip_environment(tmp_path / "env", Path(sys.executable), TORCH, at=checkout)
     pip_install(python, ["-r", "requirements/cpu.txt"], at=checkout)
     assert "27 + 58 = 85" in run(python, "-c", ANSWER, cwd=tmp_path)

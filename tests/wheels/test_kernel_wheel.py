@@ -49,7 +49,7 @@ def test_the_error_for_a_damaged_wheel_names_the_wheel(tmp_path, kernels):
     assert damaged.exists()
 
 
-def test_only_wheels_of_the_kernels_are_renamed(tmp_path, wheels):
+def test_only_the_wheels_of_the_native_kernels_get_a_manylinux_tag(tmp_path, wheels):
     shutil.copy2(wheels["dovetail-core"], tmp_path)
     assert run(sys.executable, SCRIPT, tmp_path) == ""
     assert [path.name for path in tmp_path.iterdir()] == [wheels["dovetail-core"].name]

@@ -110,7 +110,7 @@ def test_the_tests_of_a_member_pass_with_only_its_dependencies(member, wheels, t
     run_own_tests(member, wheels, tmp_path)
 
 
-def test_the_environment_has_only_declared_packages(wheels, tmp_path):
+def test_the_environment_of_a_member_has_only_declared_packages(wheels, tmp_path):
     python = make_environment(tmp_path / "environment", [wheels["dovetail-core"]])
     program = (
         "import importlib.util as u, json; names = ('torch', 'numpy', 'transformers', 'pytest',"

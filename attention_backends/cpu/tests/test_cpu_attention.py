@@ -1,6 +1,6 @@
 """Backend `cpu`: the conformance suite at every instruction set level, and additional cases.
 
-Tolerance: 2e-2 of max(1, |value|), as the suite states for bf16. The same tolerance applies to an
+The tolerance is 2e-2 · max(1, |value|), as in the suite for bf16. The same tolerance applies to an
 int8 cache, compared with the reference over keys and values that are rounded as in the cache: to
 1/127 of the maximum per token and head.
 """

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class WideWindow(FakeAttentionLayer):
-    """Sees one token more than the window."""
+    """Attends to one token more than the window."""
 
     def __init__(self, context):
         window = context.sliding_window
@@ -33,7 +33,7 @@ class WideWindow(FakeAttentionLayer):
 
 
 class NarrowWindow(FakeAttentionLayer):
-    """Sees one token less than the window."""
+    """Attends to one token less than the window."""
 
     def __init__(self, context):
         super().__init__(replace(context, sliding_window=max(context.sliding_window - 1, 0)))
@@ -62,7 +62,7 @@ class SinksOfOtherHeads(FakeAttentionLayer):
 
 
 class CappedSinks(FakeAttentionLayer):
-    """Applies the cap to the sinks as if they were scores."""
+    """Applies the soft cap to the sinks, too, as if they were scores."""
 
     def __init__(self, context):
         sinks, cap = context.sinks, context.soft_cap
@@ -88,7 +88,7 @@ class InterleavedHeads(FakeAttentionLayer):
 
 
 class SeesFuture(FakeAttentionLayer):
-    """Lets every token of a run see all of the run."""
+    """Lets every token of a run attend to all tokens of the run."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         last = [super(SeesFuture, self).attend(q[None], k_LKD, v_LKD) for q in q_QHD]
@@ -105,7 +105,7 @@ class TopLeftMask(FakeAttentionLayer):
 
 
 class CapAfterScaleTwice(FakeAttentionLayer):
-    """Applies the cap to scores that are scaled only afterwards."""
+    """Applies the soft cap before the scale instead of after it."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         context = self.context

@@ -52,7 +52,7 @@ def test_random_batches_are_computed_correctly(seed):
     check_case(TorchAttentionBackend, case, CPU)
 
 
-def test_many_long_decodes_are_split_into_batches():
+def test_many_long_decodes_are_computed_in_several_batches():
     # 8 KiB per token: 4 MiB hold 512 tokens, fewer than the 1,140 visible ones.
     runs = tuple((91 + row, 1) for row in range(12))
     case = AttentionCase(runs=runs, num_heads=8, num_kv_heads=8, head_size=128)
@@ -61,7 +61,7 @@ def test_many_long_decodes_are_split_into_batches():
 
 
 @pytest.mark.parametrize("changes", [{"soft_cap": 1.0}, {"sinks": True}], ids=["capped", "sinks"])
-def test_large_explicit_scores_are_computed_in_tiles(monkeypatch, changes):
+def test_large_score_matrices_are_computed_in_tiles(monkeypatch, changes):
     monkeypatch.setattr("dovetail_attn_torch.formula.MAX_SCORES", 500)
     for window in (0, 4):
         runs = ((0, 40), (9, 30), (5, 1))
@@ -83,7 +83,7 @@ def test_sinks_reduce_the_weight_of_tokens():
     assert torch.equal(out[:, 1], torch.ones(3, 64))
 
 
-def test_consecutive_rows_of_equal_length_need_no_mask_and_no_copy():
+def test_decodes_of_equal_length_in_consecutive_rows_need_no_mask_and_no_copy():
     (decodes,) = build(((10, 1),) * 3).decodes
     assert decodes.mask_G1QL is None
     assert decodes.tokens == slice(0, 3)
@@ -109,7 +109,7 @@ def test_a_row_without_tokens_is_skipped():
     assert [chunk.tokens for chunk in metadata.chunks] == [slice(0, 2)]
 
 
-def test_rows_are_grouped_by_similar_lengths_within_the_budget():
+def test_rows_of_similar_length_are_grouped_within_the_slot_limit():
     lengths = [4000, 10, 3900, 10, 100, 2000, 10]
     groups = group_by_length(range(7), lengths, 8000)
     assert groups == [[0, 2], [5], [4, 1, 3, 6]]

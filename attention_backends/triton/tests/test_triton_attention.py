@@ -1,4 +1,4 @@
-"""Backend `triton`: its kernels in the interpreter, and tests without kernels or GPU."""
+"""Backend `triton`: its kernels in the interpreter, and its code that needs no GPU."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_missing_triton_is_reported(monkeypatch):
     assert "Triton is not installed" in reason
 
 
-def test_the_cache_shape_has_as_many_bytes_as_the_spec():
+def test_the_cache_shape_has_as_many_bytes_as_the_kv_cache_spec():
     spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=80, dtype="bfloat16")
     assert TritonAttentionBackend.kv_cache_shape(7, spec) == (7, 2, 3, 32, 80)
     spec = FullAttentionSpec(

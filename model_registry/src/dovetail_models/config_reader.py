@@ -1,7 +1,7 @@
-"""Reads fields of config.json: returns a value of the right type, or raises a ModelError.
+"""Reads fields of config.json with their types; a ModelError for a wrong value names the field.
 
-The error names the field. This module checks types and ranges only. The model files define which
-fields an architecture has and their defaults.
+This module checks types and ranges only. The model files define which fields an architecture has
+and their defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Config = Mapping[str, Any]
 
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 10_000
-"""A larger number is an error in the file: building so many layers would exhaust the memory."""
+"""The maximum number of layers. Creating more layers would exhaust the memory, so a larger number
+is treated as an error in the file."""
 
 
 def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:

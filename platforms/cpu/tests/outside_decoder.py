@@ -63,7 +63,7 @@ class Stranger(nn.Module):
 
 
 class Torn(Stranger):
-    """Runs one torch operation between native operations."""
+    """A decoder layer that runs one torch operation between native operations."""
 
     architectures = ("Torn",)
 
@@ -72,7 +72,7 @@ class Torn(Stranger):
 
 
 class Stale(Stranger):
-    """Copies data through memory that torch does not know about."""
+    """A decoder layer that copies data through memory unknown to torch."""
 
     architectures = ("Stale",)
 

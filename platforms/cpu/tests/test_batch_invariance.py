@@ -113,7 +113,7 @@ def test_outputs_of_quantized_models_do_not_depend_on_the_batch(checkpoint, quan
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_thousand_requests_do_not_depend_on_the_batch(checkpoint):
+def test_outputs_of_a_thousand_requests_do_not_depend_on_the_batch(checkpoint):
     hold(checkpoint, 1000, 64)
 
 

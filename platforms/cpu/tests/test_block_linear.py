@@ -67,7 +67,7 @@ def blocks_of(type_name, blocks):
 
 
 def exact_inputs(num_tokens, in_features=WIDTH):
-    """Return inputs that int8 with one scale per 32 inputs represents exactly."""
+    """Return inputs that are represented exactly in int8 with one scale per 32 inputs."""
     generator = torch.Generator().manual_seed(3)
     x_TI = torch.randint(-127, 128, (num_tokens, in_features), generator=generator)
     x_TI[:, ::32] = 127
@@ -149,13 +149,13 @@ def test_the_error_names_the_tensor_with_damaged_blocks(bad):
         method.pack(layer)
 
 
-def test_a_layer_in_float32_accepts_no_blocks():
+def test_a_float32_layer_rejects_quantized_blocks():
     layer = ParallelLinear(make_context(make_method(), torch.float32), "x", WIDTH, {"x": 8})
     table = build_weight_table(torch.nn.ModuleDict({"x": layer}))
     assert not table.assignments["x.weight"].takes_blocks("Q8_0", 32)
 
 
-def test_a_rank_uses_its_part_of_the_blocks_unless_blocks_would_be_cut():
+def test_a_rank_packs_its_part_of_the_blocks_unless_its_part_would_cut_a_block():
     """A rank has 32 of 128 inputs: a whole block of Q8_0, but only a part of a block of Q4_K."""
     method = make_method()
     layer = ParallelLinear(

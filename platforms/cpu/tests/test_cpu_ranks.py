@@ -245,7 +245,7 @@ def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
         assert all(map(all, pool.map(lambda ranks: list(work(ranks)), all_ranks)))
 
 
-def test_ranks_that_disagree_on_the_size_of_a_tensor_get_an_error(tmp_path):
+def test_ranks_that_send_tensors_of_different_sizes_get_an_error(tmp_path):
     first, second = join_all(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(3))
@@ -255,7 +255,7 @@ def test_ranks_that_disagree_on_the_size_of_a_tensor_get_an_error(tmp_path):
             other.result(5)
 
 
-def test_ranks_that_disagree_on_the_size_of_a_large_tensor_get_an_error(tmp_path):
+def test_ranks_that_send_large_tensors_of_different_sizes_get_an_error(tmp_path):
     first, second = join_all(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(1 << 17))

@@ -72,13 +72,15 @@ def test_the_log_contains_the_number_of_threads_and_its_reason(machine, caplog, 
 
 
 class Library:
-    """A native library that only stores the size of its thread team."""
+    """A fake native library that only stores the size of its thread team."""
 
     def dk_set_num_threads(self, num_threads):
         self.num_threads = num_threads
 
 
-def test_more_threads_than_the_team_supports_are_reduced_with_a_warning(caplog, monkeypatch):
+def test_a_thread_count_above_the_limit_of_the_native_team_is_reduced_with_a_warning(
+    caplog, monkeypatch
+):
     library = Library()
     monkeypatch.setattr(runtime, "find_library", lambda: library)
     monkeypatch.setattr(runtime, "start_threads", lambda num_threads: None)
@@ -112,7 +114,7 @@ if native.status().available:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["", "import torch"])
 @pytest.mark.parametrize("variable", BINDINGS)
-def test_binding_by_openmp_does_not_reduce_the_threads_to_one(variable, first):
+def test_binding_by_openmp_does_not_reduce_the_default_to_one_thread(variable, first):
     if default_threads(1).number < 2:
         pytest.skip("one core")
     environ = {name: text for name, text in os.environ.items() if not name.startswith("OMP_")}

@@ -49,7 +49,7 @@ PER_STEP["Qwen3ForCausalLM"] = PER_STEP["LlamaForCausalLM"] | {"rms_norm": 1 + 2
 
 
 class Counted:
-    """A native function that counts its calls and forwards ctypes attributes."""
+    """A wrapper of a native function that counts calls and forwards ctypes attributes."""
 
     def __init__(self, function, count):
         self.__dict__.update(function=function, count=count)

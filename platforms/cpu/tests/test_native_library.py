@@ -1,4 +1,4 @@
-"""Native kernels are usable, or else probes, explanations and errors give the reason."""
+"""If native kernels cannot be used, probes, explanations and errors give the reason."""
 
 import json
 import os

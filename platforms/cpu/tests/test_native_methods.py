@@ -210,7 +210,7 @@ def test_packed_formats_differ_by_method_and_option():
 
 
 class Model(nn.Module):
-    """A table, two fused layers and a tied head, with weights large enough to be mapped."""
+    """A model of an embedding, two fused layers and a tied head, large enough to be mapped."""
 
     def __init__(self, method, *, tied):
         super().__init__()
@@ -278,7 +278,7 @@ def test_mapped_and_copied_weights_have_the_same_packed_bytes(name, tied, tmp_pa
     assert torch.equal(copied.mlp(x_TD), lent.mlp(x_TD))
 
 
-def test_weights_of_another_dtype_are_cast_and_copied(tmp_path, monkeypatch):
+def test_weights_of_another_dtype_are_cast_and_copied_instead_of_mapped(tmp_path, monkeypatch):
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     save_file(make_weights(tied=True, dtype=torch.float32), tmp_path / "model.safetensors")
     model, borrowed = load(tmp_path, make("native"), tied=True)
@@ -321,7 +321,7 @@ def heavy_tailed(*size, generator):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("seed", range(3))
-def test_int8_is_as_accurate_as_weights_per_channel_with_16_bit_activations(seed):
+def test_int8_is_nearly_as_accurate_as_int8_weights_with_16_bit_activations(seed):
     """The error is at most 1.2 times that of weights per channel and exact activations."""
     generator = torch.Generator().manual_seed(seed)
     weight_OI = heavy_tailed(192, 768, generator=generator).bfloat16()

@@ -75,8 +75,8 @@ def test_a_file_with_additional_bytes_is_refused(path):
         read(path)
 
 
-def test_a_file_of_other_weights_or_another_program_is_refused(path):
-    with pytest.raises(PackedFileError, match="other weights"):
+def test_a_packed_file_of_other_weights_or_of_another_program_is_refused(path):
+    with pytest.raises(PackedFileError, match="another checkpoint or format"):
         read(path, KEY | {"weights": "abd"})
     path.write_bytes(b"#!/bin/sh\n" * 1000)
     with pytest.raises(PackedFileError, match="does not contain packed weights"):

@@ -56,7 +56,7 @@ def test_the_linear_method_meets_its_contract():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("in_features", [256, 288, 512])
-def test_its_error_is_at_most_nine_tenths_of_that_of_int4(in_features):
+def test_the_error_of_q4_k_is_at_most_nine_tenths_of_the_error_of_int4(in_features):
     from dovetail_cpu.quantised_linear import Int4LinearMethod
 
     error = relative_error(make(), in_features)
@@ -72,7 +72,9 @@ def test_its_error_is_at_most_nine_tenths_of_that_of_int4(in_features):
         (100, {}, "int8"),
     ],
 )
-def test_the_number_of_input_features_decides_on_the_format(in_features, options, kind):
+def test_the_number_of_input_features_decides_whether_the_fallback_format_is_used(
+    in_features, options, kind
+):
     layer = make_layer(make(**options), in_features)
     assert KIND_NAMES[layer.packed_spec.kind] == kind
 

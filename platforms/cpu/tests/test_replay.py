@@ -132,7 +132,7 @@ def test_only_small_steps_are_recorded():
     assert key(MAX_TOKENS + 1, 3, uniform=False) is None
 
 
-def test_copies_prevent_a_recording_and_views_do_not():
+def test_a_step_that_copies_tensors_is_not_recorded_and_a_step_with_views_is():
     provider = ReplayProvider()
     x = torch.zeros(4, 6)
 

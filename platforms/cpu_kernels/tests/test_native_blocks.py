@@ -59,7 +59,7 @@ class Blocks:
 
 
 def exact_values(name, rows):
-    """Return the values in float64; those of the K types are computed without rounding.
+    """Return the values of blocks in float64; values of the K types are computed without rounding.
 
     The gguf package rounds values of the K types to float32; its results confirm these values.
     """
@@ -95,7 +95,7 @@ def exact_inputs(rows, K, seed=0):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_products_equal_those_of_the_exact_values_of_the_blocks(level, name):
+def test_products_with_blocks_equal_those_with_the_exact_values_of_the_blocks(level, name):
     """Inputs are exact in int8, so only sums in float32 are rounded."""
     for N, K, rows in ((33, 256, 1), (70, 512, 5), (32, 768, 7), (5, 1024, 40)):
         blocks = Blocks(name, N, K, seed=rows)
@@ -109,7 +109,8 @@ def test_products_equal_those_of_the_exact_values_of_the_blocks(level, name):
 
 
 def parts_of(blocks):
-    """Return the sum of the magnitudes of a value's product and minimum."""
+    """Return, for each value, the magnitude of its product of code and scale plus that of its
+    minimum."""
     name, rows = blocks.name, blocks.rows.numpy()
     if name not in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         return blocks.exact.abs()

@@ -27,7 +27,7 @@ needs_library = pytest.mark.skipif(
 
 
 def copy_member(folder):
-    """A copy of the package without build outputs."""
+    """A copy of the package's sources without build outputs."""
     ignored = shutil.ignore_patterns(
         "build", "*.egg-info", "__pycache__", "_native*", "_build.json"
     )
@@ -172,7 +172,7 @@ def test_header_and_package_have_the_same_versions():
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="no c++")
-def test_levels_that_the_compiler_does_not_know_are_left_out(tmp_path):
+def test_levels_with_flags_that_the_compiler_does_not_know_are_left_out(tmp_path):
     """An old compiler refuses the newest flags, which must not cost the other levels."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     old = tmp_path / "c++"

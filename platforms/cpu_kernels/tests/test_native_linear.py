@@ -160,7 +160,7 @@ def test_bias_residual_gates_and_float32_outputs_equal_the_reference(level, kind
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
-def test_rows_may_have_any_address_and_any_stride(level, kind, group):
+def test_rows_of_linear_layers_may_have_any_address_and_stride(level, kind, group):
     """Addresses and strides are unaligned; memory between the rows of y must not change."""
     N, K, rows = 45, 77, 14
     weight = Weight(kind, N, K, group=group)
@@ -173,7 +173,7 @@ def test_rows_may_have_any_address_and_any_stride(level, kind, group):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize(("N", "K"), [(200, 600), (33, 4200)], ids=["short", "long"])
-def test_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
+def test_the_result_of_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
     """A row has the same bits in every batch, with every tiling, and on one or three threads."""
     chance = random.Random(kind)
     weight = Weight(kind, N, K, group=group)
@@ -189,8 +189,9 @@ def test_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[1:])
 @pytest.mark.parametrize("rows", [5, 37, 150])
-def test_codes_in_groups_give_the_same_bits_at_every_level_with_vectors(kind, group, rows):
-    """Their sums are exact integers, with products of bytes, pairs or matrix tiles alike."""
+def test_products_of_integer_codes_have_the_same_bits_at_every_vector_level(kind, group, rows):
+    """The sums are exact integers, so it does not matter whether a level multiplies bytes, pairs or
+    matrix tiles."""
     weight = Weight(kind, 70, 1200, group=group)
     x = weight.random(rows, 1200)
     results = []

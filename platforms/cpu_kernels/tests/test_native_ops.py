@@ -1,6 +1,6 @@
 """The small operations at every level of this CPU, compared with float64.
 
-Tolerance: 5e-3 of max(1, |value|): bf16 rounding is at most 2^-9, and the sum is rounded before.
+The tolerance is 5e-3 · max(1, |value|): bf16 rounding is at most 2^-9, and the sum is also rounded.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_argmax_returns_the_first_maximum_or_nan(num_threads, dtype, size):
     torch.testing.assert_close(sums, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_rows_do_not_depend_on_other_rows():
+def test_the_results_of_a_row_do_not_depend_on_other_rows():
     x, weight = numbers(64, 1000), numbers(1000, seed=1)
     y, alone = torch.zeros(64, 1000).bfloat16(), torch.zeros(1, 1000).bfloat16()
     fixed = {"weight": weight, "num_inner": 1, "size": 1000, "eps": 1e-5}

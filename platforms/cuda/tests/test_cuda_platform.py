@@ -39,7 +39,7 @@ def platform_on(machine):
     return Here
 
 
-def test_the_platform_meets_its_contract_here_and_on_a_machine_with_cards():
+def test_the_platform_meets_its_contract_with_and_without_devices():
     check_platform(CUDAPlatform)
     check_platform(platform_on(with_cards(H200, T4)))
 

@@ -1,4 +1,4 @@
-"""Tests of arguments that must not cause a compilation within a step."""
+"""Some changes of arguments must not cause a compilation within a step."""
 
 from importlib.util import find_spec
 

@@ -47,7 +47,7 @@ def qkv():
     return tuple(torch.randn(T, heads, D, generator=generator) for heads in (H, K, K))
 
 
-def test_each_index_selects_the_layer_the_cache_and_the_metadata(qkv):
+def test_an_index_selects_the_layer_and_its_cache_and_metadata(qkv):
     table, layers, caches = make_table()
     for index in (2, 0, 1):
         assert torch.equal(table.attend(index, *qkv), qkv[0] + (index + 1))

@@ -1,4 +1,4 @@
-"""The memory of the KV cache: how layers share it, and that unused memory is not allocated."""
+"""Layers share the memory of the KV cache, and unused memory is not allocated."""
 
 import subprocess
 import sys
@@ -86,7 +86,7 @@ def test_a_block_is_a_row_of_every_buffer():
         assert not pages_NP[[0, 1, 2, 4]].any()
 
 
-def test_smaller_pages_start_at_the_beginning_of_larger_ones():
+def test_pages_of_different_sizes_start_at_the_same_byte_of_a_block():
     buffers, config = take(Strided, [spec(head_size=3)], [spec(head_size=2)])
     assert config.page_size_bytes == 128  # the layers use 96 and 64 bytes
     large, small = buffers.caches["0.0"], buffers.caches["1.0"]

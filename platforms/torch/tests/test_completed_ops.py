@@ -54,7 +54,7 @@ def test_a_provider_with_one_operation_meets_the_contract():
         check_contract("ops", type("Wrong", (Structural,), wrong))
 
 
-def test_a_new_operation_leaves_existing_providers_valid(monkeypatch):
+def test_providers_remain_valid_if_the_contract_gets_a_new_operation(monkeypatch):
     @operation
     def gelu(self, x_TD):
         raise NotImplementedError

@@ -152,7 +152,7 @@ def test_greedy_steps_send_one_packet_to_the_device(runner_of, monkeypatch):
     assert len(packets) == 2
 
 
-def test_the_fake_asynchronous_device_detects_errors():
+def test_the_fake_asynchronous_device_detects_reused_slots_and_early_reads():
     """Reused slots and early reads on the fake device raise errors."""
     device = LateDevice()
     source, target = torch.arange(4), torch.zeros(4, dtype=torch.int64)

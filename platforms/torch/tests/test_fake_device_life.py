@@ -150,14 +150,14 @@ def test_a_write_to_memory_in_flight_is_detected(queues_cls, checkpoint, monkeyp
         planted(checkpoint, monkeypatch, queues_cls)
 
 
-def test_staging_slots_that_are_reused_too_early_are_detected(checkpoint, monkeypatch):
+def test_reusing_a_staging_slot_too_early_is_detected(checkpoint, monkeypatch):
     assert run_ahead(context_of(checkpoint)) == run_steps(FakeDeviceWorker, context_of(checkpoint))
     monkeypatch.setattr("dovetail_torch.accelerator.runtime.AcceleratorQueues", NeverWaiting)
     with pytest.raises(FlightError):
         run_ahead(context_of(checkpoint))
 
 
-def test_a_result_that_is_read_before_the_copy_is_complete_is_wrong(checkpoint, monkeypatch):
+def test_a_result_that_is_read_before_its_copy_is_complete_is_wrong(checkpoint, monkeypatch):
     expected = run_steps(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.reset()
     try:
@@ -221,7 +221,7 @@ def test_too_little_free_memory_is_refused_with_advice(checkpoint):
 
 
 def short_of_memory(operation):
-    """Return a worker for which the device is nearly full when `operation` is called."""
+    """Return a worker whose device is nearly full when `operation` is called."""
 
     def call(self, *args):
         gc.collect()

@@ -36,7 +36,8 @@ class Kept:
 
 
 class Provider:
-    """A provider that replays by running the model again. answer: fields of captures."""
+    """A fake provider that replays a graph by running the model again. answer: fields of its
+    captures."""
 
     def __init__(self, **answer):
         self.answer, self.captured = answer, []
@@ -115,7 +116,7 @@ def test_a_graph_includes_sampling_if_all_rows_take_the_best_token():
     step(dispatcher, model, 2)  # other batches of the same size have no tokens
 
 
-def test_a_replay_is_available_after_verification():
+def test_a_shape_is_reported_as_replayed_after_its_verification():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     descriptor = BatchDescriptor(num_tokens=4, num_requests=1, uniform=True)

@@ -277,7 +277,7 @@ def test_sinks_of_another_dtype_or_shape_are_refused(sinks) -> None:
 
 
 class OrderOfCalls:
-    """An attention context that adds q to v's first head."""
+    """An attention context that returns q + index + v - k, with the first head of v and k."""
 
     def attend(
         self,

@@ -72,7 +72,7 @@ def new_request(row=0, tokens=(1, 2, 3), *, num_prompt=None, stop=(), **params):
 
 
 class ExtendedSampler(Sampler):
-    """A sampler with extensions, called as by a model runner."""
+    """A sampler with extensions, called as a model runner calls it."""
 
     def __init__(self, processors):
         made = {str(i): ProcessorExtension(one) for i, one in enumerate(processors)}

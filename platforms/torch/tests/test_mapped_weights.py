@@ -1,4 +1,4 @@
-"""Weights that are mapped instead of copied or already packed, NaN values, and fingerprints."""
+"""Weights that are mapped instead of copied, weights that are already packed, NaN, fingerprints."""
 
 import os
 
@@ -65,7 +65,7 @@ class Model(nn.Module):
 
 
 class HeadFirst(nn.Module):
-    """A model with its head before the tied embedding, because any order of modules is valid."""
+    """A model whose head comes before the tied embedding; any order of modules is valid."""
 
     def __init__(self):
         super().__init__()

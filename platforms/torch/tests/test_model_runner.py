@@ -1,4 +1,4 @@
-"""The runner computes tokens from plans, on a tiny model with attention that sums the cache."""
+"""The runner computes tokens from plans. The model is tiny, and its attention sums the cache."""
 
 from itertools import pairwise
 

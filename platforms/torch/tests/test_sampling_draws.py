@@ -1,4 +1,4 @@
-"""Random numbers and draws: their distributions, extreme values, and independence of the batch."""
+"""Random numbers and sampled tokens: distributions, extreme values, independence of the batch."""
 
 from array import array
 
@@ -72,7 +72,7 @@ def test_random_numbers_are_uniform_and_uncorrelated():
     ],
 )
 def test_sampled_tokens_follow_the_distribution(settings):
-    """There are 6144 draws: 256 requests with 24 positions each, all with the same logits."""
+    """Samples 6144 tokens: 256 requests with 24 positions each, all with the same logits."""
     num_rows, vocab = 256, 40
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(2)) * 1.5
     sampler = Sampler(num_rows=num_rows, vocab_size=vocab, device=HOST)

@@ -73,7 +73,7 @@ def test_a_larger_result_gets_a_larger_slot():
     assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()
 
 
-def test_settle_waits_for_all_results_that_are_copied_to_the_host():
+def test_settle_waits_for_all_outstanding_copies_to_the_host():
     ring = FetchRing(LateDevice(), 64)
     late = [ring.fetch((torch.tensor([n]), torch.zeros(1)), result_of) for n in range(3)]
     ring.settle()

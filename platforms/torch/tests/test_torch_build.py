@@ -27,7 +27,7 @@ def test_the_torch_build_read_from_files_equals_the_one_that_torch_reports(field
     ("text", "version", "toolkit"),
     [(STATED, "9.8.7+x1", "13.0"), ("this is not a module", "", ""), (None, "", "")],
 )
-def test_other_torch_builds_are_read_and_damaged_ones_give_empty_strings(
+def test_other_torch_builds_are_read_and_damaged_builds_have_empty_versions(
     text, version, toolkit, tmp_path, monkeypatch
 ):
     package = tmp_path / "torch"

@@ -1,4 +1,4 @@
-"""The worker's life cycle on a fake runtime, with a model and plugins of this file."""
+"""The worker's life cycle on a fake runtime, with a model and plugins that this file defines."""
 
 import json
 from array import array
@@ -86,7 +86,7 @@ class Somewhere(Platform):
 
 
 class Tiny(nn.Module):
-    """A model with one attention layer between an embedding and a fused head; stores its inputs."""
+    """A model of an embedding, one attention layer and a fused head; stores its inputs."""
 
     CONTRACT, CONTRACT_VERSION = "model", "0.5"
     architectures = ("Tiny",)
@@ -230,7 +230,7 @@ def test_each_layer_has_a_kv_cache_spec(loaded):
     assert spec.dtype == "float32" and spec.page_size_bytes == 2 * 8 * D * 4
 
 
-def test_the_memory_for_the_cache_is_what_the_largest_step_leaves(loaded):
+def test_the_cache_gets_the_memory_that_the_largest_step_does_not_use(loaded):
     worker, runtime = loaded()
     runtime.calls.clear()
     # Expected: half of the memory, minus the memory in use, minus twice the peak of half a step.

@@ -20,7 +20,7 @@ def platform_on(machine):
     return Here
 
 
-def test_the_platform_meets_its_contract_here_and_on_a_machine_with_an_xpu():
+def test_the_platform_meets_its_contract_with_and_without_an_xpu():
     check_platform(XPUPlatform)
     check_platform(platform_on(MACHINE))
 

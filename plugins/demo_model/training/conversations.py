@@ -146,6 +146,6 @@ def draw_conversation(rng: Random, weights: Mapping[str, float]) -> Conversation
 
 
 def all_fixed_text() -> list[str]:
-    """Return every fixed sentence, for the training of the tokenizer."""
+    """Return every fixed sentence of the conversations, to train the tokenizer on them."""
     talk = [text for questions, answer in _SMALL_TALK for text in (*questions, answer)]
     return talk + list(_SYSTEM_MESSAGES)

@@ -36,7 +36,7 @@ class TaskResult:
 
     @property
     def accuracy(self) -> float:
-        """Return the share of right answers, 0 to 1."""
+        """Return the share of right answers, from 0 to 1."""
         return self.num_right / self.num_asked
 
 

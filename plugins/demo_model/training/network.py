@@ -115,7 +115,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """The part that checkpoints name `model`: embedding, layers, last norm."""
+    """The part that checkpoints call `model`: embedding, layers, last norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -145,8 +145,8 @@ class Llama(nn.Module):
         """Return hidden states (B, L, D), after the last norm.
 
         owner_BL: the number of each token's conversation within its row. Positions are counted from
-        the start of the row. Rotary attention depends only on distances, so the result is the same
-        as with positions from the start of each conversation.
+        the start of the row. Rotary attention depends only on distances between positions, so this
+        gives the same result as positions from the start of each conversation.
         """
         length = ids_BL.shape[1]
         causal_LL = torch.ones(length, length, dtype=torch.bool, device=ids_BL.device).tril()

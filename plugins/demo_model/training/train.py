@@ -78,14 +78,14 @@ PEAK_LEARNING_RATES = {"main": 3e-3, "draft": 4e-3}
 
 @dataclass(kw_only=True)
 class Progress:
-    """The progress of a run: number of steps, their time, and a running mean of the loss."""
+    """The progress of a run: number and duration of its steps, and a running mean of the loss."""
 
     step: int = 0
     seconds: float = 0.0
     loss: float = 0.0
 
     def add(self, seconds: float, loss: float) -> None:
-        """Count one step."""
+        """Record one step."""
         self.step += 1
         self.seconds += seconds
         self.loss = loss if self.step == 1 else 0.99 * self.loss + 0.01 * loss
@@ -176,7 +176,7 @@ def build_run(args: argparse.Namespace, tokenizer: Tokenizer) -> Run:
 
 
 def measure_steps(args: argparse.Namespace, tokenizer: Tokenizer) -> int:
-    """Return how many steps fit into `args.minutes`, from the time of some steps of a trial run."""
+    """Return how many steps fit into `args.minutes`, estimated from a trial run of a few steps."""
     args.steps = 1000
     run = build_run(args, tokenizer)
     for step in range(LONG_EVERY):

@@ -1,4 +1,4 @@
-"""Fixtures of the devkit's tests."""
+"""Fixtures for the tests of the conformance kit."""
 
 from dovetail_devkit.rigs.plugin_site import count_as_member
 

@@ -90,9 +90,9 @@ def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(tria
     assert set(trials) == set(FAULTS)
     errors = {name: trial.error for name, trial in trials.items() if trial.error}
     assert set(errors) == set(FAULTS) - {"noisy", "slow", "lingers", "healthy"}
-    assert errors["ends"] == "loading the plugin ended the process (exit code 3)"
-    assert errors["killed"] == "loading the plugin ended the process (signal 9)"
-    assert errors["orphan"] == "loading the plugin ended the process (exit code 5)"
+    assert errors["ends"] == "the process exited while it loaded the plugin (exit code 3)"
+    assert errors["killed"] == "the process exited while it loaded the plugin (signal 9)"
+    assert errors["orphan"] == "the process exited while it loaded the plugin (exit code 5)"
     assert errors["hangs"] == "loading the plugin did not finish within 6 s"
     assert errors["closes"] == errors["hangs"]
     assert "KeyError: 'lost'" in errors["raises"]
@@ -116,7 +116,9 @@ def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(tria
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
 
 
-def test_a_new_process_loads_the_plugins_after_a_plugin_that_exits(install, count_as_member):
+def test_after_a_plugin_that_exits_a_new_process_loads_the_remaining_plugins(
+    install, count_as_member
+):
     """First-party plugins are loaded in one process."""
     for letter in "abc":
         count_as_member(f"dovetail-zz-{letter}", f"doctor_dovetail_zz_{letter}")
@@ -153,12 +155,12 @@ class Mine(Platform):
 # --- declarations of plugins ------------------------------------------------------------------
 
 
-def test_valid_declarations_give_one_ok_finding():
+def test_valid_declarations_give_one_finding_that_all_is_well():
     findings = list(check_registrations(PluginRegistry()))
     assert {finding.verdict for finding in findings} == {OK}
 
 
-def test_a_name_of_two_distributions_is_reported_with_a_remedy(install):
+def test_a_plugin_name_that_two_distributions_use_is_reported_with_a_remedy(install):
     install("acme", "twin")
     install("bolt", "twin")
     (finding,) = find(check_registrations(PluginRegistry()), "policy:twin")
@@ -333,7 +335,7 @@ def test_a_usable_device_is_not_reported(install):
     assert note.verdict == NOTE and note.text == "verified: never run on its device"
 
 
-def test_each_plugin_gets_a_finding(monkeypatch):
+def test_the_doctor_reports_a_finding_for_each_plugin(monkeypatch):
     fake = namedtuple("Fake", "plugin error refusals noise notes took_ns ended hung")
     tried = []
 

@@ -26,7 +26,11 @@ ILL = [
     *WELL,
     finding("plugins", "policy:c@y", WARNING, "it prints \x1b[31m", "ask the author"),
     finding(
-        "plugins", "policy:d@z", BROKEN, "loading the plugin ended the process", "uninstall it"
+        "plugins",
+        "policy:d@z",
+        BROKEN,
+        "the process exited while it loaded the plugin",
+        "uninstall it",
     ),
 ]
 

@@ -74,7 +74,7 @@ def test_plugins_of_different_kinds_may_have_the_same_name():
     assert name_plugin("attention", "uniproc").name == "uniproc"
 
 
-def test_a_kind_without_a_template_is_rejected_with_its_contract():
+def test_the_error_for_a_kind_without_a_template_names_its_contract():
     with pytest.raises(PluginError, match=r"dovetail\.interfaces\.proposer"):
         get_blueprint("proposer")
     with pytest.raises(PluginError, match="Did you mean 'scheduler'"):

@@ -1,4 +1,4 @@
-"""Tests of input and result rows: formats, parameters, errors that name the line, results."""
+"""Tests of input rows and result rows: formats, sampling parameters, errors that name the line."""
 
 import json
 
@@ -131,7 +131,7 @@ def test_the_error_for_invalid_data_names_its_location(data, message):
     assert not str(caught.value).endswith("..")
 
 
-def test_an_error_names_the_unreadable_file(tmp_path):
+def test_the_error_for_an_unreadable_file_names_it(tmp_path):
     with pytest.raises(RequestError, match=r"nothing\.jsonl cannot be read"):
         prompts(tmp_path / "nothing.jsonl")
     bad = tmp_path / "bad.jsonl"

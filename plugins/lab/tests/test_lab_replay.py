@@ -22,7 +22,8 @@ NAMES += ["dovetail_devkit.fakes.policy:AgeingPolicy"]
 
 
 def recorded(path, name):
-    """Return a factory of recorded schedulers, for use as a scheduler class, and the policy."""
+    """Return a function that creates recorded schedulers, to use as a scheduler class, and the
+    policy."""
     scheduler_cls, policy_cls = choose_scheduler(PluginRegistry(), name)
 
     class Made:
@@ -89,7 +90,7 @@ def newest_first(pool, count):
 allocate = BlockPool.allocate
 
 
-def test_a_replay_detects_a_changed_scheduler(tmp_path, monkeypatch):
+def test_a_replay_detects_a_changed_decision_of_the_scheduler(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
     record(path, CORE, 0)
     monkeypatch.setattr(BlockPool, "allocate", newest_first)

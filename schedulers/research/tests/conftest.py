@@ -1,8 +1,8 @@
 """A simulation in virtual time: the core's scheduler, arriving jobs, and steps with a cost.
 
-There is no model: each job defines the length of its output, which ends with a stop token, so no
-scheduler knows the length in advance. Times are integers; the simulation never sleeps or measures
-time.
+There is no model: each job defines the length of its output. The output ends with a stop token, so
+no scheduler knows the length in advance. Times are integers; the simulation never sleeps or
+measures time.
 """
 
 from array import array
@@ -24,7 +24,7 @@ MS = 1_000_000
 
 
 def pytest_generate_tests(metafunc):
-    """Parametrize the tests of a module with the rows (policy, mutant, check) of its table MUTANTS.
+    """Parametrize a module's tests with the rows (policy, mutant, check) of its table MUTANTS.
 
     Each check must pass for its policy and fail for each of its mutants.
     """

@@ -50,7 +50,8 @@ def richer_requests(monkeypatch):
 
 
 def with_options(policy_cls, given):
-    """Return a subclass with fixed options; `SchedulerDriver` creates policies without options."""
+    """Return a subclass with fixed options, because `SchedulerDriver` creates policies without
+    options."""
 
     def made(self, options=None):
         policy_cls.__init__(self, given)

@@ -92,7 +92,7 @@ def groups(lab, num_jobs=80, num_groups=4, tenants=("",)):
 
 
 ONE_GROUP = {"blocks": 48, "seats": 2, "caching": True, "budget": 512}
-"""Limits with a cache for the prefix of one group and for two running requests."""
+"""Limits with a cache that is large enough for one group's prefix and two running requests."""
 
 
 def hit_rate(game):

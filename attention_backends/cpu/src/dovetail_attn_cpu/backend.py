@@ -28,8 +28,8 @@ from dovetail_cpu_kernels.attention import BLOCK_MULTIPLE, attention_block_bytes
 class CPUAttentionBackend(AttentionBackend):
     """Native paged attention for CPUs: bf16 queries, a cache of bf16 or int8.
 
-    Prefill chunks and decodes may be mixed in a step. A token's output has the same bits for any
-    batch, chunks of its prompt, block size and number of threads.
+    Prefill chunks and decodes may be mixed in a step. A token's output has the same bits for every
+    batch, block size, number of threads and division of its prompt into chunks.
     """
 
     name: ClassVar[str] = "cpu"

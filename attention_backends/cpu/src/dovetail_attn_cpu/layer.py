@@ -1,4 +1,4 @@
-"""Attention of one layer: one native call that writes the step's keys and values, then attends.
+"""Attention of one layer: one native call writes the step's keys and values and attends to them.
 
 The argument struct is created once; each call stores the addresses of its tensors in it. Does not
 depend on blocks, rows or positions.

@@ -1,8 +1,8 @@
 """The metadata of a step, written to fixed addresses once for all layers of a group.
 
-The kernels read it in place, so a recorded call sees the next step's contents. The builder depends
-on the group's cache, but not on the query heads, scale and soft cap of a layer. Shape legend: T
-tokens, R requests, M block-table width.
+The kernels read it in place, so a recorded call reads the values of the current step. The builder
+depends on the group's cache, but not on the query heads, scale and soft cap of a layer. Shape
+legend: T tokens, R requests, M block-table width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORKSPACE_FLOATS = 1 << 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPUAttentionMetadata:
-    """The addresses of a step's metadata; the same object in every step.
+    """The addresses of a step's metadata. The same object is used in every step.
 
     size: the step's numbers of runs and tokens. They limit the valid parts of query_start_R1,
     seq_lens_R, block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused

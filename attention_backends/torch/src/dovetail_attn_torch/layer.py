@@ -24,7 +24,7 @@ from dovetail_attn_torch.metadata import GatheredBatch, Tokens, TorchAttentionMe
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor
 ]
-"""Maps (q_GXQD, k_GXLD, v_GXLD, mask_G1QL, is_causal) to the outputs, [G, X of q, Q, D]."""
+"""Maps (q_GXQD, k_GXLD, v_GXLD, mask_G1QL, is_causal) to the attention outputs, [G, X, Q, D]."""
 
 
 class TorchAttentionLayer(AttentionLayer):
@@ -122,7 +122,7 @@ def _gather(slots_S2KD: torch.Tensor, batch: GatheredBatch) -> None:
 
 
 def _as_one_row(x_QXD: torch.Tensor) -> torch.Tensor:
-    """Return [1, X, Q, D], a view."""
+    """Return one run's tensor with the heads first: a view, [1, X, Q, D]."""
     return x_QXD.transpose(0, 1).unsqueeze(0)
 
 

@@ -235,7 +235,7 @@ def group_by_length(rows: Sequence[int], lengths: Sequence[int], max_slots: int)
 
 
 def take(tensor: torch.Tensor, which: Tokens) -> torch.Tensor:
-    """Return the entries at `which` in the first dimension: a view for a slice, else a copy."""
+    """Return the entries with the indices `which`: a view if it is a slice, else a copy."""
     return tensor[which] if isinstance(which, slice) else tensor.index_select(0, which)
 
 

@@ -60,7 +60,9 @@ def _advance(
     COMPUTE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to positions [begin, end), tile by tile. MASKED: whether a row may not see some.
+    """Attend to positions [begin, end), tile by tile.
+
+    MASKED: whether some positions are hidden from some rows.
 
     oldest: the position of the first row.
     """

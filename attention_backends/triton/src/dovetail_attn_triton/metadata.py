@@ -82,7 +82,10 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonAttentionMetadata:
-    """A step, and its launches by layer shape. sliding_window: that of the group; 0 for none."""
+    """A step, and its launches by layer shape.
+
+    sliding_window: the window of the group; 0 for none.
+    """
 
     batch: AttentionBatch
     spec: FullAttentionSpec

@@ -1,9 +1,9 @@
 """Tile sizes: one static table, by head size, dtype and the GPU's shared memory.
 
 There is no tuning at run time: a launch is the same in every process. The sizes fit registers and
-shared memory (checked by the compile test) and keep enough bytes in flight: about 100 KiB per
-processor of keys and values for short runs, which are memory-bound; large matrix products for long
-runs. Does not depend on tensors or Triton.
+shared memory (checked by the compile test). Short runs are memory-bound, so their tiles keep about
+100 KiB of keys and values per processor in flight; the tiles of long runs give large matrix
+products. Does not depend on tensors or Triton.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def attention_shape(heads: tuple[int, int, int], *, wide: bool, large: bool) -> 
     """Return the tiles of a layer.
 
     heads: numbers of query and key-value heads, and the head size, at most 256. wide: whether
-    matrix products are float32. large: whether a block has at least 163 KiB of shared memory;
-    otherwise tiles are halved for 99 KiB.
+    matrix products are float32. large: whether a thread block has at least 163 KiB of shared
+    memory; otherwise tiles are halved to fit 99 KiB.
     """
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW

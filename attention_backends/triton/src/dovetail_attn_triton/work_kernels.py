@@ -23,8 +23,8 @@ def list_work(
 ):
     """List the step's items, int32 pairs (run, first token); grid (runs,).
 
-    Runs of up to SHORT tokens are one item of the short list; longer ones have an item of the long
-    list per TILE tokens. Each program counts the items of the runs before its own.
+    Runs of up to SHORT tokens are one item of the short list; longer runs have one item of the long
+    list for each TILE tokens. Each program counts the items of the runs before its own.
     """
     run = tl.program_id(0)
     num_short = 0

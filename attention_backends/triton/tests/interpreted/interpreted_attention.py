@@ -2,8 +2,8 @@
 
 Runs in Triton's interpreter on the host, started by test_triton_attention.py, and unchanged on a
 GPU: `pytest -o python_files='interpreted_*.py' attention_backends/triton/tests/interpreted`. All
-float32 cases of the suite are run. The interpreter multiplies other dtypes in float32 too, so for
-them only cases with special loads or stores are run; `-m ""` runs all cases.
+float32 cases of the suite are run. The interpreter multiplies in float32 for other dtypes, too, so
+only their cases with special loads or stores are run; `-m ""` runs all cases.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Rows:
         return pages[:, :used].view(dtype).unflatten(1, shape[1:])
 
     def step(self, counts, layer=None):
-        """Run the next `counts` tokens of each row (0: the row is omitted); return the results."""
+        """Run the next `counts` tokens of each row (0 to omit the row), and return the results."""
         runs = [(row, n) for row, n in enumerate(counts) if n]
         metadata = self.builder.build(self.batch(runs))
         return self.forward(runs, metadata, layer or self.layer)

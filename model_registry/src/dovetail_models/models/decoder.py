@@ -42,7 +42,8 @@ from dovetail_torch.layers import (
 from dovetail_torch.layers.rope_frequencies import read_rope_parameters
 
 MAX_HEAD_SIZE = 2**13
-"""A larger size is an error in the file: the largest models have heads of 512 features."""
+"""The maximum head size. The largest heads of known models have 512 features, so a larger size is
+treated as an error in the file."""
 SILU_NAMES = ("silu", "swish")
 """The names of x · sigmoid(x) in the table ACT2FN of transformers."""
 
@@ -171,7 +172,7 @@ class DecoderAttention(nn.Module):
     def forward(
         self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return [T, H·D], before `o_proj`."""
+        """Return the attention of the heads, [T, H·D], before `o_proj`."""
         q_THD, k_TKD, v_TKD = self.project(x_TD)
         return self.attn(q_THD, k_TKD, v_TKD, attention, self.rotary.at(positions_T))
 
@@ -199,7 +200,7 @@ class GatedMLP(nn.Module):
         )
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return [T, D]."""
+        """Return the output of the MLP, [T, D]."""
         return self.down_proj(self.act_fn(self.gate_up_proj(x_TD)))
 
 

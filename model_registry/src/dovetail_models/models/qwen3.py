@@ -45,7 +45,7 @@ class Qwen3Attention(DecoderAttention):
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
-    """Qwen 2 with norms on queries and keys. It has biases only with `attention_bias`."""
+    """Qwen 2 with norms on queries and keys. q, k and v have biases only with `attention_bias`."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForCausalLM",)
     attention_cls: ClassVar[type[DecoderAttention]] = Qwen3Attention

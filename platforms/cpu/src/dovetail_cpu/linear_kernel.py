@@ -110,7 +110,7 @@ class LinearKernel:
 
 
 def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:
-    """Fill `form` from bfloat16 weights [O, I], or rows of blocks, that are stacked along O.
+    """Fill `form` from bfloat16 weights [O, I] or rows of quantized blocks, stacked along O.
 
     All parts except the last have a multiple of PANEL_FEATURES output features. Returns the number
     of NaN and infinite values; if it is not 0, do not use `form`.

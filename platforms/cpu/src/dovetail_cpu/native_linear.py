@@ -28,7 +28,7 @@ from dovetail_cpu_kernels.linear import BF16, PackedLinear
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Consecutive parts of a layer, by number, that are packed as one weight."""
+    """Consecutive parts of a layer that are packed as one weight. `parts` are their numbers."""
 
     spec: PackedLinear
     parts: range
@@ -58,7 +58,10 @@ class NativeLinearMethod(OneDNNLinearMethod):
             self._unpacked.add(layer)
 
     def pack(self, layer: nn.Module) -> None:
-        """Pack the weight, free the unpacked weight; raise WeightError for NaN and infinities."""
+        """Pack the weight and free the unpacked weight.
+
+        Raises WeightError if a value is NaN or infinite.
+        """
         if layer.packed_spec is None:
             super().pack(layer)
             return
@@ -70,7 +73,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         del layer.weight
 
     def _reserve(self) -> None:
-        """Announce the sizes of all layers that are not packed yet, once they are loaded."""
+        """Announce to the arena the packed sizes of all layers that are not packed yet."""
         for layer in self._unpacked:
             if layer.kernel is None:
                 self._arena.reserve(self.packed_bytes(layer))
@@ -81,7 +84,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         layer.kernel = LinearKernel(specs, form, layer.bias)
 
     def _fill(self, layer: nn.Module, form: memoryview) -> None:
-        """Pack the parts of the layer in order, each from the memory that the loader used."""
+        """Pack the parts of the layer in order, and check that their values are finite."""
         weights = self._weights(layer)
         start = 0
         for run in self._runs(layer):

@@ -30,7 +30,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class PageSupply:
-    """Allocates the pages of `ahead_bytes` of some buffers beyond the last used row.
+    """Keeps the pages of the next `ahead_bytes` after the last used row of the buffers allocated.
 
     Called from one thread. Owns one thread, from the first `use` until `close`.
     """

@@ -29,7 +29,7 @@ _MEMORY_SHARE = 0.4
 
 
 class CPUPlatform(Platform):
-    """Any machine on which torch runs."""
+    """The CPU platform, for any machine on which torch runs."""
 
     info: ClassVar[PlatformInfo] = PlatformInfo(name="cpu", device_type="cpu")
 

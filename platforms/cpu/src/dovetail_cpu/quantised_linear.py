@@ -101,7 +101,7 @@ class Int4LinearMethod(QuantisedLinearMethod):
 
 
 class Q4KLinearMethod(QuantisedLinearMethod):
-    """Uses the blocks of Q4_K: four bits, and scales and minima of two levels.
+    """Uses Q4_K blocks: 4-bit weights, with scales and minima on two levels.
 
     A layer whose input features are not a multiple of 256 has the format `fallback`, or int8 if its
     blocks do not fit either.
@@ -172,6 +172,6 @@ class GGUFLinearMethod(NativeLinearMethod):
 
 
 def _fits(kind: int, in_features: int) -> bool:
-    """Return whether whole blocks of a kind make a row; kinds that are not blocks are padded."""
+    """Return whether a row is a whole number of blocks; True for formats without blocks."""
     size, _ = BLOCK_BYTES.get(KIND_NAMES[kind], (1, 1))
     return not in_features % size

@@ -85,9 +85,9 @@ def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
 
 
 def _make_folder(store: Store) -> Path:
-    """Return a new folder for sockets: in the store's folder if that is private, else in another.
+    """Return a new private folder for sockets, in the folder of the store if that is private.
 
-    The engine removes a folder there if the ranks exit without removing it.
+    The engine removes the store's folder, so a rank that exits early leaves no folder behind there.
     """
     given = getattr(store, "path", "")
     parent = Path(given).parent
@@ -126,6 +126,6 @@ def _admit(
 
 
 def _enlarge(end: socket.socket) -> None:
-    """Request socket buffers for a step's tensors; the system may provide smaller ones."""
+    """Request socket buffers for a step's tensors. The system may provide smaller buffers."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)

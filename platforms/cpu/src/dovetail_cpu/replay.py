@@ -120,7 +120,7 @@ class _Lending(TorchDispatchMode):
 
 
 class _Watch(_Lending):
-    """Looks for operations that a recording would miss. foreign: the first of them, or ""."""
+    """Detects operations that a recording would miss. foreign: the first of them, or ""."""
 
     def __init__(self, lease: ArenaLease) -> None:
         super().__init__(lease)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROFILE_TOKENS = 64
-"""Tokens of the measured step. Memory grows in proportion; a larger step delays the startup."""
+"""Number of tokens of the step that measures memory. Memory is proportional to the number of
+tokens, and a larger step would delay the startup."""
 _MAX_TEAM = 64
 """Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20
@@ -87,16 +88,19 @@ class CPURuntime:
         return _status_bytes("VmRSS")
 
     def address_space_left_bytes(self) -> int:
-        """Return how many more bytes this process may map (ulimit -v); huge without a limit."""
+        """Return how many more bytes this process may map (ulimit -v).
+
+        Without a limit, this is a huge number.
+        """
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:
             return 1 << 62
         return max(0, limit - _status_bytes("VmSize"))
 
     def reset_peak(self) -> None:
-        """Reset the kernel's peak, and remember the current use as its base.
+        """Reset the kernel's record of peak memory, and store the current use as the base.
 
-        If the kernel does not allow that, the base is the peak since the process started.
+        If the kernel does not allow a reset, the base is the peak since the process started.
         """
         clear_refs = Path("/proc/self/clear_refs")
         if os.access(clear_refs, os.W_OK):

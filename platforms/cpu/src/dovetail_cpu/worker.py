@@ -34,7 +34,7 @@ from dovetail_torch.worker import TorchWorker
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "DOVETAIL_PACKED_CACHE"
-"""Environment variable with the directory for packed weights; "off": no cache."""
+"""Environment variable with the directory for packed weights, or "off" to disable the cache."""
 OFF = "off"
 
 _GIB = 1 << 30
@@ -130,7 +130,7 @@ class CPUWorker(TorchWorker):
         super().execute_model(plan)
 
     def _ready_bytes(self) -> int:
-        """Return how many bytes of the cache to allocate ahead: those of a few full steps."""
+        """Return how many bytes of the cache to allocate ahead: enough for a few full steps."""
         limits, block_size = self._limits, self._context.config.cache.block_size
         num_blocks = -(-limits.max_num_batched_tokens // block_size) + limits.max_num_seqs
         block_bytes = sum(pages_NP.stride(0) for pages_NP in self._runner.cache_pages)

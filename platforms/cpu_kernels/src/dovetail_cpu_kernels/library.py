@@ -141,7 +141,8 @@ def status() -> NativeStatus:
         return NativeStatus(available=False, level="", reason=str(error), compiler=compiler)
     level, highest = loaded.dk_level(), loaded.dk_highest_level()
     lowered = (
-        f"{LEVEL_VARIABLE} or a caller selected the level; this CPU supports {LEVELS[highest]}"
+        f"{LEVEL_VARIABLE} or a caller selected a lower level than {LEVELS[highest]}, which this "
+        f"CPU supports"
     )
     reason = lowered if level < highest else ""
     return NativeStatus(available=True, level=LEVELS[level], reason=reason, compiler=compiler)
@@ -150,7 +151,7 @@ def status() -> NativeStatus:
 def usable_levels() -> list[int]:
     """Return the levels, as indices of LEVELS, that this CPU and the library support; maybe none.
 
-    Of two levels the higher may be usable and the lower not.
+    A level may be missing although a higher level is supported.
     """
     if not status().available:
         return []

@@ -31,4 +31,4 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_embedding_args": EmbeddingArgs,
     "dk_argmax_args": ArgmaxArgs,
 }
-"""By the names of `dk_struct_bytes`."""
+"""The structs, by the names that `dk_struct_bytes` expects."""

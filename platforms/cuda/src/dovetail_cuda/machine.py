@@ -116,7 +116,7 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
 
 
 def _chosen(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
-    """Return the devices that CUDA would show, up to the first invalid entry.
+    """Return the devices that CUDA shows: those listed before the first invalid entry.
 
     Devices are numbered as by the driver. If devices differ, CUDA numbers the fastest first, unless
     CUDA_DEVICE_ORDER=PCI_BUS_ID is set.

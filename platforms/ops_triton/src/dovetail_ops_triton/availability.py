@@ -1,4 +1,4 @@
-"""Whether Triton kernels can be used, by these ops and by attention. Imports no torch.
+"""Find out whether the ops and the attention backend can use Triton kernels. Imports no torch.
 
 The platform checks whether a suitable device exists.
 """
@@ -12,7 +12,8 @@ from shutil import which
 from dovetail.interfaces import Probe
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-"""Whether kernels run in Triton's interpreter, on the host. Triton reads the variable once."""
+"""Whether kernels run in Triton's interpreter, on the host. Triton reads the environment variable
+once."""
 
 
 def probe() -> Probe:

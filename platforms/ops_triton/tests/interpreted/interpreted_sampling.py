@@ -115,7 +115,8 @@ def test_top_k_top_p_and_min_p_keep_the_tokens_that_their_definitions_require(ro
 
 
 def test_top_k_and_top_p_keep_the_first_of_equal_tokens_in_several_tiles():
-    """Top-k keeps one of many equal tokens; top-p may drop this token, but must not add others."""
+    """Top-k keeps one of many tokens with equal logits. Top-p may drop it, but must not keep
+    others."""
     row = normal(1, 2 * drawing.CUT_BLOCK + 100, seed=11)[0].round()
     num_better = int((row > 1).sum())
     all_settings = [

@@ -98,7 +98,7 @@ class AttentionTable:
 
 
 class NoAttention:
-    """An attention context without a cache, for runs before the cache exists: returns zeros.
+    """An attention context for runs before the KV cache exists; its attention returns zeros.
 
     Checks that the model declared its layers, so that a mistake is reported at startup.
     """

@@ -47,7 +47,10 @@ class BatchInvariance:
             self._without.append(f"attention backend {backend.name}")
 
     def add_ranks(self, ranks: RankGroup) -> None:
-        """Add ranks whose sums depend on the batch; `join_ranks` refuses them if required."""
+        """Record whether sums over ranks depend on the batch.
+
+        If the guarantee is required, `join_ranks` has refused such ranks.
+        """
         if not ranks.batch_invariant:
             self._without.append(f"sums over {ranks.size} ranks of a model")
 

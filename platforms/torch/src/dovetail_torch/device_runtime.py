@@ -53,12 +53,13 @@ class AsyncDevice(Protocol):
 
 
 class DeviceRuntime(Protocol):
-    """Operations on one device."""
+    """The operations of one device that a torch worker uses."""
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Select the device for this thread and process, and return it.
 
-        num_threads: for devices that compute on the host's cores; None for the platform's default.
+        num_threads: number of compute threads, for devices that compute on the host's cores; None
+        for the platform's default.
         """
 
     def total_memory_bytes(self) -> int:
@@ -74,7 +75,10 @@ class DeviceRuntime(Protocol):
         """Return the process's peak memory since `reset_peak`, minus its memory at that time."""
 
     def max_profile_tokens(self) -> int:
-        """Return the maximum number of tokens of a measured step; larger steps are extrapolated."""
+        """Return the maximum number of tokens in the step that measures memory.
+
+        The memory of larger steps is extrapolated.
+        """
 
     def synchronize(self) -> None:
         """Wait until the device has finished all submitted work."""

@@ -116,7 +116,7 @@ class GraphDispatcher:
             self._seen.add(key)
             self.counts.eager += 1
             return forward()
-        assert self._provider is not None, "a batch has a key only if there is a provider"
+        assert self._provider is not None, "only a graph provider gives a batch a key"
         capture = self._provider.capture(forward)
         self.counts.captured += 1
         if capture.graph is not None:
@@ -132,7 +132,7 @@ class GraphDispatcher:
         return capture.outputs
 
     def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:
-        """Run the replayed step eagerly, too, and compare the results."""
+        """Run a replayed step eagerly as well, and compare the results."""
         replayed = [output.clone() for output in outputs]
         outputs = forward()
         self.counts.eager += 1

@@ -1,6 +1,6 @@
 """Convert out-of-memory errors of torch, Python or the system to CapacityError.
 
-The caller provides the purpose of the memory and the remedy for the message.
+For the message, the caller states the purpose of the memory and the remedy.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
     if type(declared) is not int or declared < 1:
         raise ContractError(
             f"The model {type(model).__name__} declares max_positions={declared!r}; "
-            "max_positions must be a number of positions; omit it if every position is valid."
+            "max_positions must be a positive integer. Omit it if the model supports every "
+            "position."
         )
     return replace(limits, max_model_len=min(limits.max_model_len, declared))
 
@@ -41,7 +42,7 @@ def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
 def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None:
     """Run a model that does not declare its positions at the last one.
 
-    Raise ConfigError on failure.
+    Raises ConfigError if the run fails.
     """
     is_rotary = any(isinstance(module, RotaryEmbedding) for module in _modules(model))
     if is_rotary or getattr(model, "max_positions", None) is not None:

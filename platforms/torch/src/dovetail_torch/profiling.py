@@ -25,11 +25,11 @@ class Profiler:
     """Records one profile at a time."""
 
     def __init__(self) -> None:
-        """Record nothing yet."""
+        """Create a profiler that is not recording."""
         self._running: torch.profiler.profile | None = None
 
     def start(self) -> None:
-        """Start to record; raise ConfigError if a profile is being recorded."""
+        """Start recording; raise ConfigError if a profile is already being recorded."""
         if self._running is not None:
             raise ConfigError("A profile is already being recorded. Stop it first.")
         folder().mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,10 @@ class Profiler:
         self._running.start()
 
     def stop(self) -> Path:
-        """Stop to record, write the profile and return its file; raise ConfigError if none runs."""
+        """Stop recording, write the profile and return its file.
+
+        Raises ConfigError if no profile is being recorded.
+        """
         profile, self._running = self._running, None
         if profile is None:
             raise ConfigError("No profile is being recorded. Start one first.")

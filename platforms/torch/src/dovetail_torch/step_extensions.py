@@ -124,7 +124,7 @@ class StepExtensions:
         return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
 
     def _taking_part(self, hook: str, rows: Sequence[int]) -> Iterator[tuple[_Member, list[int]]]:
-        """Yield each extension that overrides the hook, with those of `rows` that use it."""
+        """Yield each extension that overrides the hook, with the rows among `rows` that use it."""
         for member in self._members:
             if hook in member.hooks and member.rows:
                 own = [row for row in rows if row in member.rows]
@@ -247,7 +247,7 @@ def _prepare(member: _Member, plan: SchedulerOutput, rows: Sequence[int]) -> Non
 
 
 def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
-    """Return the batch of the runs of `plan` that have one of `rows`."""
+    """Return the batch of those runs of `plan` whose row is in `rows`."""
     wanted = set(rows)
     firsts = [0, *accumulate(plan.num_tokens)]
     runs = [run for run, row in enumerate(plan.rows) if row in wanted]

@@ -94,7 +94,7 @@ class TorchWorker(WorkerBase):
         self._profiler = Profiler()
 
     def _ask_runtime(self) -> DeviceRuntime:
-        """Return the platform's runtime; raise PluginError if it does not support torch workers."""
+        """Return the platform's runtime. Raises PluginError if it is not a `DeviceRuntime`."""
         platform = self._context.platform
         name = platform.info.name
         runtime = call_plugin(f"platform {name!r}", "runtime", platform.runtime)
@@ -242,7 +242,7 @@ class TorchWorker(WorkerBase):
             dtype=cache.kv_cache_dtype,
         )
 
-    @explain_oom("a step of the largest size", _SMALLER_STEP)
+    @explain_oom("running a step of the maximum size", _SMALLER_STEP)
     def determine_available_memory(self) -> int:
         """Run a step of the largest size and return the unused bytes of the memory budget."""
         runtime, limits = self._runtime, self._limits
@@ -297,7 +297,7 @@ class TorchWorker(WorkerBase):
         return self._runner.sample_tokens(grammar)
 
     def profile(self, start: bool) -> None:
-        """Start or stop to record a profile; see `dovetail_torch.profiling`."""
+        """Start or stop recording a profile; see `dovetail_torch.profiling`."""
         if start:
             self._profiler.start()
         else:

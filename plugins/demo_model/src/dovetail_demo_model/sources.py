@@ -27,7 +27,7 @@ class DemoSource(ModelSource):
         return self.directory()
 
     def local_models(self) -> Sequence[LocalModel]:
-        """Return this model."""
+        """Return this model as the only entry of the list."""
         return (LocalModel(name=self.name, path=self.directory(), license=LICENSE),)
 
     def directory(self) -> Path:

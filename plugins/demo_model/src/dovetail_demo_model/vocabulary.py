@@ -2,8 +2,8 @@
 
 Contract: plain tuples of strings, in a fixed order, because the training data is drawn from them by
 index. A change of order changes the data of every seed, so a change here needs new weights. No noun
-is also a word of a question ("word", "list" and "time" are missing, for example), because `read`
-finds these nouns in a question. This module does not depend on the tasks.
+occurs in the wording of a question (for example, "word", "list" and "time" are missing), because
+`read` searches a question for these nouns. This module does not depend on the tasks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares tensors with float64 references. All suites use one table of tolerances.
 
-The rule is |got - want| ≤ t · max(1, |want|), with t from `TOLERANCES`, for values of order 1. A
+The rule is |got - want| ≤ t · max(1, |want|), with t from `TOLERANCES`. A
 NaN is always an error. torch is imported within functions.
 """
 
@@ -56,5 +56,5 @@ def random_tensor(
 
 
 def exact(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in float64 on the host."""
+    """Return a copy of a tensor in float64 on the host."""
     return tensor.detach().to("cpu").double()

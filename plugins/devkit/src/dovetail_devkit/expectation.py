@@ -12,7 +12,7 @@ class NotHere(Exception):  # noqa: N818  # not an error: the case is skipped
 
 
 def expect(condition: bool, message: str) -> None:
-    """Raise AssertionError with `message` unless `condition` holds."""
+    """Raise AssertionError with `message` unless `condition` is true."""
     if not condition:
         raise AssertionError(message)
 
@@ -33,7 +33,10 @@ def expect_error(kind: type[Exception], call: Callable[[], Any], rule: str) -> E
 
 @contextmanager
 def judging(what: str) -> Iterator[None]:
-    """Convert errors of the block to an AssertionError. what: what the block checks."""
+    """Convert errors of the block to an AssertionError.
+
+    what: description of the check in the message.
+    """
     try:
         yield
     except NotHere:

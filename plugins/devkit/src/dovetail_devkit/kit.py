@@ -1,7 +1,8 @@
 """Lists all conformance cases of a plugin, with the arguments that they need.
 
-First the cases of every plugin (`plugin_cases`), then the suite of its kind (`suite_cases`), as the
-separate tests that a test runner shows. Depends on the suites, but on no plugin and no test runner.
+The cases of every plugin (`plugin_cases`) come first, then those of the suite of its kind
+(`suite_cases`). A test runner shows each case as a separate test. Depends on the suites, but on no
+plugin and no test runner.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _run(case: Case, kind: str, unusable: str) -> None:
 
 
 def _run_in_one_thread(case: Case) -> None:
-    """Run a case with one torch thread, if torch is installed, since the tensors are small."""
+    """Run a case; torch, if it is installed, uses one thread, because the tensors are small."""
     try:
         import torch
     except ImportError:

@@ -45,7 +45,7 @@ _SIZES = {"vocab_size": 97, "hidden_size": 16}
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """Arguments for suites. The code that creates this object must close `stack` at the end.
+    """The arguments of suites. The creator of this object must close `stack`.
 
     model: a model directory of the user; None for the default. platform: reference of the platform
     for workers. device: a device type; "" for the first available type that the plugin claims.
@@ -88,7 +88,7 @@ class Subjects:
         return TINY_LLAMA | {"architectures": list(architectures)}
 
     def model_context(self, hf_config: Mapping[str, Any], device: torch.device) -> ModelContext:
-        """Return the context of a model, with the kit's layers and ops."""
+        """Return the context of a model, with the layers and ops of this kit."""
         import torch
 
         from dovetail_devkit.fakes.linear_method import FakeLinearMethod
@@ -108,7 +108,7 @@ class Subjects:
         return BORROWED_MODEL in {one.name for one in self.registry.candidates("model")}
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
-        """Return a model with weights, and its class."""
+        """Return a model that has weights, and the model's class."""
         found = self.model or self._open_checkpoint()
         return found, self.registry.load("model", found.architecture)
 

@@ -1,4 +1,4 @@
-"""Cases for plugins of every kind, such as loading and the form of the contract.
+"""Cases for plugins of every kind, such as loading and conformance to the contract's signatures.
 
 Two of the cases run in a new interpreter: describing a plugin must not import it, and importing it
 must have no side effects. This can be checked only if the plugin was not imported before.
@@ -61,7 +61,7 @@ class PluginSubject:
 
 
 def make_registry(options: dict[str, Any] | None = None) -> PluginRegistry:
-    """Return a registry that also loads plugins from files, since a check runs their code."""
+    """Return a registry that trusts local plugin files: the user asked for this check."""
     return PluginRegistry(policy=PluginPolicy(trust_local_code=True), options=options)
 
 
@@ -103,7 +103,7 @@ def _judge(check: Any, subject: PluginSubject) -> None:
 def _check_manifest(subject: PluginSubject) -> None:
     about = subject.registry.describe(subject.kind, subject.reference)
     if not about.distribution:
-        raise NotHere("the plugin is referenced as a class, which has no manifest")
+        raise NotHere("the plugin is given as a class, and a class has no manifest")
     if not about.in_manifest:
         raise NotHere(f"{about.distribution} has no dovetail.toml that lists the plugin")
 

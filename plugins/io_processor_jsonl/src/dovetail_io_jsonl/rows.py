@@ -44,9 +44,9 @@ def read_rows(data: object) -> list[tuple[str, Row]]:
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Write one JSON object on each line; replace an existing file. Raises OSError.
+    """Write one JSON object on each line; replace an existing file.
 
-    If writing fails, an existing file stays unchanged.
+    Raises OSError if writing fails; an existing file then stays unchanged.
     """
     target = Path(path)
     beside = target.with_name(f"{target.name}.part")

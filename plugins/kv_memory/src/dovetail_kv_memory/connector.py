@@ -67,7 +67,7 @@ class MemorySchedulerSide:
         return [all(key in known for known in self._known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Queue a load; return whether the request has to wait for it."""
+        """Queue a load; return whether the request must wait for the load."""
         self._transfers.append(_encoded("load", transfer))
         return self._asynchronous
 
@@ -116,7 +116,7 @@ class MemoryWorkerSide:
         self._pages_NP = tuple(pages_NP)
 
     def begin(self, instructions: bytes) -> None:
-        """Run the loads or start them in a thread; queue the stores until `finish`."""
+        """Run the loads, or start them in a thread. The stores are queued until `finish`."""
         for transfer in json.loads(instructions) if instructions else ():
             if transfer["what"] == "store":
                 self._stores.append(transfer)

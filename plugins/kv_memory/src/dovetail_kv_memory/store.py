@@ -18,7 +18,10 @@ Pages = Sequence[Any]
 
 
 class Feed:
-    """The changes of a store since the feed was last read: a map of key to whether it is stored."""
+    """The changes of a store since the feed was last read.
+
+    A map of key to whether the key is stored now.
+    """
 
     def __init__(self) -> None:
         self.changes: dict[bytes, bool] = {}

@@ -35,7 +35,7 @@ def show(
 
 
 def _skip_step(plan: LoggedPlan, now_ns: int) -> None:
-    """Ignore a step, because only the summary is shown."""
+    """Do nothing with a step, because only the summary is shown."""
 
 
 def _print_step(plan: LoggedPlan, now_ns: int) -> None:

@@ -26,7 +26,8 @@ class Summary:
 
     num_prompt_tokens: prompt tokens of all admitted requests. num_cached_tokens: prompt tokens
     found in the prefix cache at the first admission of a request. num_tokens: scheduled tokens.
-    num_sampled: sampled tokens. num_preemptions: readmissions after a preemption.
+    num_sampled: sampled tokens. num_preemptions: number of times that a preempted request was
+    admitted again.
     """
 
     header: LogHeader

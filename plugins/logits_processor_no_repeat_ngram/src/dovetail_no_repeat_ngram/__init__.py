@@ -45,16 +45,16 @@ class _Row:
             self._tail = (*self._tail, token)[-self._tail_length :]
 
     def forbidden(self) -> list[int]:
-        """Return the tokens that may not come next."""
+        """Return the tokens that the next token must not be."""
         return self._followers.get(self._tail, [])
 
 
 class NoRepeatNgram(LogitsProcessor):
     """Forbids tokens that would repeat a sequence, unless no other token is left.
 
-    The tokens of a row are stored on the host, so each step waits for its sampled tokens: a few
-    microseconds on a CPU, a synchronization on another device. Rows without the argument have no
-    cost.
+    The tokens of a row are stored on the host, so each step waits for its sampled tokens. On a CPU
+    this takes a few microseconds; any other device must be synchronized. Rows without the argument
+    have no cost.
     """
 
     CONTRACT_VERSION: ClassVar[str] = "0.1"
@@ -78,7 +78,7 @@ class NoRepeatNgram(LogitsProcessor):
             )
 
     def join(self, request: NewRequest) -> bool:
-        """Return whether the request has the argument; if so, read all its tokens."""
+        """Return whether the request has the argument; if it has, read all its tokens."""
         self.leave(request.row)
         size = request.sampling_params.extra_args.get(ARGUMENT)
         if not isinstance(size, int) or not size:

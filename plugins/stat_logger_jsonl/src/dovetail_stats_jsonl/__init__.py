@@ -59,11 +59,11 @@ class _Window:
 class JSONLStatLogger(StatLogger):
     """Writes JSON lines to a file or to stderr.
 
-    Fields: time_s (since the engine's start), num_steps, new_tokens_per_s (given to requests),
-    scheduled_tokens_per_s (prompt and output), num_running, num_waiting, kv_cache_usage (0 to 1),
-    prefix_hit_rate (0 to 1; null if nothing was looked up), num_preemptions, num_recomputed_tokens,
-    num_finished, num_failed. A line is written at the first step after the interval, and at the
-    end. Rates are null if no time has passed.
+    Fields: time_s (since the engine's start), num_steps, new_tokens_per_s (output tokens of
+    requests), scheduled_tokens_per_s (prompt and output tokens), num_running, num_waiting,
+    kv_cache_usage (0 to 1), prefix_hit_rate (0 to 1; null if nothing was looked up),
+    num_preemptions, num_recomputed_tokens, num_finished, num_failed. A line is written at the first
+    step after the interval, and at the end. Rates are null if no time has passed.
     """
 
     CONTRACT_VERSION: ClassVar[str] = "0.2"

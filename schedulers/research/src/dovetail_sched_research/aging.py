@@ -26,7 +26,7 @@ class AgingPolicy(Policy):
         self._inner = self.inner_cls()
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, Any]:
-        """Return (is young, inner rank if young, else position in arrival order)."""
+        """Return (is young, rank of the inner policy if young, else position in arrival order)."""
         young = view.now_ns - request.arrival_ns <= self.max_wait_s * 1e9
         return young, self._inner.rank(request, view) if young else request.sequence
 

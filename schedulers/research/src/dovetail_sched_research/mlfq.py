@@ -69,7 +69,7 @@ class MLFQPolicy(OneOrderPolicy):
         return self._options.preempt and self.rank(request, view)[0] < self.rank(running, view)[0]
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Promote starved requests, serve the first requests of the order, and pause all others."""
+        """Promote starved requests, serve the first requests in the order, and pause the others."""
         for place in self._places.values():
             if view.now_ns - place.served_ns > self._options.promote_s * 1e9:
                 place.level, place.used, place.served_ns = 0, 0, view.now_ns

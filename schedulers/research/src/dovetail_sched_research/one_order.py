@@ -44,7 +44,7 @@ class OneOrderPolicy(Policy):
         yield from self.serve(view)
 
     def serve(self, view: SchedulerView) -> Generator[Action, Grant, set[int]]:
-        """Serve as `plan` does, and return the sequence numbers of the served requests."""
+        """Yield the actions of `plan`, and return the sequence numbers of the served requests."""
         running = {request.sequence for request in view.running}
         waiting = {request.sequence for request in view.waiting}
         served: set[int] = set()

@@ -12,7 +12,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class StaticPolicy(Policy):
-    """Admit a new batch when the last one is done; reserve blocks for the longest outputs."""
+    """Admit a new batch when the last batch is done; reserve blocks for the longest outputs."""
 
     work_conserving = False
 
@@ -20,7 +20,7 @@ class StaticPolicy(Policy):
         self._is_open = False
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue the running batch; without one, admit in the order of arrival.
+        """Continue the running batch. If there is none, admit requests in the order of arrival.
 
         A batch stays open while its requests wait for a prefix that another request computes.
         """

@@ -32,7 +32,7 @@ class VTCOptions(BaseModel):
 
 
 class VTCPolicy(Policy):
-    """Admit requests of the tenant with the lowest counter first; of one tenant, by arrival."""
+    """Admit requests of the tenant with the lowest counter first, in the order of arrival."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = VTCOptions
@@ -71,7 +71,10 @@ class VTCPolicy(Policy):
         return max(running, key=lambda request: self.rank(request, view))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Raise a returning tenant's counter to that of the lowest waiting or last served one."""
+        """Raise a returning tenant's counter to the lowest counter of waiting tenants.
+
+        If none waits, it is raised to the counter of the tenant that was served last.
+        """
         tenant, counters = request.tenant, self._counters
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]

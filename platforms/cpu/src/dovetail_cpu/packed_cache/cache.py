@@ -111,7 +111,7 @@ class PackedCache:
         try:
             forms = read_packed(fd, self._key, num_threads=num_threads)
             if {name: len(form) for name, form in forms.items()} != self._sizes:
-                raise PackedFileError("the file contains other layers")
+                raise PackedFileError("the file does not contain exactly the layers of this model")
         except PackedFileError as error:
             self._folder.drop(self._name)
             raise PackedFileError(f"{self._name}: {error}") from error

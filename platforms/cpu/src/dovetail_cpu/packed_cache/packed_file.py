@@ -107,7 +107,7 @@ def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, i
     if size != len(mapped):
         raise PackedFileError(f"the file has {len(mapped)} bytes, expected {size}")
     if found != key:
-        raise PackedFileError("the file contains other weights")
+        raise PackedFileError("the file contains packed weights of another checkpoint or format")
     return rows
 
 

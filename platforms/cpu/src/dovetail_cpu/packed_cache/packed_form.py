@@ -20,7 +20,10 @@ class HasPackedForm(Protocol):
         """Return a key of all inputs of packing except the weights: format, version, options."""
 
     def packed_bytes(self, layer: nn.Module) -> int:
-        """Return the size that the layer's packed weights have or will have; 0 for none."""
+        """Return the size of the layer's packed weights, also before packing.
+
+        Returns 0 if the layer is not packed.
+        """
 
     def packed_form(self, layer: nn.Module) -> memoryview:
         """Return the packed weights, after `pack`: read-only, valid as long as the view exists."""

@@ -109,7 +109,7 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
 
 
 def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
-    """Return the numbers of parts per row and tiles per part, which do not affect results."""
+    """Return the number of parts per row and of tiles per part; results do not depend on them."""
     num_tiles = triton.cdiv(vocab_size, TILE)
     wished = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
     tiles_of_part = triton.cdiv(num_tiles, wished)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Sample tokens: of the kept columns, select the greatest sum of logit and Gumbel noise.
+"""Sample tokens: select the kept column with the greatest sum of logit and Gumbel noise.
 
 First min-p, top-k and top-p are applied (`cuts.py`). The noise is a function of the row's seed, the
 position and the column, and is computed where it is used. So rows are independent, a
@@ -54,7 +54,8 @@ def draw_kernel(
 ):
     """Sample from `num_tiles` tiles of a row; store the token, or the sort key of a part.
 
-    Here sort keys order the sums of logit and noise. TILE: the noise of a column depends on it.
+    Here sort keys order the sums of logit and noise. TILE: number of columns of a tile; the noise
+    of a column depends on it.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE

@@ -36,7 +36,7 @@ class AcceleratorRuntime:
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Select the device of number `local_rank` and return it.
 
-        num_threads: number of torch's threads on the host; None for torch's default. Raises
+        num_threads: number of torch threads on the host; None for torch's default. Raises
         PluginError if the device does not exist or cannot be used.
         """
         if num_threads is not None:

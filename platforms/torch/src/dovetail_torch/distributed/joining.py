@@ -81,7 +81,10 @@ def _check(context: WorkerContext) -> None:
 
 
 def _check_likeness(ranks: RankGroup, context: WorkerContext, device: torch.device) -> None:
-    """Raise ConfigError if rank 0 has a different configuration: tensor shapes may differ."""
+    """Raise ConfigError if rank 0 has a different configuration.
+
+    The shapes of its tensors could differ, too.
+    """
     facts = (torch.__version__, context.config)
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)

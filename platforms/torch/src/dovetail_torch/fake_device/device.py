@@ -49,7 +49,10 @@ class FakeDevice:
         memory.reserved_bytes = memory.peak_bytes = memory.allocated_bytes
 
     def check(self) -> None:
-        """Wait for all work; raise FlightError if memory was used too early since `reset`."""
+        """Wait for all work.
+
+        Raises FlightError if memory of an incomplete copy was used since `reset`.
+        """
         self.timeline.learn_all()
         self.watch.check(again=True)
 

@@ -53,7 +53,7 @@ class Flights:
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed pinned memory, uint8. The host waits, as on a device."""
-        self._watch.synchronises("the allocation of pinned memory")
+        self._watch.synchronises("allocating pinned memory")
         array = np.zeros(max(1, num_bytes), np.uint8)
         tensor = torch.from_numpy(array)[:num_bytes]
         start = array.ctypes.data
@@ -68,7 +68,7 @@ class Flights:
         return any(first <= start and end <= last for first, last in list(self._pinned.items()))
 
     def claim(self, host: torch.Tensor, *, writes: bool) -> None:
-        """Raise a fault if a copy to or from `host` would overlap with another copy."""
+        """Raise FlightError if a copy to or from `host` would overlap with another copy."""
         for flight in self._flights:
             if (writes or flight.writes) and flight.overlaps(host):
                 self._watch.fault(
@@ -91,7 +91,7 @@ class Flights:
     def settle(self, timeline: Timeline) -> None:
         """Finish copies that the host knows to be complete.
 
-        Raise a fault if their memory has changed.
+        Raises FlightError if their memory has changed.
         """
         done = [flight for flight in self._flights if timeline.is_known(flight.place)]
         if not done:

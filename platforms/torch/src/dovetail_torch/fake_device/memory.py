@@ -89,7 +89,7 @@ class Memory:
             return Piece(self, num_bytes, self._timeline.current)
 
     def give_back(self, piece: Piece) -> None:
-        """Free a piece, and record a fault if another stream than its owner still uses it."""
+        """Free a piece; record a fault if a stream other than its owner still uses it."""
         self._returned.append(piece.num_bytes)
         for use, place in _uses(piece):
             if not self._timeline.is_before(place, piece.owner):

@@ -51,7 +51,7 @@ class FakeDeviceModule:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: random numbers come from the host."""
+        """Do nothing, because random numbers come from the host."""
 
     def device_count(self) -> int:
         """Return the number of devices."""
@@ -103,7 +103,10 @@ class FakeDeviceModule:
         DEVICE.memory.reserved_bytes = DEVICE.memory.allocated_bytes
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for all work; counts as a hidden wait if synchronization is not allowed."""
+        """Wait for all work.
+
+        This is a hidden wait if the current block does not allow synchronization.
+        """
         DEVICE.watch.synchronises("synchronize()")
         DEVICE.timeline.learn_all()
         DEVICE.watch.check()

@@ -60,7 +60,10 @@ _WHOLE = frozenset(
 
 
 class FakeDeviceTensor(torch.Tensor):
-    """A tensor of the fake device. host: the tensor's data. piece: the tensor's device memory."""
+    """A tensor of the fake device.
+
+    host: a host tensor with the data. piece: the simulated device memory.
+    """
 
     host: torch.Tensor
     piece: Piece
@@ -141,7 +144,7 @@ def rule_of(func: Any) -> OpRule:
 
 
 def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
-    """Return a function of the arguments: whether the operation makes the host wait on a device."""
+    """Return a function from the arguments to whether the operation makes the host wait."""
     if name == "repeat_interleave":
         return lambda args, kwargs: kwargs.get("output_size") is None
     if name == "index":
@@ -157,7 +160,10 @@ def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 class _Lowering:
-    """Unwraps the arguments of one operation. seen: the device tensors among them."""
+    """Replaces device tensors by host tensors in the arguments of one operation.
+
+    seen: the device tensors.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -229,7 +235,10 @@ def wrap(host: torch.Tensor) -> FakeDeviceTensor:
 
 
 class _Lifting:
-    """Wraps results. A result that was an argument is returned unchanged; views share memory."""
+    """Wraps results as device tensors.
+
+    An argument that is returned keeps its wrapper; views share memory.
+    """
 
     def __init__(self, seen: Sequence[FakeDeviceTensor]) -> None:
         self._same = {id(one.host): one for one in seen}
@@ -301,7 +310,7 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
         if non_blocking and _can_fly(source, target):
             DEVICE.flights.begin_read(source, place)
         else:
-            DEVICE.synchronises("a copy from the host that blocks, converts or is unpinned")
+            DEVICE.synchronises("a blocking, converting or unpinned copy from the host")
         target.host.copy_(source)
 
 
@@ -313,7 +322,7 @@ def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool
             data = source.host.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             DEVICE.flights.begin_write(target, data, place)
         else:
-            DEVICE.synchronises("a copy to the host that blocks, converts or is unpinned")
+            DEVICE.synchronises("a blocking, converting or unpinned copy to the host")
             target.copy_(source.host)
 
 

@@ -45,7 +45,7 @@ class Watch:
 
     @contextmanager
     def strict(self) -> Iterator[None]:
-        """Raise HiddenWaitError for every synchronization of this thread while the block runs."""
+        """Raise HiddenWaitError at each synchronization of this thread while the block runs."""
         depth = getattr(self._thread, "depth", 0)
         self._thread.depth = depth + 1
         try:
@@ -77,7 +77,7 @@ class Watch:
         self._unraised.append(sentence)
 
     def check(self, *, again: bool = False) -> None:
-        """Raise FlightError for a fault that was not raised; with `again`, for any fault."""
+        """Raise FlightError if a fault was recorded and not raised; with `again`, for any fault."""
         faults = self.faults if again else self._unraised
         if faults:
             sentence = faults[0]

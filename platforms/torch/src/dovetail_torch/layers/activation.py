@@ -22,5 +22,5 @@ class SiluAndMul(nn.Module):
         self.ops = context.ops
 
     def forward(self, x_T2D: torch.Tensor) -> torch.Tensor:
-        """Return [T, D]."""
+        """Return the activations, [T, D]."""
         return self.ops.silu_and_mul(x_T2D)

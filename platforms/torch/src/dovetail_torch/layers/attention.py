@@ -74,7 +74,9 @@ class Attention(nn.Module):
         attention: AttentionContext,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return [T, H·D]. Inputs may be views that are not contiguous.
+        """Return the attention of the tokens, [T, H·D].
+
+        Inputs may be views that are not contiguous.
 
         rotary_args: rotates q and k (`RotaryEmbedding.at`); None for no rotation.
         """
@@ -101,7 +103,7 @@ def share_heads(model: nn.Module, ranks: RankGroup) -> None:
     """Reduce each attention layer of `model` to the heads of this rank.
 
     Call it once, after creation.
-    Raises ConfigError if they cannot be divided evenly, and for sinks, which cannot be divided.
+    Raises ConfigError if the heads cannot be divided evenly, or if a layer has sinks.
     """
     for name, layer in attention_layers(model):
         if layer.sinks is not None and ranks.size > 1:

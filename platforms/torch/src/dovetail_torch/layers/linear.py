@@ -129,7 +129,7 @@ class ParallelLinear(nn.Module):
         self.blocks[part] = blocks
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return [T, O]."""
+        """Return x · Wᵀ + b, [T, O]."""
         return self.linear_method.apply(self, x_TI)
 
     def extra_repr(self) -> str:
@@ -183,7 +183,7 @@ class RowParallelLinear(ParallelLinear):
             self.elsewhere = frozenset({"bias"})
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return [T, O], the sum over all ranks."""
+        """Return x · Wᵀ + b, [T, O], summed over all ranks."""
         return self.ranks.all_reduce(self.linear_method.apply(self, x_TI))
 
 

@@ -1,7 +1,7 @@
 """Frequencies of rotary position embedding, from the old or new form of a config.json.
 
-Old: `rope_theta` and `rope_scaling` ("type" or "rope_type"). New: `rope_parameters`, which contains
-all parameters. A type that is not in `ROPE_TYPES` is rejected.
+The old form is `rope_theta` and `rope_scaling` ("type" or "rope_type"); the new form is
+`rope_parameters`, which contains all parameters. A type that is not in `ROPE_TYPES` is rejected.
 Legend: F half of the rotary size.
 """
 
@@ -21,7 +21,7 @@ Frequencies = tuple[torch.Tensor, float]
 
 DEFAULT_THETA = 10000.0
 _LEAST, _GREATEST = 1e-30, 1e30
-"""No model was trained with values outside of this range; float32 overflows beyond it."""
+"""The valid range. No model was trained with values outside of it, and float32 would overflow."""
 
 
 def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _number(
     if not is_number or not _LEAST < value < _GREATEST:
         raise ModelError(
             f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
-            f"number, got {shorten(value)}: correct rope_parameters (old: rope_scaling)"
+            f"number, got {shorten(value)}: correct rope_parameters (rope_scaling in older files)"
         )
     return float(value)
 

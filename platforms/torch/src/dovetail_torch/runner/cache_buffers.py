@@ -26,7 +26,7 @@ DTYPES = {
 }
 
 PADDED_PAGES = "padded_pages"
-"""Feature of backends whose blocks may be larger than a layer needs."""
+"""Feature of attention backends that accept blocks with unused bytes between them."""
 
 Zeros = Callable[[int], torch.Tensor]
 """A function from a number of bytes to zeroed memory of the device: uint8, one dimension."""

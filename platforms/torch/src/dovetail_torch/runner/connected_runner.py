@@ -67,7 +67,9 @@ class ConnectedRunner(ModelRunner):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the last plan; add the connector's results."""
         output = super().sample_tokens(grammar)
-        assert isinstance(output, ModelRunnerOutput), "a KV connector needs synchronous steps"
+        assert isinstance(output, ModelRunnerOutput), (
+            "a KV connector requires a worker with synchronous steps"
+        )
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:
@@ -82,7 +84,7 @@ def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorke
     Raises PluginError if it cannot be loaded or created.
     """
     reference = context.config.kv_connector
-    assert reference is not None, "this runner needs a KV connector"
+    assert reference is not None, "this runner was created without a KV connector"
     cls = context.plugins.load("kv_connector", reference)
     given = KVConnectorContext(
         config=context.config,

@@ -40,7 +40,7 @@ class AdvancingBuilder(Protocol):
 class Continuable(Protocol):
     """The runner's interface for continuing the last step.
 
-    batch: the gathered step, or None.
+    batch: the last gathered step, or None.
     """
 
     batch: InputBatch | None
@@ -58,7 +58,7 @@ class Continuable(Protocol):
         """Store the tokens that the current step has sampled, in the order of its runs."""
 
     def end(self) -> None:
-        """Gather the next step again."""
+        """Require that the next step is gathered again."""
 
 
 class NoContinuation:

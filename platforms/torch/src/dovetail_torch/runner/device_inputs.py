@@ -24,7 +24,7 @@ from dovetail_torch.runner.input_batch import InputBatch
 from dovetail_torch.runner.staging import Array, Staging
 
 PrepareInputs = Callable[[StepColumns], None]
-"""The function `PreparesInputs.prepare_inputs` of the op provider."""
+"""The type of the op provider's `PreparesInputs.prepare_inputs`."""
 
 SamplingNumbers = Callable[[Sequence[int]], tuple[Array, ...]]
 """A function from the sampling rows to the numbers that the sampler needs from the host."""

@@ -24,7 +24,7 @@ Array = np.ndarray
 class RowChanges:
     """The changes of a plan to the rows.
 
-    targets: tensors of one dimension, on the device. arrays: for each target the indices, int64
+    targets: one-dimensional tensors on the device. arrays: for each target the indices, int64
     [N], and the values, int32 [N], on the host; if rows have joined, these rows are the first
     array, int64 [J].
     """

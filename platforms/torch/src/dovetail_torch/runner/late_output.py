@@ -115,7 +115,7 @@ class FetchRing:
         return output
 
     def settle(self) -> None:
-        """Wait for all copies in flight."""
+        """Wait until all copies in flight are complete."""
         for owner in self._owners:
             if owner is not None:
                 owner.settle()

@@ -38,7 +38,7 @@ class StepInputs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPath:
-    """The objects for inputs and outputs, the rows that both use, and the continuation of steps."""
+    """The device-dependent parts of a runner: inputs, outputs, rows and continuation."""
 
     rows: RequestRows | DeviceRows
     inputs: StepInputs

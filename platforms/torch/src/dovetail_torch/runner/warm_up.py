@@ -24,10 +24,12 @@ _WAYS = (
     SamplingParams(temperature=0.0, frequency_penalty=0.1),
     SamplingParams(temperature=1.0, top_k=8, top_p=0.9),
 )
-"""Greedy, greedy with changed logits, and random sampling use different kernels."""
+"""The kinds of sampling: greedy, greedy with changed logits, and random. They use different
+kernels."""
 
 _PROMPTS = (8, 256)
-"""Prompt lengths; one more token follows each prompt. Kernels use other tiles for other lengths."""
+"""Prompt lengths, because kernels use different tiles for different lengths. One more token follows
+each prompt."""
 
 _WIDEST = SamplingParams(temperature=1.0, top_p=0.9)
 """Sampling parameters that use the whole vocabulary of each row, which needs the most memory."""

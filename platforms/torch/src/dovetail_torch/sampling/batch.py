@@ -51,7 +51,7 @@ class RankedGroup(RandomGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawNumbers:
-    """The inputs of an op provider's `draw_tokens`, one number per row; see `DrawColumns`."""
+    """The inputs of an op provider's `draw_tokens`, with one number per row; see `DrawColumns`."""
 
     temperature_R: torch.Tensor
     top_k_R: torch.Tensor
@@ -60,7 +60,7 @@ class DrawNumbers:
     seeds_R: torch.Tensor
 
     def at(self, positions_R: torch.Tensor) -> DrawColumns:
-        """Return the columns of a draw after `num_tokens` tokens, int64 [R]."""
+        """Return the columns to sample the token after `num_tokens` tokens, int64 [R]."""
         return DrawColumns(
             temperature_R=self.temperature_R,
             top_k_R=self.top_k_R,

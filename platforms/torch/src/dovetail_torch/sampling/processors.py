@@ -28,7 +28,7 @@ class ProcessorExtension(StepExtension):
         self._processor.leave(row)
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the result of the processor."""
+        """Return the logits that the processor returns."""
         return self._processor.apply(logits_RV, rows)
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:

@@ -53,7 +53,10 @@ class SampledTokens:
 
     @property
     def logprobs(self) -> Mapping[int, LogprobColumns]:
-        """The log-probabilities by index in the rows. Reading them waits for the device."""
+        """The log-probabilities by index of the row in the batch.
+
+        Reading them waits for the device.
+        """
         return {} if self.report is None else self.report.columns(self.report.measured.tensors)
 
 

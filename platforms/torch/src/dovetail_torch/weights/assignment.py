@@ -100,7 +100,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedAssignment:
-    """A checkpoint weight that fills several model weights, or is stored transposed.
+    """A checkpoint weight that fills several weights of the model, or that is stored transposed.
 
     name: name in the checkpoint. parts: at least one target, in the order of output features.
     transposed: whether the checkpoint stores the weight as [in, out].

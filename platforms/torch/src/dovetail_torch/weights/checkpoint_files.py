@@ -128,7 +128,7 @@ def _open(path: Path) -> Any:
 
 
 def _check_header_length(path: Path) -> None:
-    """Raise WeightError unless `path` is a regular file with a header of plausible length."""
+    """Raise WeightError if `path` is not a regular file, or its header length is invalid."""
     with open_weight_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")

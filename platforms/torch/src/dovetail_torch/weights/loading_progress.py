@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading_progress(num_weights: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function; call it after each weight. `shown`: whether the user enabled the bar."""
+    """Yield a function to call after each weight. `shown`: whether the user enabled the bar."""
     if not (shown and sys.stderr.isatty()):
         yield _count_nothing
         return

@@ -2,7 +2,7 @@
 
 transformers ties two weights only if one of them is missing in the checkpoint or both are equal in
 the model's dtype; otherwise it warns and loads both (`PreTrainedModel.tie_weights`).
-The same applies here, for every loader that reads a checkpoint.
+This module does the same for every loader that reads a checkpoint.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def _compile(mapping: WeightMapping, owner: str) -> _Rule:
     for target in mapping.targets:
         if target.count(_ANY) != num_open:
             raise ModelError(
-                f"weight_mappings of {owner}: {target!r} must have as many {_ANY} as the source "
-                f"{mapping.source!r}."
+                f"weight_mappings of {owner}: {target!r} and the source {_ANY} must contain the "
+                f"same number of {mapping.source!r}."
             )
     return _Rule(
         mapping=mapping,

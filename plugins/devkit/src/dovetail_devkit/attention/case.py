@@ -13,14 +13,12 @@ from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_devkit.comparison import TOLERANCES
 
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
-"""Largest allowed error of results of order 1, by element type of the cache."""
+"""Largest allowed error of results near 1, by element type of the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One step to check.
-
-    For each row, it has the number of cached tokens and the number of tokens to run.
+    """One step to check, with the number of cached tokens and the number of new tokens of each row.
 
     runs: (context_len, query_len) of each row, in the order of the batch.
     rotary_size: number of features of each head that the layer must rotate; 0 for none.
@@ -77,7 +75,7 @@ class AttentionCase:
 
     @property
     def tolerance(self) -> float:
-        """Largest allowed error of a result of order 1."""
+        """Largest allowed error of a result near 1."""
         cache = self.cache_dtype
         return max(TOLERANCES[self.dtype], CACHE_TOLERANCES.get(cache) or TOLERANCES.get(cache, 0))
 

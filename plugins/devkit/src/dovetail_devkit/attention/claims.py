@@ -148,7 +148,7 @@ def _check_invariance(
 
 
 def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
-    """Return several ways to compute rows: a map of a description to the runs of each step."""
+    """Return several ways to compute the same rows, by description: the runs of each step."""
     whole = [(row, 0, n) for row, n in enumerate(lengths)]
     return {
         "All rows ran in one step.": [whole],

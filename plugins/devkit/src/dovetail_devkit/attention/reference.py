@@ -27,7 +27,7 @@ def reference_attention(
     """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
 
     The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
-    Window, soft cap and sinks as in `AttentionLayerContext`. The arguments are only read.
+    Window, soft cap and sinks are those of `AttentionLayerContext`. The arguments are only read.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """The rows with which the attention suite tests a backend, with cache and expected results.
 
-Memory that belongs to no row is NaN, so that wrong reads are detected. Before the window, a row's
-block table contains such blocks, because real blocks may have been reused. Uses only the contract
-of a backend. torch is imported within functions.
+Memory that belongs to no row is NaN, so that wrong reads are detected. For positions before the
+window, a row's block table contains blocks of this memory, because an engine may have reused the
+original blocks. Uses only the contract of a backend. torch is imported within functions.
 
 Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     import torch
 
 UNWRITTEN = 0xFF
-"""Value of each byte of a cache that was not written yet."""
+"""The value of each byte of a new cache."""
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Map of an element type to its name in torch, for types with another name there."""
+"""The torch names of element types that have another name in torch."""
 
 Run = tuple[int, int, int]
 """A run of a row: (row, first position, number of tokens)."""

@@ -20,7 +20,7 @@ AREAS = ("machine", "environment", "plugins")
 
 
 def _ignore(text: str) -> None:
-    """Do nothing."""
+    """The default of `progress`: do nothing."""
 
 
 def examine(

@@ -20,7 +20,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("_editable_impl_*.pth", "_editable_impl_", "editables finds an editable package"),
     ("*-nspkg.pth", "importlib", "setuptools sets up an old-style namespace package"),
     ("_virtualenv.pth", "_virtualenv", "virtualenv makes distutils install into the environment"),
-    ("a1_coverage.pth", "coverage", "coverage measures subprocesses, if this is enabled"),
+    ("a1_coverage.pth", "coverage", "coverage measures subprocesses if this is enabled"),
     (
         "distutils-precedence.pth",
         "_distutils_hack",
@@ -28,7 +28,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     ("pywin32.pth", "pywin32_bootstrap", "pywin32 adds its library folder"),
 )
-"""Known files: name, a word that each executed line contains, and the purpose."""
+"""Known files, each with its name, a word that each executed line contains, and its purpose."""
 
 _AREA = "environment"
 _EXECUTED = re.compile(r"import[ \t]")

@@ -136,7 +136,7 @@ def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
 
 
 def _commands() -> Iterator[Finding]:
-    """Yield a finding for each command with an invalid name."""
+    """Yield a finding for each plugin command whose name is invalid."""
     for command, reason in find_commands([words for words, *_ in COMMANDS]).set_aside:
         yield Finding(
             area=_AREA,
@@ -161,7 +161,10 @@ def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | N
 
 
 def reference_of(registry: PluginRegistry, candidate: Candidate) -> str:
-    """Return a reference to this plugin, by its class if a distribution has the name twice."""
+    """Return a reference to this plugin.
+
+    If the distribution declares the name twice, the reference is the plugin's class.
+    """
     same = [
         one for one in registry.candidates(candidate.kind) if one.reference == candidate.reference
     ]

@@ -142,14 +142,14 @@ def _watch(
     if hung:
         text = f"loading the plugin did not finish within {deadline_s:g} s"
         return [*trials, Trial(plugin=at_fault, error=text, hung=True, noise=noise)]
-    text = f"loading the plugin ended the process ({_exit_text(process.wait())})"
+    text = f"the process exited while it loaded the plugin ({_exit_text(process.wait())})"
     return [*trials, Trial(plugin=at_fault, error=text, ended=True, noise=noise)]
 
 
 def _reports(
     process: subprocess.Popen[bytes], pipe: IO[bytes], deadline_s: float
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield each report, then None when the process has exited; stop at the deadline."""
+    """Yield each report, and None when the process has exited; stop at the deadline."""
     clock = MonotonicClock()
     left = b""
     since_ns = clock.now_ns()
@@ -217,7 +217,7 @@ def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
 
 
 def _needs(distribution: str, wanted: str) -> bool:
-    """Return whether a distribution needs `wanted`, directly or by first-party distributions."""
+    """Return whether a distribution requires `wanted`, also through first-party distributions."""
     seen: set[str] = set()
     left = [distribution]
     while left:

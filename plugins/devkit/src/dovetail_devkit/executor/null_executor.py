@@ -53,7 +53,7 @@ class NullWorker(WorkerBase):
         """Do nothing."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Keep the plan."""
+        """Store the plan for `sample_tokens`."""
         self._plan = plan
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
@@ -77,7 +77,7 @@ class NullExecutor(FakeExecutor):
     max_concurrent_steps = 2
 
     def __init__(self, context: ExecutorContext | None = None) -> None:
-        """context: ignored; it may be None."""
+        """context: not used; may be None."""
         self._dead = ""
         self._done: Handle[None] = Ready(None)
         self.worker: WorkerBase = NullWorker()

@@ -1,4 +1,4 @@
-"""Cases of the executor suite for several ranks that return different KV-connector data."""
+"""Cases of the executor suite in which several ranks return different KV-connector data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Recorder(FakeSchedulerSide):
         self.answers: list[tuple[int, bytes]] = []
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Record an answer."""
+        """Record the answer of a rank."""
         self.answers.append((rank, answer))
         return KVOutcome()
 

@@ -72,7 +72,7 @@ class ObedientWorker(FakeWorker):
         }
 
     def fail_on(self, rank: int) -> None:
-        """Fail on one rank, outside of a step."""
+        """Raise an error on one rank, outside of a step."""
         if rank == self._context.rank:
             raise ModelError(f"{REQUESTED} of fail_on")
 
@@ -83,7 +83,7 @@ class ObedientWorker(FakeWorker):
 
 
 class MovingWorker(ObedientWorker):
-    """A worker that returns KV-connector data; each rank does so in another step."""
+    """A worker that returns KV-connector data, in a different step on each rank."""
 
     provides = frozenset({"kv_connector"})
 
@@ -160,5 +160,5 @@ def read_log(model_dir: Path) -> list[str]:
 
 
 def count_calls(worker: ObedientWorker, offset: int) -> int:
-    """Return the number of calls of a worker plus `offset`, as a callable operation."""
+    """Return the number of calls of a worker plus `offset`; an operation for `collective_rpc`."""
     return len(worker.recorded_calls()) + offset

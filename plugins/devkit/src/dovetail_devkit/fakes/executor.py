@@ -58,7 +58,7 @@ class FakeExecutor(Executor):
         return reply if non_block else reply.result()
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
-        """Run the model for `plan`."""
+        """Let the worker execute `plan`."""
         return Ready(self._try(self.worker.execute_model, plan))
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:

@@ -61,12 +61,12 @@ class FailingMatcher(FakeMatcher):
         self._where = where
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance, or raise if this method must fail."""
+        """Advance by the tokens, or raise if this is the method that must fail."""
         self._fail("accept")
         return super().accept(token_ids)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Allow one token, or fail: raise, or allow no token."""
+        """Allow one token. If this is the method that must fail, raise or allow no token."""
         if self._place:
             self._fail("fill_bitmask")
         if not (self._place and self._where == "allow_nothing"):

@@ -1,4 +1,4 @@
-"""The fake of the HTTP routes contract, and an engine for routes that are tested without one."""
+"""The fake of the HTTP routes contract, and a fake engine for tests of routes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FakeAsyncEngine:
         self.tokenizer = ByteTokenizer()
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a request that has none."""
+        """Return the default parameters of a request."""
         return SamplingParams()
 
     async def generate(
@@ -49,7 +49,7 @@ class FakeAsyncEngine:
 
 
 class FakeHTTPRoutes(HTTPRoutes):
-    """Provides a route that describes the model, and one that streams the words of a text."""
+    """Provides a route that describes the model, and a route that streams the words of a text."""
 
     examples: ClassVar[tuple[HTTPRequest, ...]] = (
         HTTPRequest(method="POST", path="/fake/words", query={}, headers={}, body=b'"one two"'),
@@ -86,4 +86,4 @@ class FakeHTTPRoutes(HTTPRoutes):
         return HTTPResponse(headers={"content-type": "text/plain"}, body=words())
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing: there is nothing to release."""

@@ -1,4 +1,4 @@
-"""The fake of the IO processor contract: its data is a list of texts, its result their answers."""
+"""The fake of the IO processor contract: it converts a list of texts to a list of answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The fake of the KV connector contract, which keeps copies of blocks in a dictionary.
 
 Its worker side uses only methods of tensors and imports nothing. Every second load ends one step
-after its plan, so both kinds of loads occur.
+after its plan, so synchronous and asynchronous loads occur.
 """
 
 from __future__ import annotations
@@ -116,14 +116,14 @@ class FakeWorkerSide:
         self.end(order, missing)
 
     def save(self, order: dict[str, Any]) -> None:
-        """Store copies of the blocks of a transfer."""
+        """Copy the blocks of a transfer to the dictionary."""
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             self.kept[key] = [cache_NP[block].clone() for cache_NP in self._pages_NP]
             self._told["stored"].append(key)
         self.end(order, [])
 
     def end(self, order: dict[str, Any], missing: list[int]) -> None:
-        """Report a transfer that has ended."""
+        """Record that a transfer has ended."""
         if missing:
             self._told["failed"][order["number"]] = missing
         else:

@@ -70,7 +70,7 @@ def _read_count(context: ModelContext, name: str) -> int:
 
 
 class PositionalModel(FakeModel):
-    """A fake model without attention: a token's logits depend only on it and its position.
+    """A fake model without attention; logits depend only on the last token and its position.
 
     It needs no KV cache, and runs under workers with any attention layers.
     """

@@ -43,7 +43,10 @@ class FakeScheduler(SchedulerInterface):
         self._pause: PauseScope | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue `request`; raise RequestError if it can never run or its id is in use."""
+        """Add `request` to the queue.
+
+        Raises RequestError if it can never run or its id is in use.
+        """
         limits, length = self._limits, len(request.prompt_token_ids)
         most = limits.max_model_len - 1
         if not limits.enable_chunked_prefill:
@@ -202,5 +205,5 @@ class FakeScheduler(SchedulerInterface):
 
 
 def _of_run_0(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
-    """Return the entry of run 0, the only run."""
+    """Return the entry of run 0, because a plan has only one run."""
     return {name: columns[0]} if 0 in columns else {}

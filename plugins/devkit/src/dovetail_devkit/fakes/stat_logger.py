@@ -24,5 +24,5 @@ class FakeStatLogger(StatLogger):
         self.steps.append(step)
 
     def close(self) -> None:
-        """Count the call."""
+        """Count this call of `close`."""
         self.num_closed += 1

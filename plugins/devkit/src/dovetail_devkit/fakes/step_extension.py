@@ -51,7 +51,7 @@ class FakeStepExtension(StepExtension):
             raise RequestError(message, parameter=f"extra_args.{ARGUMENT}")
 
     def join(self, row: int, request: NewRequest) -> bool:
-        """Keep the last token of the request."""
+        """Store the last token of the request."""
         self.leave(row)
         wish = request.sampling_params.extra_args.get(ARGUMENT)
         if wish is None:
@@ -68,7 +68,7 @@ class FakeStepExtension(StepExtension):
             column.pop(row, None)
 
     def before_forward(self, batch: ExtensionBatch) -> None:
-        """Keep the last position of each row."""
+        """Store the last position of each row."""
         self._fail("before_forward", batch.rows)
         for row, start, count in zip(batch.rows, batch.starts, batch.num_tokens, strict=True):
             self._num_computed[row] = start + count
@@ -89,7 +89,7 @@ class FakeStepExtension(StepExtension):
         return logits_RV
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
-        """Keep the sampled tokens as the last tokens."""
+        """Store the sampled tokens as the last tokens."""
         self._fail("after_sampling", rows)
         self._last.update(zip(rows, token_ids_R.tolist(), strict=True))
 

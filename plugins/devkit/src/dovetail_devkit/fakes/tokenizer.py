@@ -1,4 +1,4 @@
-"""The fake of the tokenizer contract, with one token per byte and a few special tokens."""
+"""The fake of the tokenizer contract: one token per byte, and a few special tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ByteTokenizer(Tokenizer):
     EOS = 257
 
     def __init__(self, *, add_bos: bool = True) -> None:
-        """add_bos: whether `encode` puts BOS in front when it adds special tokens."""
+        """add_bos: whether `encode` adds BOS at the start when it adds special tokens."""
         self._add_bos = add_bos
         self._pieces = {skip: TokenPieces(partial(_piece, skip)) for skip in (False, True)}
 
@@ -31,7 +31,7 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The size of the vocabulary: the largest id plus 1."""
         return 259
 
     @property
@@ -79,7 +79,7 @@ class ByteTokenizer(Tokenizer):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Return one line "role: content" per message. Templates and variables are ignored."""
+        """Return one line "role: content" per message. Ignores templates and variables."""
         if not messages:
             raise RequestError(
                 "messages is empty; pass at least one message.", parameter="messages"

@@ -30,7 +30,7 @@ _ONCE = (
 
 
 class LateOutput:
-    """The handle of a result, which is ready when the result is requested or at the second poll.
+    """The handle of a result. It is ready at the second poll, or when the result is requested.
 
     output: the result. error: an error that `result` raises instead, or None.
     """
@@ -41,7 +41,7 @@ class LateOutput:
         self._is_done = False
 
     def done(self) -> bool:
-        """Return False at the first call, like a device that is busy."""
+        """Return False at the first call, as if the device were busy, then True."""
         was_done, self._is_done = self._is_done, True
         return was_done
 
@@ -93,7 +93,7 @@ class FakeWorker(WorkerBase):
         return MEMORY_BYTES
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Create the rows."""
+        """Create the `RowModel`."""
         self._enter("initialize_cache")
         limits = SchedulerLimits(
             max_num_seqs=self._config.max_num_seqs,
@@ -124,7 +124,7 @@ class FakeWorker(WorkerBase):
         self.calls.append("shutdown")
 
     def _enter(self, name: str) -> None:
-        """Record a call that is allowed once, and only after certain other calls."""
+        """Record a call of a method that is allowed once, after the methods in `after`."""
         expect(name not in self.calls, f"{name} was called twice")
         place = _ONCE.index(name)
         self._ask(name, after=_ONCE[place - 1] if place else "")

@@ -19,14 +19,15 @@ POSITIONS, FINAL_NORM = "positions", "final_norm"
 """Ids of parts that a model may omit, and then lists in its attribute `lacks`."""
 
 WIDEST = 160
-"""Largest hidden size for which a final norm can be detected with few tokens."""
+"""The largest hidden size for which the final norm is checked; larger sizes need too many
+tokens."""
 FLATNESS = 1e-3
-"""Upper limit of the least singular value of normed hidden states. Without a norm, the value is 10
-times larger."""
+"""Upper limit of the least singular value for hidden states that come from a norm. Without a norm,
+the value is 10 times larger."""
 
 
 class WatchedOps:
-    """Ops that check the positions of rotary embeddings, and delegate to `ops`.
+    """Ops that check the positions of rotary embeddings and then call `ops`.
 
     positions: positions of the current step, int64 [T], or None to disable the check.
     """
@@ -89,7 +90,7 @@ def _words(name: str) -> str:
 
 
 def check_norm(hidden_TD: torch.Tensor) -> None:
-    """Raise AssertionError unless hidden states come from a norm with a weight and optional bias.
+    """Raise AssertionError if a model does not end with a norm with a weight and optional bias.
 
     If the bias is subtracted and the result is divided by the weight, normed hidden states have
     equal lengths. They therefore lie on an ellipsoid with axes parallel to the coordinates, and Σ_d

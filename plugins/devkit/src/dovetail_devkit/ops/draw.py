@@ -90,7 +90,10 @@ class _Bench:
         seeds: Sequence[int],
         positions: Sequence[int],
     ) -> list[int]:
-        """Return the drawn tokens of rows; raise AssertionError if they are not valid tokens."""
+        """Draw a token for each row.
+
+        Raises AssertionError for a result that is not a valid token.
+        """
         columns = _columns(params, seeds, positions, logits_RV)
         copies = [getattr(columns, name).clone() for name in _NAMES]
         tokens = self._ops.draw_tokens(logits_RV.clone(), columns)

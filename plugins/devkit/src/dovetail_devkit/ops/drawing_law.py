@@ -1,4 +1,4 @@
-"""Reference for draws: computes the probabilities of a row's tokens with Python numbers and loops.
+"""The reference for sampling: computes token probabilities with Python numbers and loops.
 
 Tokens are sorted by logit, largest first, then by column. Temperature divides the logits; min-p
 removes tokens with less than min_p times the highest probability; top-k keeps exactly k tokens;

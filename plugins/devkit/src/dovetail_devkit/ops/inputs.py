@@ -27,7 +27,7 @@ _LENGTH = 1500
 _UNTOUCHED = -77
 _MARGIN = 5
 _PACKET_PLACE = 4
-"""Offset of the inputs in the buffer with all inputs, in int32 numbers (16 bytes)."""
+"""The inputs in the common buffer start at multiples of this many int32 numbers (16 bytes)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,9 @@ class _Account:
 class PolicyAccounts:
     """All events that a policy received.
 
-    static_rank: as the policy declares. plans: whether the policy overrides `plan`; then plans need
-    not follow the ranks. admitted: running requests, in the order of admission.
+    static_rank: whether the policy declares `static_rank`. plans: whether the policy overrides
+    `plan`; then plans need not follow the ranks. admitted: running requests, in the order of
+    admission.
     """
 
     static_rank: bool = True
@@ -147,7 +148,7 @@ class PolicyAccounts:
         )
 
     def _check_order(self, admitted: _Account, block_size: int) -> None:
-        """Check that no waiting request has a better rank than an admitted request.
+        """Check that the scheduler admits no request while a request with a better rank waits.
 
         Requests of equal rank must be in arrival order. A request that is evicted in a step is
         checked from the next step on. If a waiting request has the same first block as a running

@@ -1,4 +1,4 @@
-"""Short sequences of scheduler calls that check a policy's order, with enough and too few seats.
+"""Short sequences of scheduler calls that check a policy's order, with enough or too few seats.
 
 The core's scheduler runs them with more blocks than needed, so that only the policy decides. The
 checks use only the recorded events of the policy.
@@ -32,7 +32,7 @@ def make_driver(
 
 
 def add(driver: SchedulerDriver, number: int) -> None:
-    """Add request `number` of a sequence."""
+    """Add the request with this number to the scheduler."""
     driver.add(
         EngineCoreRequest(
             request_id=f"r{number}",

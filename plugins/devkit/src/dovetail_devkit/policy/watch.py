@@ -117,7 +117,10 @@ class Veil:
         return shown._target if isinstance(shown, _Proxy) else shown
 
     def action(self, action: Any) -> Any:
-        """Return an action with the original request of its proxy, or another value as it is."""
+        """Return an action with the request that its proxy represents.
+
+        Returns other values unchanged.
+        """
         if type(action) is not tuple or len(action) != 5:
             return action
         kind, request, *rest = action
@@ -142,7 +145,7 @@ class WatchedPolicy(Policy):
         self._view: SchedulerView | None = None
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
-        """Call the policy twice, and compare with the ranks of all waiting requests."""
+        """Call the policy's `rank` twice; compare the rank with the ranks of waiting requests."""
         first = self.watched.rank(*self.veil.both(request, view))
         again = self.watched.rank(*self.veil.both(request, view))
         expect(
@@ -154,7 +157,7 @@ class WatchedPolicy(Policy):
             try:
                 expect(
                     first < other.rank or other.rank <= first,
-                    f"the ranks {first!r} and {other.rank!r} must have an order",
+                    f"the ranks {first!r} and {other.rank!r} cannot be ordered",
                 )
             except TypeError as error:
                 raise AssertionError(

@@ -1,4 +1,4 @@
-"""Helpers for tests of device workers on the fake device."""
+"""Helpers for tests that run device workers on the fake device."""
 
 from pathlib import Path
 

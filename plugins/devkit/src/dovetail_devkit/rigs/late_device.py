@@ -12,7 +12,7 @@ POISON = 0xA5
 
 
 class LateEvent:
-    """An event that completes when the host waits for it. arrivals: functions that do the
+    """An event that completes when the host waits for it. arrivals: functions that make the
     copies."""
 
     def __init__(self, device, arrivals=()):
@@ -67,5 +67,5 @@ class LateDevice:
 
 
 def late_parts(**more):
-    """Return the parts of a runner on a new `LateDevice`."""
+    """Return device parts for a runner on a new `LateDevice`."""
     return replace(TORCH_PARTS, asynchronous=LateDevice(), **more)

@@ -23,8 +23,8 @@ class PluginSite:
     def add(self, name, entries, *, manifest=None, version="1.0", **modules):
         """Install a distribution. Its package has the same name, with underscores for dashes.
 
-        entries: kind to {plugin name: target}; a target that begins with ":" or "." is in the
-        package. modules: source of each module; `init` is the source of `__init__.py`.
+        entries: map of kind to {plugin name: target}; a target that begins with ":" or "." is in
+        the package. modules: source of each module; `init` is the source of `__init__.py`.
         """
         package = self.path / name.replace("-", "_")
         package.mkdir(parents=True)

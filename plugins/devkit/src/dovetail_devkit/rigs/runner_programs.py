@@ -31,7 +31,7 @@ WISHES = [
 
 
 class Row:
-    """A request in a row, with the counts and blocks that a scheduler tracks."""
+    """A running request, with the counts and blocks that a scheduler tracks."""
 
     def __init__(self, tokens, blocks):
         self.tokens, self.blocks = tokens, blocks

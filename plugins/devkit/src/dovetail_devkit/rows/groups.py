@@ -19,7 +19,7 @@ from dovetail_devkit.rows.model import RowModel
 from dovetail_devkit.rows.state import MASK, RowState
 
 SNAPSHOT_SPAN = 2
-"""The window of a state in tokens: the state before the next token is needed."""
+"""The window of a state in tokens, because only the state before the next token is needed."""
 
 
 def make_rows(

@@ -1,9 +1,9 @@
 """A simulation of a worker's rows and blocks, and of the slots that attention reads.
 
 A number represents the key and value of a position (`dovetail_devkit.rows.state`). It is stored by
-block and offset, so a block that is stale, overwritten or of another request gives a wrong number.
-A sampled token is computed only from the numbers that attention would read. A strict model also
-raises AssertionError if a plan or a call violates the contract of `WorkerBase`. Tests override
+block and offset, so a block that is stale, overwritten or owned by another request gives a wrong
+number. A sampled token is computed only from the numbers that attention would read. A strict model
+also raises AssertionError if a plan or a call violates the contract of `WorkerBase`. Tests override
 methods.
 """
 
@@ -37,7 +37,8 @@ class _Step:
     """An executed plan, and the attention results of each run.
 
     runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. answer: the data that the KV connector returned.
+    for each of its last 1 + num_drafts positions. answer: data that the KV connector's worker side
+    returned.
     """
 
     plan: SchedulerOutput
@@ -63,7 +64,7 @@ class RowModel:
         *,
         connected: bool = False,
     ) -> None:
-        """connected: whether a `FlakyWorkerSide` loads and stores blocks."""
+        """connected: whether the model has a KV connector (`FlakyWorkerSide`)."""
         self.limits = limits
         self.vocab_size = vocab_size
         self.rows: dict[int, RowState] = {}
@@ -80,7 +81,7 @@ class RowModel:
             self._side.register([SlotPages(self._slots)])
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Apply leaves, joins, blocks and runs, in this order; store the data for `sample`."""
+        """Apply the plan's leaves, joins, blocks and runs in order; store data for `sample`."""
         self._require(self._step is None, "sample_tokens was not called for the previous plan")
         self._require(
             plan.step_id > self._last_step,
@@ -176,7 +177,8 @@ class RowModel:
         )
         self._require(
             request.generation > self._generations.get(row, 0),
-            f"{name} joins row {row} with generation {request.generation}, which is not new",
+            f"{name} joins row {row} with generation {request.generation}, which an earlier "
+            f"request of this row has used",
         )
         self._require(
             0 < request.num_prompt_tokens <= len(request.token_ids) < self.limits.max_model_len,

@@ -43,7 +43,7 @@ def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
 
 
 def follow(content: int, token: int, encoded: int | None) -> int:
-    """Return the number of the position after `content`; `content` is 0 for the first."""
+    """Return the number of the position after the one with number `content`; 0 for none."""
     content = mix(content, token)
     return content if encoded is None else mix(content, encoded)
 
@@ -103,7 +103,7 @@ class RowState:
         return taken
 
     def draft(self, most: int, vocab_size: int) -> None:
-        """Return 0 to `most` drafts of the next tokens; one in four is wrong.
+        """Return up to `most` drafts of the next tokens; one in four is wrong.
 
         The number of drafts and their errors depend on the row's content, so equal rows get equal
         drafts.

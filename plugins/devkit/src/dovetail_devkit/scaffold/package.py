@@ -122,7 +122,7 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
 
 
 def _class_name(stem: str, suffix: str) -> str:
-    """Return stem + suffix, without repeating words at the end of the stem."""
+    """Return stem + suffix; omit words at the start of the suffix that already end the stem."""
     for end in range(len(suffix), 0, -1):
         whole_words = end == len(suffix) or suffix[end].isupper()
         if whole_words and stem.endswith(suffix[:end]):
@@ -150,13 +150,16 @@ def _manifest(blueprint: Blueprint, names: Mapping[str, str]) -> str:
 
 
 def _api_range(kind: str) -> str:
-    """Return the range of compatible contract versions: for 0.x, only the current version."""
+    """Return the range of compatible contract versions.
+
+    With version 0.x, only 0.x is compatible.
+    """
     major, minor = parse_version(contract_version(kind)) or (0, 0)
     return f">={major}.{minor},<{major + 1}" if major else f">=0.{minor},<0.{minor + 1}"
 
 
 def _requirement() -> str:
-    """Return the range of compatible dovetail-core versions, by the rule for contract versions."""
+    """Return the range of compatible dovetail-core versions, by the same rule."""
     try:
         numbers = version(_CORE).split(".")
     except PackageNotFoundError:

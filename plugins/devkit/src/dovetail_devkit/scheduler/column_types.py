@@ -75,7 +75,7 @@ def check_depth_types(depth: Depth) -> None:
 
 
 def _check(made: Any, kind: type) -> None:
-    """Check an object, its columns, and its fields with numbers and strings."""
+    """Check the type of an object, of its columns, and of its fields with numbers and strings."""
     if not isinstance(made, kind):
         raise AssertionError(f"a {_name(made)} was returned; expected a {kind.__name__}")
     for name, code in _COLUMNS.get(kind, {}).items():

@@ -1,8 +1,8 @@
 """Checks for starvation: a request must not wait forever because equal requests arrive later.
 
-The scheduler always has requests, which differ only in their arrival. No policy has a reason to
-prefer newer requests, so each request must end after a limited number of steps. Uses only the
-contract of the scheduler.
+The scheduler always has requests to run, and they differ only in their arrival. No policy has a
+reason to prefer newer requests, so each request must end after a limited number of steps. Uses only
+the contract of the scheduler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHORTAGES: Mapping[str, SchedulerLimits] = {
     "seats": _SEATS,
     "tokens": replace(_SEATS, max_num_seqs=3, max_num_batched_tokens=4),
 }
-"""Map of a resource to limits with which the resource is too small for all requests."""
+"""The resources, each with limits under which it is too small for all requests."""
 
 
 def check_nobody_starves(make: MakeDriver, add: AddRequest) -> None:

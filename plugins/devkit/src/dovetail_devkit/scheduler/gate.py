@@ -58,7 +58,7 @@ class FakeGate(AdmissionGate):
         return failed
 
     def forget(self, request_id: str) -> None:
-        """Remove the request, which may have been released already."""
+        """Remove the request. It may have been released already."""
         known = {*self.held, *self._ready, *(name for name, _ in self._failed)}
         expect(
             request_id in known,

@@ -30,7 +30,7 @@ def keeps_prefixes(make: MakeDriver) -> bool:
 
 
 class _Asker:
-    """Runs one request after the other, and returns the size of each cache hit."""
+    """Runs requests one after the other, and returns the size of each cache hit."""
 
     def __init__(self, driver: SchedulerDriver) -> None:
         self.driver = driver
@@ -112,7 +112,7 @@ def _check_found_again(make: MakeDriver) -> None:
 
 
 def _check_output_found(make: MakeDriver) -> None:
-    """Check for cache hits on generated tokens, except the last token, which is not computed."""
+    """Check that generated tokens are cached, except the last token, which is not computed."""
     ask = _Asker(make(MANY_BLOCKS))
     name = ask.add(PROMPT, max_tokens=8)
     output = ask.driver.alive[name].due

@@ -58,7 +58,7 @@ AfterStep = Callable[[SchedulerInterface], None]
 
 
 def _do_nothing(scheduler: SchedulerInterface) -> None:
-    """Do nothing."""
+    """The default of `after_step`: do nothing."""
 
 
 class SchedulerDriver:
@@ -157,7 +157,10 @@ class SchedulerDriver:
             self.holds.gate.open(request_id)
 
     def reset(self) -> None:
-        """Reset the prefix cache; content cached before must not be read again."""
+        """Reset the prefix cache.
+
+        The earlier content is made undefined, to detect that it is read.
+        """
         idle = not self.alive and not self._out and not self.scheduler.depth().num_transfers
         done = self.scheduler.reset_prefix_cache()
         expect(done or not idle, "reset_prefix_cache returns False, although no block is in use")
@@ -332,8 +335,8 @@ class SchedulerDriver:
         check_depth_types(depth)
         expect(
             depth.num_waiting + depth.num_running == len(self.alive),
-            f"depth() counts {depth.num_waiting} waiting and {depth.num_running} running requests; "
-            f"{len(self.alive)} requests have not ended",
+            f"depth() counts {depth.num_waiting} waiting and {depth.num_running} running requests, "
+            f"but {len(self.alive)} requests have not ended",
         )
         expect(
             depth.num_running <= self.limits.max_num_seqs,

@@ -26,7 +26,7 @@ class Program:
     depth: number of plans in flight, 1 to 4. holds: whether the program pauses requests at times,
     and holds requests with a gate if the scheduler provides "gates". connected: whether the program
     uses an unreliable KV connector, if the scheduler provides "kv_connector". num_turns: number of
-    turns with arrivals and aborts; then the remaining requests run to their end.
+    turns with arrivals and aborts. After these turns, the remaining requests run to their end.
     """
 
     seed: int
@@ -59,7 +59,7 @@ def make_kv_cache(
 ) -> KVCacheConfig:
     """Return a KV cache with one layer per group.
 
-    keeps: False for a model without a KV cache.
+    keeps: whether the model has a KV cache.
     windows: the sliding window of each group, 0 for none. multiples: block size of each
     group as a multiple of `block_size`; empty for 1.
     """
@@ -90,7 +90,7 @@ def random_program(
     """Return a program whose cache, budget and seats are too small for all requests.
 
     Some programs use drafts, encoder inputs, pauses, gates or a KV connector.
-    plain: use none of these features.
+    plain: whether to use none of these features.
     windows: the sliding window of each KV-cache group, 0 for none. There is no connector if there
         are several groups or a window.
     multiples: as for `make_kv_cache`.

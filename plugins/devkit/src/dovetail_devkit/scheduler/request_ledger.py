@@ -19,7 +19,7 @@ class RequestLedger:
     """The expected and received outputs of one request.
 
     asked: the request.
-    due: the tokens that the request must get.
+    due: the tokens that the request must get in total.
     reason, stop_reason: the expected finish reason.
     got: the tokens so far.
     prompt_positions: prompt tokens with received log-probabilities.
@@ -70,7 +70,7 @@ class RequestLedger:
         )
 
     def begin(self, num_cached_tokens: int | None, *, caching: bool) -> None:
-        """Check the values that are sent with the first tokens."""
+        """Check num_cached_tokens, which is sent with the first tokens."""
         name, length = self.asked.request_id, len(self.asked.prompt_token_ids)
         if num_cached_tokens is None:
             raise AssertionError(

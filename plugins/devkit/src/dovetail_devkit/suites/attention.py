@@ -5,8 +5,7 @@ sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims
 contract: the backend writes the cache itself, and the suite does not know the layout. torch is
 imported within functions.
 
-Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of
-`AttentionCase.tolerance`.
+The tolerance is |got - want| ≤ t · max(1, |want|), with t of `AttentionCase.tolerance`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
     """Check that the backend accepts the requirements that it claims, and refuses all others."""
     capabilities = backend.capabilities
     unknown = capabilities.dtypes - TOLERANCES.keys()
-    expect(not unknown, f"the suite cannot check the claimed dtypes {sorted(unknown)}")
+    expect(not unknown, f"the suite has no tolerance for the claimed dtypes {sorted(unknown)}")
     for case in standard_cases(capabilities):
         if case.cache_dtype:  # a backend may refuse a cache dtype on some devices
             continue
@@ -126,8 +125,8 @@ def check_case(backend: type[AttentionBackend], case: AttentionCase, device: tor
     """Check one case on `device`; raise AssertionError with the first difference.
 
     The case runs three steps on one cache: the contexts of the rows, the runs of the case, and a
-    decode of every row, which reads the cache that the runs have written. One more row has no
-    tokens in the second step.
+    decode of every row, which reads the cache that the runs have written. An additional row is idle
+    in the second step.
     """
     rows = AttentionRows(backend, case, device)
     contexts = [context for context, _ in case.runs]

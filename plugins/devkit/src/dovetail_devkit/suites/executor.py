@@ -234,13 +234,14 @@ def _check_start(executor: Executor) -> None:
     calls = _calls(executor)
     expect(
         calls == _START[:2],
-        f"the constructor of the executor calls {calls} of the worker; expected {_START[:2]}",
+        f"the constructor of the executor calls the worker's methods {calls}; expected "
+        f"{_START[:2]}",
     )
     start(executor)
     calls = [name for name in _calls(executor) if name in _START]
     expect(
         calls == _START,
-        f"the start of the executor calls {calls} of the worker; expected {_START}",
+        f"the start of the executor calls the worker's methods {calls}; expected {_START}",
     )
 
 
@@ -269,8 +270,8 @@ def _check_steps(executor: Executor) -> None:
     steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
     expect(
         steps == ["execute_model", "sample_tokens"] * len(plans),
-        f"the executor calls {steps} of the worker; expected execute_model and sample_tokens "
-        f"alternately, once for each plan",
+        f"the executor calls the worker's methods {steps}; expected execute_model and "
+        f"sample_tokens alternately, once for each plan",
     )
     threads = executor.collective_rpc("num_threads")
     expect(

@@ -1,6 +1,6 @@
 """The conformance suite of the grammar contract, for any backend.
 
-It generates random texts with the backend's examples, using only the bit masks.
+From the backend's examples it generates random texts, for which it reads only the bit masks.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def check_grammar(
         tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, options=options or {}
     )
     examples = backend_cls.examples
-    expect(bool(examples), "the attribute examples is empty; add a text for at least one form")
+    expect(bool(examples), "the attribute `examples` is empty; add a text for at least one form")
     expect(
         examples.keys() <= backend_cls.forms,
-        f"the attribute examples has the forms {sorted(examples)}; the backend declares "
+        f"the attribute `examples` has the forms {sorted(examples)}, but the backend declares "
         f"{sorted(backend_cls.forms)}",
     )
     backend = backend_cls(context)
@@ -76,7 +76,10 @@ class _Walk:
         self._random = random
 
     def run(self) -> None:
-        """Accept tokens and check each step; a second matcher accepts no tokens."""
+        """Accept tokens and check each step.
+
+        A second matcher, which accepts no tokens, must not change.
+        """
         first = self._allowed(self._other)
         for _ in range(MAX_STEPS):
             allowed = self._allowed(self._matcher)

@@ -20,7 +20,9 @@ NUM_STEPS = 100
 
 @judging("hooks")
 def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None = None) -> None:
-    """Call all hooks as an engine and a command do; raise AssertionError for an error.
+    """Call all hooks as an engine and a command do.
+
+    Raises AssertionError if a hook violates a rule.
 
     options: constructor options; None for none.
     """

@@ -53,7 +53,9 @@ def check_http_routes(
     _check_table(routes)
     asyncio.run(_check_handlers(routes, requests))
     for _ in range(2):
-        expect(plugin.close() is None, "close() must return None, also the second time")
+        expect(
+            plugin.close() is None, "close() must return None, also if it is called a second time"
+        )
     unused = routes_cls(context)
     unused.close()
 
@@ -64,7 +66,9 @@ def _check_table(routes: Any) -> None:
     expect(bool(routes), "routes() must return at least one route")
     for route in routes:
         expect(isinstance(route, HTTPRoute), f"routes() contains {route!r:.100}, not an HTTPRoute")
-        expect(route.method in METHODS, f"the method {route.method!r:.40} is not in {METHODS}")
+        expect(
+            route.method in METHODS, f"the HTTP method {route.method!r:.40} is not one of {METHODS}"
+        )
         path = isinstance(route.path, str) and _PATH.fullmatch(route.path)
         expect(bool(path), f"{route.path!r:.80} is not a path such as /v1/name")
         expect(
@@ -82,7 +86,10 @@ async def _check_handlers(routes: Sequence[HTTPRoute], requests: Sequence[HTTPRe
         key = request.method, request.path
         expect(key in handlers, f"the example {key} is not a route of the plugin")
         response = await _answer(handlers[key], request)
-        expect(response.status < 400, f"the example {key} has the status {response.status}")
+        expect(
+            response.status < 400,
+            f"the response to the example {key} has the status {response.status}",
+        )
     for (method, path), handler in handlers.items():
         bodies = (b"",) if method == "GET" else INVALID_BODIES
         for body in bodies:
@@ -105,10 +112,13 @@ async def _answer(handler: Any, request: HTTPRequest) -> HTTPResponse:
             f"{place}: the handler raised {error!r:.200}; it must raise RequestError for an "
             "invalid request"
         ) from error
-    expect(isinstance(response, HTTPResponse), f"{place}: {response!r:.80} is no HTTPResponse")
+    expect(
+        isinstance(response, HTTPResponse),
+        f"{place}: the handler returned {response!r:.80}, not an HTTPResponse",
+    )
     expect(
         type(response.status) is int and 200 <= response.status < 600,
-        f"{place}: the status is {response.status!r:.40}",
+        f"{place}: the response has the invalid status {response.status!r:.40}",
     )
     texts = [text for pair in response.headers.items() for text in pair]
     good = all(isinstance(text, str) and text.isprintable() for text in texts)

@@ -119,4 +119,4 @@ def _check_results(processor: IOProcessor) -> None:
     bad, good = finish(result(second, 0)), finish(result(first, -1))
     alone = finish(result(processor.pre_process(_example(processor)), -1))
     expect(good == alone, "the result of post_process must not depend on earlier calls")
-    expect(bad != good, "the result must differ between a failed and a successful prompt")
+    expect(bad != good, "post_process must return another result if a prompt has failed")

@@ -239,7 +239,7 @@ def _check_idle(rig: _Rig) -> None:
         there = list(rig.scheduler.has([rig.key(1), rig.key(2)]))
         expect(
             there == [False, False],
-            f"has returns {there} for two keys that were not stored; expected [False, False]",
+            f"has() returns {there} for two keys that were not stored; expected [False, False]",
         )
         ended = rig.step()
         expect(not ended, f"the connector reports the end of {ended}, but no transfer is active")
@@ -249,12 +249,13 @@ def _check_idle(rig: _Rig) -> None:
 def _check_round_trip(rig: _Rig) -> None:
     stored, target = [3, 1, 8], [5, 2, 12]
     keys = [rig.key(number) for number in range(3)]
-    expect(rig.store(keys, stored), "a connector without stored blocks must accept three blocks")
+    expect(rig.store(keys, stored), "store() must accept three blocks if nothing is stored yet")
     rig.settle()
     there = list(rig.scheduler.has([*keys, rig.key(9)]))
     expect(
         there == [True] * 3 + [False],
-        f"has returns {there} for three stored keys and another key; expected True for the three",
+        f"has() returns {there} for three stored keys and another key; expected True for the "
+        f"stored keys only",
     )
     for block in stored:
         rig.spoil(block)
@@ -269,7 +270,7 @@ def _check_round_trip(rig: _Rig) -> None:
 
 def _check_late_content(rig: _Rig) -> None:
     written = [255 - page_P for page_P in rig.content(4)]
-    expect(rig.store([rig.key(1)], [4]), "a connector without stored blocks must accept a block")
+    expect(rig.store([rig.key(1)], [4]), "store() must accept a block if nothing is stored yet")
     ended = rig.step(forward=[(4, written)])
     if not ended:
         rig.settle()
@@ -281,7 +282,7 @@ def _check_late_content(rig: _Rig) -> None:
 
 
 def _check_failure(rig: _Rig) -> None:
-    expect(rig.store([rig.key(1)], [3]), "a connector without stored blocks must accept a block")
+    expect(rig.store([rig.key(1)], [3]), "store() must accept a block if nothing is stored yet")
     rig.settle()
     rig.load([rig.key(1), rig.key(2)], [7, 9])
     ended = rig.settle()

@@ -71,7 +71,7 @@ def _check_join(processor: LogitsProcessor, asking: SamplingParams) -> None:
     found = processor.join(_new_request(0, [1, 2, 3], 3, asking))
     expect(
         found is True,
-        f"join() returns {found!r} for a request with example_args; expected True",
+        f"join() returns {found!r} for a request with `example_args`; expected True",
     )
     found = processor.join(_new_request(1, [1, 2, 3], 3, SamplingParams()))
     expect(
@@ -97,7 +97,7 @@ def _random_logits(random: Random, num_rows: int, device: torch.device) -> torch
 
 
 def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> None:
-    """Compare the result of `apply` with its input.
+    """Check the result of `apply` against its input.
 
     apart: indices of rows that do not use the processor.
     """

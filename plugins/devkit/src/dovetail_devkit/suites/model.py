@@ -48,7 +48,9 @@ with its weights; another implementation may copy the weights by name."""
 
 
 class DenseAttention:
-    """Attention over complete sequences, kept by layer. Implements `AttentionContext`.
+    """Attention over complete sequences; stores the keys and values of each layer.
+
+    Implements `AttentionContext`.
 
     calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
     that are needed after attention of the last layer; None for all.
@@ -88,7 +90,8 @@ class DenseAttention:
         )
         expect(
             q_THD.shape[1] % k_TKD.shape[1] == 0,
-            f"layer {index}: the number of query heads must be a multiple of key-value heads",
+            f"layer {index}: the number of query heads must be a multiple of the number of "
+            f"key-value heads",
         )
         pieces, end = [], 0
         for sequence, count in self._runs:
@@ -294,7 +297,7 @@ class _Bench:
                 )
 
     def check_final_norm(self) -> None:
-        """Check that hidden states come from a final norm."""
+        """Check that the model applies a final norm to the hidden states."""
         if lacks(self._model, FINAL_NORM):
             raise NotHere("the model declares FINAL_NORM in `lacks`")
         if self._context.dtype != torch.float32:
@@ -312,7 +315,9 @@ class _Bench:
         """Compare the logits with the logits of another implementation."""
         for ids, logits in zip(self._ids, self._alone, strict=True):
             want = reference(self._model, ids).to(logits.device)
-            self._compare(logits, want, "The expected logits come from the reference.")
+            self._compare(
+                logits, want, "The expected logits are those of the reference implementation."
+            )
 
     def _at(self, position: int) -> torch.Tensor:
         """Return the logits of one token at a position, without earlier tokens."""

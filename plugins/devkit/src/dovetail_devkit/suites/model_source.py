@@ -80,4 +80,4 @@ def _check_listing(source: ModelSource, *, at_least: int) -> None:
     )
     for model in models:
         expect(model.path.exists(), f"local_models lists {model.path}, which does not exist")
-        expect(bool(model.name), "local_models lists a model without a name")
+        expect(bool(model.name), "local_models lists a model with an empty name")

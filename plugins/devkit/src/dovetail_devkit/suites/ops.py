@@ -2,8 +2,8 @@
 
 Compares every operation that the class overrides with a float64 reference, for typical shapes: one
 token, many tokens, sizes that are not powers of two, leading dimensions, views into a fused
-projection. The cases of draws and step inputs are in `dovetail_devkit.ops`. torch is imported
-within functions.
+projection. The cases of `draw_tokens` and `prepare_inputs` are in `dovetail_devkit.ops`. torch is
+imported within functions.
 
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
 the rotary size.

@@ -54,7 +54,9 @@ def platform_cases(platform_cls: type[Platform]) -> Iterator[Case]:
 
 def _check_declarations(platform_cls: type[Platform]) -> None:
     info = platform_cls.info
-    expect(isinstance(info, PlatformInfo), f"info is {info!r}; expected a PlatformInfo")
+    expect(
+        isinstance(info, PlatformInfo), f"the attribute info is {info!r}; expected a PlatformInfo"
+    )
     expect(bool(info.name and info.device_type), f"the name or device_type of {info} is empty")
     expect(
         isinstance(platform_cls.automatic, bool), "the attribute automatic must be True or False"

@@ -52,7 +52,7 @@ _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_le
 
 
 def look_away(scheduler: SchedulerInterface) -> None:
-    """Do nothing."""
+    """The default of `after_step`: do nothing."""
 
 
 def check_scheduler(

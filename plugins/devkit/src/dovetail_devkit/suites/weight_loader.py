@@ -183,7 +183,7 @@ def _check_other_models(
         )
         expect(
             name in str(error),
-            f"{rule}, and the error must name the weight {name}; its message is: {error}",
+            f"{rule}, and the message must contain the weight's name {name}; it is: {error}",
         )
 
 

@@ -36,7 +36,7 @@ MAX_STEP_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """Data for all checks. alone: the tokens of each prompt in a run without other prompts."""
+    """Data that all checks use. alone: the tokens of each prompt in a run without other prompts."""
 
     rig: WorkerRig
     info: ModelInfo
@@ -112,7 +112,7 @@ class WorkerBench:
 
     @contextmanager
     def _judging(self, what: str) -> Iterator[None]:
-        """Convert errors of the block to AssertionError; shut the worker down after an error."""
+        """Convert errors of the block to AssertionError. Shuts the worker down after an error."""
         try:
             with judging(what):
                 yield

@@ -1,4 +1,4 @@
-"""A pytest plugin that makes Triton's interpreter faster and rounds like a device.
+"""A pytest plugin that makes Triton's interpreter faster, and makes it round as devices do.
 
 Triton's interpreter checks every 32-bit sum for overflow, and patches the language at each function
 call of a kernel. This takes a third of its time, although one patch per module is enough. The

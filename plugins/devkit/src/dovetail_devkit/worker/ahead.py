@@ -16,7 +16,7 @@ _NUM_STEPS = 5
 
 
 class Asked(Protocol):
-    """A started worker, prompts, and the tokens of each prompt in a run without other prompts."""
+    """Interface: a started worker, prompts, and the tokens that each prompt gets alone."""
 
     @property
     def rig(self) -> WorkerRig:

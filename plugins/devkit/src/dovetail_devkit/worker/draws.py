@@ -12,7 +12,7 @@ from dovetail_devkit.expectation import expect
 from dovetail_devkit.worker.rig import WorkerRig
 
 HOT = 100.0
-"""A temperature at which logits that differ by less than 100 are nearly equal."""
+"""A temperature at which tokens whose logits differ by less than 100 are almost equally likely."""
 COLD = 2e-5
 """A temperature above 0 at which the best token is always drawn."""
 NUM_SEEDS = 15
@@ -21,7 +21,7 @@ BYSTANDER = 3
 
 
 class Asked(Protocol):
-    """A started worker, prompts, and the greedy tokens of each prompt without other prompts."""
+    """Interface: a started worker, prompts, and the greedy tokens that each prompt gets alone."""
 
     @property
     def rig(self) -> WorkerRig:

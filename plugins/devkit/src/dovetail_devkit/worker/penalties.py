@@ -13,7 +13,7 @@ NUM_REPEATS = 16
 
 
 def check_frequency(case: Asked) -> None:
-    """Check that occurrences of a token in the output are counted, but not in the prompt."""
+    """Check that a token's occurrences are counted in the output, but not in the prompt."""
     _check_prompt_is_ignored(case)
     token, limit = _find_limit(case)
     for presence in (-2.0, 2.0):
@@ -79,7 +79,8 @@ def _find_limit(case: Asked) -> tuple[int, float]:
         if abs(low) < 1.8:
             return token, high
     raise AssertionError(
-        f"frequency_penalty from -2 to 2 must affect a token that was generated {NUM_REPEATS} times"
+        f"a frequency_penalty from -2 to 2 must affect a token that was generated {NUM_REPEATS} "
+        f"times"
     )
 
 

@@ -84,8 +84,9 @@ class WorkerRig:
     ) -> RigRow:
         """Assign a row to a request with `tokens` in the next step.
 
-        num_prompt: number of prompt tokens; 0 if all tokens are prompt tokens. shared: another row,
-        whose full blocks are reused as after a prefix cache hit; their tokens must be equal.
+        num_prompt: number of prompt tokens among `tokens`; 0 if all are prompt tokens. shared:
+        another row, whose full blocks are reused as after a prefix cache hit; their tokens must be
+        equal.
         bad_words: the token ids of each bad word.
         """
         generation = self._generations[row] = self._generations.get(row, 0) + 1

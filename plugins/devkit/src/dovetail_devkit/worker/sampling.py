@@ -1,9 +1,10 @@
 """The sampling cases of the worker suite, for each field of `SamplingParams` that workers handle.
 
 The worker's logits are not known, so each case uses settings with the same result for every correct
-worker: at temperature 100 all tokens are almost equally likely, and truncation to one token, a
-banned token or a large bias determines the token. A field that needs a capability is checked if the
-worker declares the capability; otherwise the engine refuses requests with this field.
+worker: at temperature 100 all tokens are almost equally likely, and truncation to one token or a
+large bias determines the token, and a banned token is never sampled. A field that needs a
+capability is checked if the worker declares the capability; otherwise the engine refuses requests
+with this field.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
     """
     if capability and capability not in case.rig.worker.provides:
         raise NotHere(
-            f"the worker does not declare {capability!r}; the engine refuses requests that need it"
+            f"the worker does not declare {capability!r}, so the engine refuses requests that need "
+            f"it"
         )
     if case.info.vocab_size < LEAST_VOCABULARY:
         raise NotHere(
@@ -63,14 +65,17 @@ def _check_temperature(case: Asked) -> None:
     expect(
         len(set(found)) >= 3,
         f"temperature={HOT:g} with {NUM_SEEDS} seeds gives only the tokens {sorted(set(found))}; "
-        "temperature or seed is ignored",
+        f"the worker ignores the temperature or the seed",
     )
     found = first_tokens(case, SamplingParams(temperature=COLD))
     _expect_best(case, found, f"temperature={COLD:g}")
 
 
 def _check_noise(case: Asked) -> None:
-    """Check that a seeded request draws new noise in each step, and the same after a resume."""
+    """Check that a seeded request draws new noise in each step, also after it is resumed.
+
+    After a resume, it must draw the same noise as without the preemption.
+    """
     sequences = []
     for seed in (1, 2, 3):
         params = SamplingParams(temperature=HOT, seed=seed)
@@ -215,21 +220,22 @@ def _check_logprobs(case: Asked) -> None:
     columns = result.logprobs[1]
     expect(
         list(columns.counts) == [3],
-        f"logprobs=2: the column counts is {list(columns.counts)}; expected [3]",
+        f"logprobs=2: the column `counts` is {list(columns.counts)}; expected [3]",
     )
     expect(
         columns.token_ids[0] == columns.token_ids[1] == sampled[1],
-        f"logprobs: the column token_ids is {list(columns.token_ids)}; expected the sampled token "
+        f"logprobs: the column `token_ids` is {list(columns.token_ids)}; expected the sampled "
+        f"token "
         f"{sampled[1]}, then the best tokens",
     )
     expect(
         list(columns.ranks) == [1],
-        f"logprobs: the column ranks is {list(columns.ranks)}; expected [1] for the best token",
+        f"logprobs: the column `ranks` is {list(columns.ranks)}; expected [1] for the best token",
     )
     values = list(columns.logprobs)
     expect(
         max(values) <= 1e-4 and values[1:] == sorted(values[1:], reverse=True),
-        f"logprobs: the column logprobs is {values}; expected values of at most 0 in descending "
+        f"logprobs: the column `logprobs` is {values}; expected values of at most 0 in descending "
         "order",
     )
 

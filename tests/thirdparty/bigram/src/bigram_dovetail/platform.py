@@ -9,7 +9,7 @@ from dovetail.interfaces import Platform, PlatformInfo, Probe
 
 
 class BigramPlatform(Platform):
-    """Supports any machine with numpy."""
+    """The platform of any machine with numpy."""
 
     info = PlatformInfo(name="bigram", device_type="cpu")
     automatic = False

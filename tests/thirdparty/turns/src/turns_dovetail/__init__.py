@@ -6,7 +6,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class TurnsPolicy(Policy):
-    """Admits prompts with an even and with an odd number of tokens in turn."""
+    """Alternates between prompts with an even and with an odd number of tokens."""
 
     static_rank = False
 
@@ -14,7 +14,8 @@ class TurnsPolicy(Policy):
         self._last = 0
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int]:
-        """Return (whether the request has the parity that was admitted last, arrival order)."""
+        """Return (whether the prompt has the same parity as the last admitted prompt, arrival
+        order)."""
         return request.num_prompt_tokens % 2 == self._last, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
