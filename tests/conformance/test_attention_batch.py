@@ -49,11 +49,11 @@ WRONG = {
 }
 
 
-def test_a_valid_batch_is_accepted():
+def test_a_valid_attention_batch_is_accepted():
     check_batch(right_batch(), SIZE)
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_an_invalid_batch_is_rejected(mistake):
+def test_an_attention_batch_with_a_wrong_field_is_rejected(mistake):
     with pytest.raises(AssertionError):
         check_batch(WRONG[mistake], SIZE)

@@ -88,7 +88,9 @@ def listeners_of(pid):
     return found
 
 
-def test_worker_processes_open_no_port_and_a_worker_killed_while_idle_is_named(model_dir, options):
+def test_worker_processes_open_no_port_and_the_error_names_a_worker_that_is_killed(
+    model_dir, options
+):
     """One engine with two ranks for both checks, because its start is slow."""
     before = children_of(os.getpid())
     options = options | {"executor_backend": "mp", "tensor_parallel_size": 2}
@@ -148,7 +150,7 @@ def test_a_user_defined_worker_runs_in_processes_with_its_extension(
     assert OwnWorker.num_steps == 0  # the worker does not run in this process
 
 
-def test_truncated_weights_are_reported_with_the_worker(model_dir, options, tmp_path):
+def test_the_error_for_truncated_weights_names_the_worker(model_dir, options, tmp_path):
     folder = shutil.copytree(model_dir, tmp_path / "torn")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -192,7 +192,7 @@ def test_the_error_for_a_hostile_value_names_it_and_valid_requests_continue(fron
 
 
 @pytest.mark.parametrize(("parameter", "given"), HOSTILE_PARAMS.values(), ids=HOSTILE_PARAMS)
-def test_hostile_parameters_cannot_be_created(parameter, given):
+def test_sampling_parameters_with_hostile_values_cannot_be_created(parameter, given):
     with pytest.raises(RequestError) as refused:
         SamplingParams(**given)
     assert refused.value.parameter == parameter
@@ -226,7 +226,7 @@ def test_repeated_token_ids_count_once():
     assert params.stop_token_ids == (7, 5) and params.allowed_token_ids == (1,)
 
 
-def test_parameters_are_copied_at_creation():
+def test_sampling_parameters_copy_their_arguments_at_creation():
     extra, biases = {"a": [1, {"b": (2,)}]}, {1: 2}
     params = SamplingParams(extra_args=extra, logit_bias=biases)
     extra["a"].append(object())

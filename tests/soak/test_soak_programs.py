@@ -93,7 +93,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_detected(fault, monkeypatch):
+def test_a_soak_run_detects_a_planted_fault(fault, monkeypatch):
     monkeypatch.setattr(*FAULTS[fault])
     policies = policy_names()
     with pytest.raises(AssertionError, match=r"program \d+: "):

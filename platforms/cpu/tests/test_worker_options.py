@@ -38,7 +38,7 @@ class OwnOptions(BaseModel, extra="forbid"):
 
 
 class Own(CPUWorker):
-    """A worker with different options."""
+    """A worker whose options do not extend those of the CPU worker."""
 
     options_model: ClassVar[type[BaseModel]] = OwnOptions
 

@@ -197,7 +197,7 @@ class FakeLibrary:
         return 0
 
 
-def test_the_library_is_initialized_and_shut_down():
+def test_the_management_library_is_shut_down_after_its_query():
     library = FakeLibrary()
     card = Card(uuid="GPU-1", name="NVIDIA L4", total_bytes=24 * GIB, capability=(8, 9))
     assert read_driver(library) == Driver(version="550.54", cuda=(12, 4), cards=(card,))

@@ -76,7 +76,7 @@ def test_layers_with_the_same_index_in_all_groups_share_a_buffer(backend):
     assert len(buffers.pages_NP) == (2 if backend is BlocksFirst else 0)
 
 
-def test_a_block_is_a_row_of_every_buffer():
+def test_each_block_has_one_row_in_every_buffer():
     buffers, config = take(BlocksFirst, [spec(), spec()], [spec()])
     for number, name in enumerate(("0.0", "0.1")):
         buffers.caches[name][3] = number + 1.5

@@ -235,7 +235,7 @@ def short_of_memory(operation):
     ("operation", "purpose"),
     [
         ("load_model", "the model"),
-        ("determine_available_memory", "a step of the largest size"),
+        ("determine_available_memory", "running a step of the maximum size"),
         ("initialize_cache", "the KV cache"),
         ("compile_or_warm_up_model", "a first step"),
     ],

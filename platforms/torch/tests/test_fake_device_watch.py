@@ -89,7 +89,7 @@ def test_operations_that_do_not_wait_are_allowed(name, mode, x):
     assert not DEVICE.watch.synchronisations
 
 
-def test_strict_mode_applies_to_one_thread(x):
+def test_strict_mode_raises_only_for_waits_of_the_thread_that_enabled_it(x):
     done = []
     with DEVICE.strict():
         thread = threading.Thread(target=lambda: done.append(x.tolist()))
@@ -180,7 +180,9 @@ def test_a_write_through_a_view_to_memory_in_flight_is_detected(x, queues, pinne
         x[2:].zero_()
 
 
-def test_a_stream_that_waits_for_a_copy_may_write_to_its_source(x, queues, pinned, module):
+def test_a_stream_that_waits_for_a_copy_may_write_to_the_source_of_the_copy(
+    x, queues, pinned, module
+):
     event = queues.fetch([x], [pinned])
     module.current_stream().wait_event(event)
     x.add_(1)

@@ -35,7 +35,7 @@ def test_a_profile_contains_the_operations_between_start_and_stop(profiles):
         assert any(event.get("name") == "aten::dot" for event in events)
 
 
-def test_start_and_stop_alternate(profiles):
+def test_a_profile_cannot_be_started_twice_or_stopped_before_it_is_started(profiles):
     profiler = Profiler()
     with pytest.raises(ConfigError, match="No profile is being recorded"):
         profiler.stop()

@@ -84,7 +84,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("vocab", [300, 5003, 20480])
 @pytest.mark.parametrize("spread", [0.3, 4.0])
-def test_the_distribution_equals_that_of_transformers(vocab, spread):
+def test_the_sampling_distribution_equals_that_of_transformers(vocab, spread):
     """One batch has rows with every parameter and a greedy row.
 
     Distributions are flat and sharp.
@@ -110,7 +110,7 @@ def test_the_distribution_equals_that_of_transformers(vocab, spread):
         assert differing <= (1 if params.top_p < 1 else 0), settings
 
 
-def test_bad_words_equal_those_of_transformers():
+def test_bad_words_have_the_same_effect_as_in_transformers():
     random = torch.Generator().manual_seed(7)
     logits = torch.randn(1, 50, generator=random)
     output = [4, 8, 15, 16, 23, 42]

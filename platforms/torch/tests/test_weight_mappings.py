@@ -149,8 +149,8 @@ def test_infinite_values_are_reported_with_the_name_of_the_checkpoint(load, weig
 @pytest.mark.parametrize(
     ("mapping", "told"),
     [
-        (WeightMapping(source="h.{}.a", targets=("b",)), "'b' must have as many {}"),
-        (WeightMapping(source="a", targets=("b.{}",)), "'b.{}' must have as many {}"),
+        (WeightMapping(source="h.{}.a", targets=("b",)), "must contain the same number of {}"),
+        (WeightMapping(source="a", targets=("b.{}",)), "'b.{}' and the source 'a' must contain"),
         (("a", "b"), "expected WeightMapping objects, got"),
     ],
 )

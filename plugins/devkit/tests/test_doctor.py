@@ -155,7 +155,7 @@ class Mine(Platform):
 # --- declarations of plugins ------------------------------------------------------------------
 
 
-def test_valid_declarations_give_one_finding_that_all_is_well():
+def test_valid_declarations_give_only_findings_with_the_verdict_ok():
     findings = list(check_registrations(PluginRegistry()))
     assert {finding.verdict for finding in findings} == {OK}
 
@@ -232,7 +232,7 @@ def test_a_pth_file_with_a_known_name_and_unknown_code_is_reported(tmp_path):
     assert verdicts["_editable_impl_bad.pth"] == WARNING
 
 
-def test_the_distribution_of_a_pth_file_is_named(tmp_path):
+def test_the_finding_for_a_pth_file_names_its_distribution(tmp_path):
     pth(tmp_path, "odd.pth", "import os\n")
     info = tmp_path / "acme-2.0.dist-info"
     info.mkdir()

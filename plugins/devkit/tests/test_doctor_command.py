@@ -77,7 +77,7 @@ def test_a_broken_plugin_is_reported_with_a_remedy_and_exit_code_1(patient, caps
     assert output.splitlines()[-1].startswith("1 broken, 1 warning,")
 
 
-def test_json_is_an_array_of_findings(patient, capsys):
+def test_the_json_output_is_an_array_of_findings(patient, capsys):
     asked = patient(ILL)
     assert main(["plugins", "doctor", "--json", "--deadline", "7"]) == 1
     output = json.loads(capsys.readouterr().out)

@@ -38,7 +38,9 @@ IN_TESTS = ("--per-file-ignores", "tests/*:ANN", "--per-file-ignores", "tests/*:
         ("with__two_", "with__two", "with-two", "WithTwo"),
     ],
 )
-def test_the_other_names_are_derived_from_the_plugin_name(name, package, distribution, stem):
+def test_package_distribution_and_class_names_are_derived_from_the_plugin_name(
+    name, package, distribution, stem
+):
     made = name_plugin("policy", name)
     assert (made.package, made.distribution, made.stem) == (package, distribution, stem)
     assert made.name == name

@@ -22,7 +22,7 @@ def request(expected=None, sequence=0, most=500):
 
 
 @pytest.mark.parametrize("expected", [1, 7, 7.5, 500])
-def test_the_oracle_returns_the_declared_length(expected):
+def test_the_oracle_predictor_returns_the_declared_output_length(expected):
     assert make_predictor("oracle")(request(expected)) == expected
 
 

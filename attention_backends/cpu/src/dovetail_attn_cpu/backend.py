@@ -60,8 +60,8 @@ class CPUAttentionBackend(AttentionBackend):
         spec = context.spec
         if spec.dtype not in CACHE_KINDS:
             raise ConfigError(
-                f"the attention backend 'cpu' does not support a KV cache of {spec.dtype}, only "
-                f"{', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
+                f"the attention backend 'cpu' does not support a KV cache of {spec.dtype}; it "
+                f"supports only {', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
             )
         block_bytes = attention_block_bytes(
             spec.num_kv_heads, spec.head_size, spec.block_size, CACHE_KINDS[spec.dtype]

@@ -47,8 +47,8 @@ class TorchAttentionBackend(AttentionBackend):
         if context.spec.dtype not in TORCH_DTYPES:
             raise ConfigError(
                 "the attention backend 'torch' does not support a KV cache of "
-                f"{context.spec.dtype}, "
-                f"it supports {', '.join(TORCH_DTYPES)}. Choose kv_cache_dtype='auto'"
+                f"{context.spec.dtype}; it supports {', '.join(TORCH_DTYPES)}. "
+                "Choose kv_cache_dtype='auto'"
             )
         return TorchMetadataBuilder(context)
 

@@ -64,7 +64,9 @@ def connect_ranks(
         for end in ends.values():
             end.close()
         missing = sorted(set(range(size)) - {rank} - set(ends))
-        raise RuntimeError(f"ranks {missing} did not connect in {folder}: {error}") from error
+        raise RuntimeError(
+            f"ranks {missing} did not connect to the sockets in {folder}: {error}"
+        ) from error
     finally:
         listener.close()
         place.unlink(missing_ok=True)

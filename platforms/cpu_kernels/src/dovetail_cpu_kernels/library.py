@@ -165,7 +165,7 @@ def set_num_threads(num_threads: int) -> None:
     """
     if not 1 <= num_threads <= MAX_THREADS:
         raise ValueError(
-            f"{num_threads} threads were requested, but the team has 1 to {MAX_THREADS}"
+            f"{num_threads} threads were requested, but the team can have 1 to {MAX_THREADS}"
         )
     library().dk_set_num_threads(num_threads)
 

@@ -71,7 +71,7 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
     """
     size = os.fstat(fd).st_size
     if size < _HEAD.size:
-        raise PackedFileError(f"the file has {size} bytes, too few for a header")
+        raise PackedFileError(f"the file has {size} bytes, which is too short for a header")
     mapped = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
     rows = _read_index(mapped, key)
     forms: dict[str, memoryview] = {}

@@ -27,9 +27,9 @@ _PATIENCE = timedelta(minutes=10)
 def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.device) -> RankGroup:
     """Connect to the other workers of `context`'s engine; return their group, or ONE_RANK.
 
-    Waits until all workers have joined. Raises ConfigError for contradictory numbers, a platform
-    without collectives and ranks with different configurations, and PeerLostError if a rank does
-    not join.
+    Waits until all workers have joined. Raises ConfigError if the context's numbers contradict each
+    other, the platform has no collectives, or the ranks have different configurations. Raises
+    PeerLostError if a rank does not join.
     """
     _check(context)
     rank, size = context.rank, context.world_size

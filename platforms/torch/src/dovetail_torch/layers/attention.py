@@ -42,7 +42,8 @@ class Attention(nn.Module):
         if sinks is not None and (sinks.dtype, len(sinks)) != (torch.float32, heads.num_heads):
             raise ContractError(
                 f"attention layer {index} has sinks with dtype {sinks.dtype} and shape "
-                f"{list(sinks.shape)}; use float32, one for each of {heads.num_heads} heads"
+                f"{list(sinks.shape)}; use float32, with one sink for each of {heads.num_heads} "
+                f"heads"
             )
         self.heads = heads
         self.index = index

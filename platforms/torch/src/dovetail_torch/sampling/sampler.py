@@ -218,7 +218,7 @@ class Sampler:
         return logits_SV
 
     def _is_plain(self, row: int) -> bool:
-        """Return whether the row takes the best unchanged logit, apart from masks."""
+        """Return whether the row takes the best token, and only masks may change its logits."""
         return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,7 @@ def open_weights(path: Path) -> Iterator[Any]:
             yield handle
     except SafetensorError as error:
         raise WeightError(
-            f"{path} cannot be read ({error}): it is truncated or not a safetensors file; "
+            f"{path} cannot be read ({error}): the file is truncated or not a safetensors file; "
             "download it again and compare its size and checksum with the source's"
         ) from error
 
@@ -134,8 +134,9 @@ def _check_header_length(path: Path) -> None:
         length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
     if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise WeightError(
-            f"{path} declares a header of {length} bytes, but the file has {size} bytes and a "
-            f"header at most {MAX_HEADER_BYTES}: it is truncated or not a safetensors file; "
+            f"{path} declares a header of {length} bytes, but the file has {size} bytes, and a "
+            f"header may have at most {MAX_HEADER_BYTES}: the file is truncated or not a "
+            f"safetensors file; "
             "download it again and compare its size and checksum with the source's"
         )
 

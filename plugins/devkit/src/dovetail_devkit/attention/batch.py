@@ -20,14 +20,14 @@ def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0)
     counts, lengths = list(batch.query_lens), list(batch.seq_lens)
     starts = [sum(counts[:run]) for run in range(len(counts) + 1)]
     got = batch.query_start_R1.tolist()
-    expect(got == starts, f"query_start_R1 is {got}; query_lens {counts} require {starts}")
+    expect(got == starts, f"query_start_R1 is {got}, but query_lens {counts} require {starts}")
     got = batch.seq_lens_R.tolist()
     expect(got == lengths, f"seq_lens_R is {got} on the device, but {lengths} on the host")
     fits = all(0 < count <= length for count, length in zip(counts, lengths, strict=True))
     expect(
         fits,
-        f"query_lens is {counts}; each entry must be at least 1 and at most its entry of "
-        f"seq_lens: {lengths}",
+        f"query_lens is {counts}; each entry must be at least 1 and at most the run's entry of "
+        f"seq_lens, {lengths}",
     )
     table, slots = batch.block_table_RM.tolist(), batch.slot_mapping_T.tolist()
     expect(

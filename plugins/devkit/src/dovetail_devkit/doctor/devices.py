@@ -65,7 +65,7 @@ def _unused(platforms: Sequence[Trial]) -> Finding:
     remedy = "install the platform of this device, such as: pip install 'dovetail[cuda]'"
     if reasons:
         text = f"no installed platform can use this device: {' | '.join(reasons)}"
-        remedy = "fix the reported cause; until then, models run on the CPU"
+        remedy = "fix this cause; until then, models run on the CPU"
     return Finding(area="machine", subject="device", verdict=WARNING, text=text, remedy=remedy)
 
 

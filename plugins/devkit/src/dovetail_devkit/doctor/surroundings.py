@@ -41,7 +41,8 @@ def check_machine() -> Iterator[Finding]:
             subject="compiler",
             verdict=NOTE,
             text="no C++ compiler was found: native CPU kernels cannot be built, and torch is used",
-            remedy="install a compiler, such as g++, then reinstall the packages with kernels",
+            remedy="install a compiler, such as g++, then reinstall the packages that contain "
+            "native kernels",
         )
     devices = find_devices()
     for tool, line in devices:
@@ -88,7 +89,7 @@ def _memory() -> Finding:
         return Finding(area=_MACHINE, subject="memory", verdict=NOTE, text=text)
     parts = [f"{memory[name] / _GIB:.1f} GiB {name}" for name in ("total", "available")]
     if "limit" in memory:
-        parts.append(f"the control group allows {memory['limit'] / _GIB:.1f} GiB")
+        parts.append(f"the control group limits memory to {memory['limit'] / _GIB:.1f} GiB")
     text = ", ".join(parts)
     if min(memory["available"], memory.get("limit", memory["available"])) >= LITTLE_BYTES:
         return Finding(area=_MACHINE, subject="memory", verdict=OK, text=text)

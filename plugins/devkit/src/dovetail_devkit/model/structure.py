@@ -50,8 +50,8 @@ class WatchedOps:
         due = self.positions
         expect(
             due is None or torch.equal(positions_T, due),
-            f"queries and keys are rotated by the positions {positions_T.tolist()[:8]}; the step's "
-            f"positions are {[] if due is None else due.tolist()[:8]}",
+            f"queries and keys are rotated by the positions {positions_T.tolist()[:8]}, but the "
+            f"step's positions are {[] if due is None else due.tolist()[:8]}",
         )
         rotated: tuple[torch.Tensor, torch.Tensor] = self._ops.rotary_embedding(
             q_THD, k_TKD, positions_T, cos_sin_PR
@@ -115,6 +115,7 @@ def tokens_for_norm(hidden_size: int) -> int:
     """Return how many tokens are needed to detect a norm; raise NotHere for wide models."""
     if hidden_size > WIDEST:
         raise NotHere(
-            f"the hidden size {hidden_size} is too large for this check, which supports {WIDEST}"
+            f"the hidden size {hidden_size} is too large for this check, which supports at most "
+            f"{WIDEST}"
         )
     return 3 * (2 * hidden_size + 1)

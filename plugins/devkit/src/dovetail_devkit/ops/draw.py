@@ -202,8 +202,8 @@ def _check_equals(bench: _Bench) -> None:
         )
     expect(
         got[28:] == [2, 2],
-        f"truncation to one token of several tokens with equal logits returns {got[28:]}; "
-        f"expected 2, the first",
+        f"several tokens have equal logits, and truncation to one token returns {got[28:]}; "
+        f"expected 2, the first of them",
     )
 
 
@@ -215,7 +215,10 @@ def _check_rows_alone(bench: _Bench) -> None:
     positions = [3 * r + 1 for r in range(len(params))]
     together = bench.draw(logits_RV, params, seeds, positions)
     again = bench.draw(logits_RV, params, seeds, positions)
-    expect(together == again, f"two equal calls of draw_tokens return {together} and {again}")
+    expect(
+        together == again,
+        f"two equal calls of draw_tokens return different tokens, {together} and {again}",
+    )
     order = list(reversed(range(len(params))))
     turned = bench.draw(
         logits_RV[order].contiguous(),

@@ -72,7 +72,7 @@ def check_short_seats(driver: SchedulerDriver, accounts: PolicyAccounts, policy:
         driver.schedule()
         expect(
             len(accounts.admitted) <= NUM_SEATS,
-            f"{len(accounts.admitted)} requests run; max_num_seqs is {NUM_SEATS}",
+            f"{len(accounts.admitted)} requests run, but max_num_seqs is {NUM_SEATS}",
         )
         if policy.preempts and policy.static_rank and not accounts.plans:
             _check_best_run(accounts)

@@ -29,13 +29,15 @@ class _Proxy:
     def __getattr__(self, name: str) -> Any:
         expect(
             name in self._shown,
-            f"the policy reads the attribute {name!r} of a view, which has only "
+            f"the policy reads the attribute {name!r} of a view, but a view has only "
             f"{sorted(self._shown)}",
         )
         return getattr(self._target, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AssertionError(f"the policy sets the attribute {name!r} of a view; it must not")
+        raise AssertionError(
+            f"the policy sets the attribute {name!r} of a view, but views are read-only"
+        )
 
 
 class _Waiting(Sequence[Any]):

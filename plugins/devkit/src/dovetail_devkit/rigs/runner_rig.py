@@ -70,7 +70,7 @@ class Backend(AttentionBackend):
 
 
 class AdvancingBuilder(Builder):
-    """A builder with `advance`, which updates its own metadata."""
+    """A metadata builder with the method `advance`, which updates its last metadata."""
 
     def build(self, batch):
         super().build(batch)

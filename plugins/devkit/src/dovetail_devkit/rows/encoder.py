@@ -41,12 +41,13 @@ class FakeEncoder:
         budget, size = self._limits.max_num_encoder_tokens, self._limits.encoder_cache_tokens
         expect(
             num_encoded <= budget,
-            f"the plan encodes {num_encoded} tokens; max_num_encoder_tokens is {budget}",
+            f"the plan encodes {num_encoded} tokens, but max_num_encoder_tokens is {budget}",
         )
         held = sum(self.kept.values())
         expect(
             held <= size,
-            f"the encoder cache has {held} tokens after the plan; encoder_cache_tokens is {size}",
+            f"the encoder cache has {held} tokens after the plan, but encoder_cache_tokens is "
+            f"{size}",
         )
 
     def check(self, state: RowState, start: int, end: int) -> None:

@@ -43,7 +43,10 @@ def _span(spec: Any) -> int:
 
 
 class GroupRows(RowModel):
-    """Executes plans on rows of numbers, with one table per group."""
+    """Simulates the execution of plans, with one block table per KV-cache group.
+
+    Numbers represent keys and values.
+    """
 
     def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int) -> None:
         super().__init__(limits, kv_cache, vocab_size)

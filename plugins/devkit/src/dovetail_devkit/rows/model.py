@@ -37,8 +37,7 @@ class _Step:
     """An executed plan, and the attention results of each run.
 
     runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. answer: data that the KV connector's worker side
-    returned.
+    for each of its last 1 + num_drafts positions. answer: data of the KV connector's worker side.
     """
 
     plan: SchedulerOutput
@@ -168,7 +167,7 @@ class RowModel:
         held = self.rows.get(row)
         self._require(
             0 <= row < self.limits.max_num_seqs,
-            f"{name} joins row {row}; max_num_seqs is {self.limits.max_num_seqs}",
+            f"{name} joins row {row}, but max_num_seqs is {self.limits.max_num_seqs}",
         )
         self._require(held is None, f"{name} joins row {row}, which was not released")
         self._require(
@@ -177,8 +176,7 @@ class RowModel:
         )
         self._require(
             request.generation > self._generations.get(row, 0),
-            f"{name} joins row {row} with generation {request.generation}, which an earlier "
-            f"request of this row has used",
+            f"{name} joins row {row} with generation {request.generation}, which is too low",
         )
         self._require(
             0 < request.num_prompt_tokens <= len(request.token_ids) < self.limits.max_model_len,
@@ -207,7 +205,7 @@ class RowModel:
         )
         self._require(
             (len(blocks) - 1) * size < self.limits.max_model_len,
-            f"row {row} has {len(blocks)} blocks; max_model_len tokens need fewer blocks",
+            f"row {row} has {len(blocks)} blocks, but max_model_len tokens need fewer",
         )
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
@@ -219,7 +217,7 @@ class RowModel:
         self._require(end <= known, f"{where}, but only {known} tokens are known")
         self._require(
             samples == (end == known),
-            f"{where} with samples={samples}; {known} tokens are known",
+            f"{where} with samples={samples}, but {known} tokens are known",
         )
         self._require(
             state.num_computed in (-1, start),
@@ -317,14 +315,14 @@ class RowModel:
         held, state.drafts = state.drafts, []
         self._require(
             0 <= num_drafts <= most,
-            f"row {row} has num_drafts={num_drafts}; num_lookahead_tokens is {most}",
+            f"row {row} has num_drafts={num_drafts}, but num_lookahead_tokens is {most}",
         )
         late = start - state.num_computed if state.num_computed >= 0 else 0
         due = [0, *accumulate(reversed(state.num_wrong))]
         self._require(
             late in due,
-            f"row {row} runs from position {start}, but {state.num_computed} tokens are computed; "
-            f"its last steps rejected {list(state.num_wrong)} drafts",
+            f"row {row} runs from position {start}, but {state.num_computed} tokens are computed, "
+            f"and its last steps rejected {list(state.num_wrong)} drafts",
         )
         verified = held[:num_drafts]
         for token in verified:
@@ -376,11 +374,11 @@ class RowModel:
             plan.total_num_tokens == total,
             f"the plan has total_num_tokens={plan.total_num_tokens}; its runs have {total} tokens",
         )
-        text = f"the plan runs {total} tokens; max_num_batched_tokens is {budget}"
+        text = f"the plan runs {total} tokens, but max_num_batched_tokens is {budget}"
         self._require(total <= budget, text)
         self._require(
             len(set(plan.rows)) == len(plan.rows),
-            f"the plan runs a row twice; its rows are {list(plan.rows)}",
+            f"the plan runs a row twice; the rows of its runs are {list(plan.rows)}",
         )
 
     def _check_sharing(self) -> None:

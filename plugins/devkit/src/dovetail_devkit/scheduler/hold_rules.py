@@ -48,8 +48,8 @@ class HoldChecker:
             unseen = self._connected and self.scope is PauseScope.NEW
             expect(
                 name in free or unseen,
-                f"the plan admits {name}, although a gate or a pause holds this request (pause: "
-                f"{self.scope})",
+                f"the plan admits {name}, although an admission gate or a pause holds this request "
+                f"(pause: {self.scope})",
             )
             self._begun.add(name)
         paused = self.scope is PauseScope.ALL

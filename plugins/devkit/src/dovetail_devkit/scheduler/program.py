@@ -240,7 +240,8 @@ class SchedulerDriver:
         )
         expect(
             sum(counts) == len(outputs.token_ids),
-            f"the outputs have {len(outputs.token_ids)} token_ids; num_new_tokens={list(counts)}",
+            f"the outputs have {len(outputs.token_ids)} token_ids, but "
+            f"num_new_tokens={list(counts)}",
         )
         for name, columns in outputs.prompt_logprobs.items():
             self._ledger(name).take_prompt(columns)
@@ -298,12 +299,12 @@ class SchedulerDriver:
         for row, start, count, samples in runs:
             expect(
                 start + count < limits.max_model_len,
-                f"row {row} runs position {start + count - 1}; the next token would exceed "
+                f"row {row} runs position {start + count - 1}, so the next token would exceed "
                 f"max_model_len={limits.max_model_len}",
             )
             expect(
                 count <= longest,
-                f"row {row} runs {count} tokens in one step; the limits allow {longest}",
+                f"row {row} runs {count} tokens in one step, but the limits allow {longest}",
             )
             whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
             expect(
@@ -312,7 +313,7 @@ class SchedulerDriver:
             )
         expect(
             len(self._rows.rows) <= limits.max_num_seqs,
-            f"{len(self._rows.rows)} rows are in use; max_num_seqs is {limits.max_num_seqs}",
+            f"{len(self._rows.rows)} rows are in use, but max_num_seqs is {limits.max_num_seqs}",
         )
 
     def _check_salts(self) -> None:
@@ -340,7 +341,7 @@ class SchedulerDriver:
         )
         expect(
             depth.num_running <= self.limits.max_num_seqs,
-            f"depth() counts {depth.num_running} running requests; max_num_seqs is "
+            f"depth() counts {depth.num_running} running requests, but max_num_seqs is "
             f"{self.limits.max_num_seqs}",
         )
         self.holds.check_depth(depth, len(self.alive))

@@ -188,7 +188,7 @@ def start(executor: Executor) -> KVCacheConfig:
     vocab_size = executor.get_model_info().vocab_size
     expect(
         vocab_size == DEFAULT_VOCAB_SIZE,
-        f"get_model_info returns vocab_size={vocab_size}; the worker has {DEFAULT_VOCAB_SIZE}",
+        f"get_model_info returns vocab_size={vocab_size}, but the worker's is {DEFAULT_VOCAB_SIZE}",
     )
     specs = executor.get_kv_cache_specs()
     expect(
@@ -198,7 +198,7 @@ def start(executor: Executor) -> KVCacheConfig:
     available = executor.determine_available_memory()
     expect(
         available > 0,
-        f"determine_available_memory returns {available}, which is less than the worker reports",
+        f"determine_available_memory returns {available}, which is less than the worker's value",
     )
     groups = group_layers(
         specs,
@@ -234,8 +234,7 @@ def _check_start(executor: Executor) -> None:
     calls = _calls(executor)
     expect(
         calls == _START[:2],
-        f"the constructor of the executor calls the worker's methods {calls}; expected "
-        f"{_START[:2]}",
+        f"the executor's constructor calls the worker's methods {calls}; expected {_START[:2]}",
     )
     start(executor)
     calls = [name for name in _calls(executor) if name in _START]
@@ -396,6 +395,6 @@ _CHECKS: Mapping[str, Callable[[Executor], None]] = {
 }
 
 _LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
-    "a worker returns handles": (LateWorker, _check_steps),
-    "reading a result raises": (LateFailingWorker, _check_failure),
+    "workers that return handles are supported": (LateWorker, _check_steps),
+    "an error of a result is raised": (LateFailingWorker, _check_failure),
 }

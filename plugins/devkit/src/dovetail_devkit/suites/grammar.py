@@ -129,6 +129,6 @@ class _Walk:
         expect(bool(allowed), "fill_bitmask must allow at least one token")
         expect(
             max(allowed) < self._vocab_size,
-            f"fill_bitmask allows the id {max(allowed)}; vocab_size is {self._vocab_size}",
+            f"fill_bitmask allows the id {max(allowed)}, but vocab_size is {self._vocab_size}",
         )
         return allowed

@@ -200,8 +200,8 @@ class _Rig:
             blocks = self.open.pop(number).block_ids
             expect(
                 set(failed) <= set(blocks),
-                f"the outcome of transfer {number} lists the failed blocks {failed}; the blocks of "
-                f"the transfer are {blocks}",
+                f"the outcome of transfer {number} lists the failed blocks {failed}, but the "
+                f"blocks of the transfer are {blocks}",
             )
             expect(
                 number in outcome.done or bool(failed),
@@ -315,7 +315,8 @@ def _check_program(rig: _Rig) -> None:
         extra = rig.step()
         expect(
             not extra,
-            f"the connector reports the end of {extra} in round {number}; no transfer is active",
+            f"the connector reports the end of {extra} in round {number}, but no transfer is "
+            f"active",
         )
         rig.check_cache(f"Many transfers were active concurrently, in round {number}.")
         rig.spoil(rig.random.choice(blocks))

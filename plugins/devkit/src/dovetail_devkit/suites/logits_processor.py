@@ -71,7 +71,7 @@ def _check_join(processor: LogitsProcessor, asking: SamplingParams) -> None:
     found = processor.join(_new_request(0, [1, 2, 3], 3, asking))
     expect(
         found is True,
-        f"join() returns {found!r} for a request with `example_args`; expected True",
+        f"join() returns {found!r} for a request with example_args; expected True",
     )
     found = processor.join(_new_request(1, [1, 2, 3], 3, SamplingParams()))
     expect(

@@ -48,9 +48,7 @@ with its weights; another implementation may copy the weights by name."""
 
 
 class DenseAttention:
-    """Attention over complete sequences; stores the keys and values of each layer.
-
-    Implements `AttentionContext`.
+    """Attention over complete sequences, stored by layer. Implements `AttentionContext`.
 
     calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
     that are needed after attention of the last layer; None for all.
@@ -90,8 +88,7 @@ class DenseAttention:
         )
         expect(
             q_THD.shape[1] % k_TKD.shape[1] == 0,
-            f"layer {index}: the number of query heads must be a multiple of the number of "
-            f"key-value heads",
+            f"layer {index}: query heads must be a multiple of key-value heads in number",
         )
         pieces, end = [], 0
         for sequence, count in self._runs:
@@ -301,7 +298,7 @@ class _Bench:
         if lacks(self._model, FINAL_NORM):
             raise NotHere("the model declares FINAL_NORM in `lacks`")
         if self._context.dtype != torch.float32:
-            raise NotHere(f"this check needs float32; the model uses {self._context.dtype}")
+            raise NotHere(f"this check needs float32, but the model uses {self._context.dtype}")
         (first,) = self._hidden([(9, self._ids[0][:1], 0)])
         num_tokens, limit = tokens_for_norm(len(first)), self._context.max_model_len
         generator = torch.Generator().manual_seed(6)
@@ -315,9 +312,7 @@ class _Bench:
         """Compare the logits with the logits of another implementation."""
         for ids, logits in zip(self._ids, self._alone, strict=True):
             want = reference(self._model, ids).to(logits.device)
-            self._compare(
-                logits, want, "The expected logits are those of the reference implementation."
-            )
+            self._compare(logits, want, "The expected logits are those of the reference.")
 
     def _at(self, position: int) -> torch.Tensor:
         """Return the logits of one token at a position, without earlier tokens."""
@@ -374,7 +369,7 @@ class _Bench:
             f"{[num_tokens, self._vocab_size]}",
         )
         last = self._model.compute_logits(hidden_TD[-1:])
-        self._compare(last, logits_TV[-1:], "compute_logits received only the last position.")
+        self._compare(last, logits_TV[-1:], "compute_logits got only the last hidden state.")
         return logits_TV.float()
 
     def _check_calls(self, calls: list[int]) -> None:
@@ -389,7 +384,7 @@ class _Bench:
         off = float((got.float() - want.float()).abs().max())
         expect(
             off <= self._tolerance,
-            f"the logits differ by {off}; the tolerance is {self._tolerance}. {how}",
+            f"the logits differ by {off}, but the tolerance is {self._tolerance}. {how}",
         )
 
 

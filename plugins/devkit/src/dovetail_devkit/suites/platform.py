@@ -72,7 +72,7 @@ def _check_probe(platform_cls: type[Platform]) -> None:
     expect(isinstance(probe, Probe), f"probe() returns {probe!r}; expected a Probe")
     expect(
         took_ns < MAX_PROBE_NS,
-        f"probe() takes {took_ns / 1e9:.1f} s; the limit is {MAX_PROBE_NS / 1e9:g} s",
+        f"probe() takes {took_ns / 1e9:.1f} s, but the limit is {MAX_PROBE_NS / 1e9:g} s",
     )
     expect(dict(os.environ) == environment, "probe must not change environment variables")
     heavy = [name for name in HEAVY if name in sys.modules and name not in loaded]

@@ -106,7 +106,7 @@ def _check_round_trips(tokenizer: Tokenizer) -> None:
         beyond = [token for token in ids if not 0 <= token < tokenizer.vocab_size]
         expect(
             not beyond,
-            f"encode({text!r}) returns the ids {beyond}; vocab_size is {tokenizer.vocab_size}",
+            f"encode({text!r}) returns the ids {beyond}, but vocab_size is {tokenizer.vocab_size}",
         )
         expect(
             tokenizer.encode(text, add_special_tokens=False) == ids,
@@ -184,7 +184,7 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
             text = joined.decode("utf-8", "replace")
             expect(
                 text == want or "\ufffd" in want,
-                f"the joined pieces of {tokens} are the text {text!r}; decode returns {want!r}",
+                f"the joined pieces of {tokens} are the text {text!r}, but decode returns {want!r}",
             )
 
 

@@ -389,7 +389,7 @@ _CHECKS: Mapping[str, Callable[[_Case], None]] = {
     "the maximum length is supported": _check_longest,
     "concurrent rows are independent": _check_together,
     "a mixed plan": _check_mixed_plan,
-    "a resumed request continues": _check_resume,
+    "a resumed request continues with the same tokens": _check_resume,
     "a shared prefix": _check_shared_prefix,
     "seeds": _check_seeds,
     "a grammar": _check_grammar,

@@ -84,11 +84,12 @@ def _check_target(case: KernelCase, capability: int) -> CompiledKernel:
     most = SHARED_BYTES[capability]
     expect(
         made.shared_bytes <= most,
-        f"{what} uses {made.shared_bytes} bytes of shared memory; a block of the target has {most}",
+        f"{what} uses {made.shared_bytes} bytes of shared memory, but a block of the target has "
+        f"{most}",
     )
     expect(
         made.spill_bytes <= case.max_spill_bytes,
-        f"{what} spills {made.spill_bytes} bytes with {made.registers} registers; "
+        f"{what} spills {made.spill_bytes} bytes with {made.registers} registers, but "
         f"max_spill_bytes is {case.max_spill_bytes}",
     )
     return made

@@ -206,12 +206,12 @@ class WorkerRig:
     def _check(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         expect(
             result.step_id == plan.step_id,
-            f"the result has step_id={result.step_id}; its plan has step_id={plan.step_id}",
+            f"the result has step_id={result.step_id}, but its plan has step_id={plan.step_id}",
         )
         expect(
             list(result.num_sampled) == list(plan.samples),
-            f"num_sampled of the result is {list(result.num_sampled)}; samples of the plan is "
-            f"{list(plan.samples)}",
+            f"num_sampled of the result is {list(result.num_sampled)}, but `samples` of the plan "
+            f"is {list(plan.samples)}",
         )
         expect(
             len(result.token_ids) == sum(plan.samples),

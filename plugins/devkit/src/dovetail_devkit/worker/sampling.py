@@ -39,12 +39,11 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
     """
     if capability and capability not in case.rig.worker.provides:
         raise NotHere(
-            f"the worker does not declare {capability!r}, so the engine refuses requests that need "
-            f"it"
+            f"the worker does not declare {capability!r}; the engine refuses requests that need it"
         )
     if case.info.vocab_size < LEAST_VOCABULARY:
         raise NotHere(
-            f"the vocabulary of {case.info.vocab_size} tokens is too small; the check needs "
+            f"the vocabulary of {case.info.vocab_size} tokens is too small: the check needs "
             f"{LEAST_VOCABULARY}"
         )
     check(case)
@@ -87,8 +86,8 @@ def _check_noise(case: Asked) -> None:
         resumed = generate(case, [*case.prompts[1], *tokens[:3]], params, num_prompt=5)
         expect(
             resumed == tokens[3:4],
-            f"seed: a request gets {tokens[3:4]} after {tokens[:3]}, but {resumed} when it is "
-            "resumed there",
+            f"seed: a request gets {tokens[3:4]} after {tokens[:3]}, but {resumed} if it is "
+            f"resumed at this point",
         )
         sequences.append(tokens)
     expect(

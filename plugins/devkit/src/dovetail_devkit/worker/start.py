@@ -32,7 +32,7 @@ def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
     )
     expect(
         available >= needed,
-        f"determine_available_memory returns {available} bytes; the suite needs {needed}",
+        f"determine_available_memory returns {available} bytes, but the suite needs {needed}",
     )
     worker.initialize_cache(kv_cache)
     worker.compile_or_warm_up_model()
