@@ -88,7 +88,7 @@ class DenseAttention:
         )
         expect(
             q_THD.shape[1] % k_TKD.shape[1] == 0,
-            f"layer {index}: query heads must be a multiple of key-value heads in number",
+            f"layer {index}: the numbers of query and key-value heads do not divide evenly",
         )
         pieces, end = [], 0
         for sequence, count in self._runs:
