@@ -171,7 +171,7 @@ _words = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4)
 
 
 def made(strategy):
-    """Return a strategy that draws factories of the values of `strategy`."""
+    """Return a strategy that draws functions that create the values of `strategy`."""
     return strategy.map(lambda value: lambda: value)
 
 
@@ -207,7 +207,7 @@ PARAM_FIELDS = {
 
 @st.composite
 def _params(draw):
-    """Return a factory of parameters with some fields set; it may raise RequestError."""
+    """Return a function that creates parameters with some fields; it may raise RequestError."""
     names = draw(st.lists(st.sampled_from(sorted(PARAM_FIELDS)), max_size=4, unique=True))
     makers = {name: draw(either(PARAM_FIELDS[name])) for name in names}
 
@@ -278,11 +278,11 @@ STREAM = {
 
 @st.composite
 def arguments(draw, known):
-    """Return a strategy that draws some of the arguments in `known`, as factories."""
+    """Return a strategy that draws some arguments of `known`, as functions that create them."""
     names = draw(st.lists(st.sampled_from(sorted(known)), max_size=2, unique=True))
     return {name: draw(either(known[name], weight=4)) for name in names}
 
 
 def make(makers):
-    """Call the factories of a mapping; return their values."""
+    """Call the functions in a mapping that create values; return the values."""
     return {name: maker() for name, maker in makers.items()}

@@ -14,7 +14,8 @@ def section(name, code, *, limit_s=20.0, **options):
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that runs sections on a source tree and returns exit code and lines."""
+    """Return a function that runs sections on a source tree and returns the exit code and printed
+    lines."""
 
     def run(sections, tree="one", **options):
         lines = []

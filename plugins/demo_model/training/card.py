@@ -56,9 +56,9 @@ _CARD = """\
 # Dovetail demo model ({size})
 
 A Llama with {parameters:,} parameters, trained from scratch for this project, so that every part
-of an engine can be tried without a download. It performs ten small tasks; to most other questions
-it replies that it cannot answer them. Its answers end with a stop token. There are two models with
-the same tokenizer: `main`, and `draft` for speculative decoding.
+of an engine can be tried without a download. The model performs ten small tasks; to most other
+questions it replies that it cannot answer them. Its answers end with a stop token. There are two
+models with the same tokenizer: `main`, and `draft` for speculative decoding.
 
 | | |
 |---|---|
@@ -81,11 +81,11 @@ answer counts as right only if the program that checks the task accepts it and t
 ## Data
 
 `dovetail_demo_model.tasks` and `training/conversations.py` generate all data. One question in
-{share} is held out. A hash of its facts decides this (for a sum, independent of the order of its
-terms), so a held-out question is held out in every phrasing. A test verifies that the training data
-contains no held-out question. `calendar` and `units` have few questions, so their held-out sets
-repeat some facts in other words. Three kinds of questions are never held out: numbers below 100 in
-words, conversions of times, and conversions of feet.
+{share} is held out. A hash of the facts of a question (for a sum, independent of the order of its
+terms) decides whether it is held out, so a held-out question is held out in every phrasing. A test
+verifies that the training data contains no held-out question. `calendar` and `units` have few
+questions, so their held-out sets repeat some facts in other words. Three kinds of questions are
+never held out: numbers below 100 in words, conversions of times, and conversions of feet.
 
 ## Training
 
@@ -101,8 +101,8 @@ machine. Commands (a second command continues from the first checkpoint):
 
 The model answers only questions of these tasks, in similar wordings and within the stated ranges.
 Larger numbers, words that are not in its list of {nouns} nouns and longer lists give wrong answers.
-To any other question it replies that it cannot answer, or writes nonsense. It is made for tests and
-is not an assistant.
+To any other question the model replies that it cannot answer, or writes nonsense. The model is made
+for tests and is not an assistant.
 """
 
 

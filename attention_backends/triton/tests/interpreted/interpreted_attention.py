@@ -337,7 +337,7 @@ def test_values_in_an_fp8_cache_are_rounded_to_nearest():
 @pytest.mark.parametrize("rotary_size", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
 def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
-    """Tested in splits and prefills, for whole and partial heads, with the cache's scales."""
+    """The rotation is tested in splits and prefills, for whole and partial heads, with scales."""
     cos_sin_PR = rotary_table(rotary_size, DEVICE)
     turning = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
     before = Rows([700, 30], cache_dtype=cache_dtype, padding=64)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 _SMALL_BYTES = 1 << 20
-"""Smaller tensors use the normal allocator."""
+"""Minimum size of a lazily allocated tensor, in bytes; smaller tensors use the normal allocator."""
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

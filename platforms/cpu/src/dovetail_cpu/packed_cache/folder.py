@@ -34,8 +34,8 @@ class PackedFolder:
     def open(self, name: str) -> int | None:
         """Return a descriptor for reading the file `name`, or None if the file does not exist.
 
-        Marks the file as used now. Raises FolderError for a file of another user, otherwise
-        OSError.
+        Marks the file as used now. Raises FolderError for a file of another user, and OSError if
+        the file cannot be opened.
         """
         if not self.path.exists():
             return None

@@ -111,8 +111,9 @@ def noise_words(seed, position, counters):
 def gumbel(words):
     """Return Gumbel noise over log(2) from uniform uint32: -log2(-ln(1 - u)).
 
-    u keeps its relative precision near 0, which gives the greatest noise. So the probability of
-    rare tokens is limited by the 2^-32 between two words, not by float32's resolution near 1.
+    u keeps its relative precision near 0, which gives the greatest noise. So the smallest
+    probability of a token is limited by the step of 2^-32 between two words, not by float32's
+    resolution near 1.
     """
     u = words.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
     u = tl.minimum(u, 1.0 - 5.9604644775390625e-08)

@@ -99,7 +99,7 @@ class Memory:
                 )
 
     def read(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Record a read; raise a fault if it is not ordered after the last write."""
+        """Record a read; raise FlightError if it is not ordered after the last write."""
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
             self._watch.fault(
@@ -109,7 +109,7 @@ class Memory:
         piece.reads[place.stream] = place
 
     def write(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Record a write; raise a fault if it is not ordered after all earlier uses."""
+        """Record a write; raise FlightError if it is not ordered after all earlier uses."""
         for use, other in _uses(piece):
             if not self._timeline.is_before(other, stream):
                 self._watch.fault(

@@ -128,7 +128,7 @@ class FakeDeviceModule:
         return DEVICE.timeline.current
 
     def default_stream(self, device: Any = None) -> Stream:
-        """Return the default stream of every thread."""
+        """Return the stream that is the default in every thread."""
         return DEVICE.timeline.default
 
 

@@ -214,7 +214,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
-    """Add an operation on these tensors to the current stream; raise a fault for a race."""
+    """Add an operation on these tensors to the current stream; raise FlightError for a race."""
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current

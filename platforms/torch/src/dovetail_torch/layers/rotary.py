@@ -33,7 +33,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(
         self, context: ModelContext, head_size: int, *, rotary_size: int | None = None
     ) -> None:
-        """rotary_size: number of leading features per head to rotate; None to use the config's."""
+        """rotary_size: number of leading features per head to rotate; None to read the config."""
         super().__init__()
         self.ops = context.ops
         parameters = read_rope_parameters(context.hf_config)

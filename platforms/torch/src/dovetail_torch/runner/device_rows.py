@@ -63,7 +63,10 @@ class DeviceRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def changes(self, plan: SchedulerOutput) -> RowChanges:
-        """Return the plan's changes, and update the counts. Rows are not cleared on leave."""
+        """Return the plan's changes, and update the counts.
+
+        Rows are not cleared when requests leave.
+        """
         targets: list[torch.Tensor] = []
         arrays: list[Array] = []
         if plan.joins:

@@ -45,7 +45,7 @@ class RequestRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Add joining requests and new blocks. Rows are not cleared on leave."""
+        """Add joining requests and new blocks. Rows are not cleared when requests leave."""
         for request in plan.joins:
             self._join(request)
         for group, columns in enumerate(plan.blocks):

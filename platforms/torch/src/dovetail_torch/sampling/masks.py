@@ -37,7 +37,7 @@ class BadWords:
 
     @classmethod
     def of(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> BadWords:
-        """Create the columns of `words`, each of at least one token; `upload` sends them."""
+        """Create the columns of `words`, each a sequence of tokens; `upload` sends the columns."""
         most = max(len(word) for word in words) - 1
         before = [(_ANY_TOKEN,) * (most - len(word) + 1) + tuple(word[:-1]) for word in words]
         return cls(

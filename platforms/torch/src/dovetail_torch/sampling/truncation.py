@@ -65,9 +65,9 @@ def rank(logits_RV: torch.Tensor, num_best: int) -> tuple[torch.Tensor, torch.Te
 class Cuts:
     """top-k and top-p of R rows, as columns.
 
-    top_k_R1: int64, the vocabulary's size without top-k. top_p_R1: 1 without top-p; in the
-    accumulation dtype. first: number of best tokens that are ranked in the first attempt. settled:
-    whether this number is enough for every row.
+    top_k_R1: int64, the size of the vocabulary if top-k is disabled. top_p_R1: in the accumulation
+    dtype, 1 if top-p is disabled. first: number of best tokens that are ranked in the first
+    attempt. settled: whether this number is enough for every row.
     """
 
     top_k_R1: torch.Tensor

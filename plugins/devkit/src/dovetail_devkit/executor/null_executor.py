@@ -83,7 +83,7 @@ class NullExecutor(FakeExecutor):
         self.worker: WorkerBase = NullWorker()
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
-        """Keep the plan."""
+        """Store the plan for `sample_tokens`."""
         self.worker.execute_model(plan)
         return self._done
 

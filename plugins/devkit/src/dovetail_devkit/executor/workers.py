@@ -59,7 +59,7 @@ class ObedientWorker(FakeWorker):
         return list(self.calls)
 
     def add(self, left: int, *, right: int) -> int:
-        """Return the sum."""
+        """Return the sum of the arguments."""
         return left + right
 
     def place(self) -> dict[str, int | str]:

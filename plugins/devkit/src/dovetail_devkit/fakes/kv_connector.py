@@ -80,7 +80,7 @@ class FakeWorkerSide:
         self._told: dict[str, Any] = {"stored": [], "done": [], "failed": {}}
 
     def register(self, pages_NP: Sequence[Any]) -> None:
-        """Keep the pages of the cache."""
+        """Store the pages of the cache."""
         self._pages_NP = pages_NP
 
     def begin(self, instructions: bytes) -> None:

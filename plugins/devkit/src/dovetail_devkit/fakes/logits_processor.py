@@ -38,7 +38,7 @@ class FakeLogitsProcessor(LogitsProcessor):
             raise RequestError(message, parameter=f"extra_args.{ARGUMENT}")
 
     def join(self, request: NewRequest) -> bool:
-        """Keep the last token of the request."""
+        """Store the last token of the request."""
         self.leave(request.row)
         if not request.sampling_params.extra_args.get(ARGUMENT, False):
             return False
@@ -57,5 +57,5 @@ class FakeLogitsProcessor(LogitsProcessor):
         return logits_SV
 
     def accept(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
-        """Keep the sampled tokens as the last tokens."""
+        """Store the sampled tokens as the last tokens."""
         self._last.update(zip(rows, token_ids_R.tolist(), strict=True))

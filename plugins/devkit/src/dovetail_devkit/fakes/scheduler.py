@@ -156,7 +156,7 @@ class FakeScheduler(SchedulerInterface):
         self._running.append(request)
 
     def _next(self) -> Request | None:
-        """Return the next request with a token to run, or None. Move the request to the end."""
+        """Return the next request with a token to run, or None. Move it to the end of the queue."""
         for _ in range(len(self._running)):
             request = self._running[0]
             self._running.rotate(-1)
