@@ -45,8 +45,7 @@ class AcceleratorRuntime:
         num_devices = module.device_count()
         if not 0 <= local_rank < num_devices:
             raise self._refusal(
-                local_rank,
-                f"the number of {torch.__version__} devices that torch finds is {num_devices}",
+                local_rank, f"torch {torch.__version__} finds {num_devices} devices"
             )
         try:
             module.set_device(local_rank)

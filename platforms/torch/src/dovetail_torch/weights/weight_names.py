@@ -69,8 +69,8 @@ def _compile(mapping: WeightMapping, owner: str) -> _Rule:
     for target in mapping.targets:
         if target.count(_ANY) != num_open:
             raise ModelError(
-                f"weight_mappings of {owner}: {target!r} and the source {_ANY} must contain the "
-                f"same number of {mapping.source!r}."
+                f"weight_mappings of {owner}: {target!r} and the source {mapping.source!r} must "
+                f"contain the same number of {_ANY}."
             )
     return _Rule(
         mapping=mapping,
