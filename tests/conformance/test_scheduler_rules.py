@@ -79,7 +79,7 @@ class _ForAll:
 
 
 def planning(**columns):
-    """Return a scheduler with changed columns in its plans."""
+    """Return a scheduler that changes columns of its plans."""
 
     class Mutant(FakeScheduler):
         def schedule(self):
@@ -90,7 +90,7 @@ def planning(**columns):
 
 
 def telling(**columns):
-    """Return a scheduler with changed columns in its outputs."""
+    """Return a scheduler that changes columns of its outputs."""
 
     class Mutant(FakeScheduler):
         def update_from_output(self, plan, output):

@@ -91,6 +91,6 @@ def test_an_extension_named_twice_is_refused(model_dir, options):
         LLM(model_dir, step_extensions=named, **options)
 
 
-def test_a_step_extension_is_refused_by_a_worker_without_support_for_them(model_dir, options):
+def test_a_worker_without_support_for_step_extensions_refuses_them(model_dir, options):
     with pytest.raises(ContractError, match="the worker FakeWorker would ignore it"):
         LLM(model_dir, step_extensions=[FakeStepExtension], worker_cls=FakeWorker, **options)

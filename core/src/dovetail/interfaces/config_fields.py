@@ -56,7 +56,7 @@ class ConfigNode(BaseModel):
 
     @classmethod
     def model_validate(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a section from a mapping; raise ConfigError."""
+        """Create a section from a mapping. Raises ConfigError if a value is not valid."""
         try:
             return super().model_validate(*args, **kwargs)
         except ValidationError as error:
@@ -64,7 +64,7 @@ class ConfigNode(BaseModel):
 
     @classmethod
     def model_validate_json(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create a section from JSON text; raise ConfigError."""
+        """Create a section from JSON text. Raises ConfigError if a value is not valid."""
         try:
             return super().model_validate_json(*args, **kwargs)
         except ValidationError as error:

@@ -58,7 +58,7 @@ class HookPlugins:
     """The enabled hooks plugins of one engine or command line, in the order of the option."""
 
     def __init__(self, plugins: Mapping[str, object]) -> None:
-        """Check plugins, given by name; raise ContractError for incompatible methods."""
+        """Register plugins (by name). Raises ContractError if a hook has wrong parameters."""
         self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         # pluggy calls the plugin that was registered last first.

@@ -199,7 +199,7 @@ class DecodeBatch:
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
             assert one in self._by_phase[self._phase(one.num_computed_tokens)], (
-                "a member is not in the list of its next full block"
+                "a request is not in the list of the step in which its block becomes full"
             )
             assert one in self._by_last_step[one.event_step], (
                 "a member is not in the list of its last step"

@@ -68,7 +68,7 @@ class PanicGuard:
         return getattr(self._core, name)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `token_ids`; raise the library's errors, except panics."""
+        """Return the text of `token_ids`, or U+FFFD if the library panics."""
         try:
             text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:

@@ -58,7 +58,7 @@ def frame_kind(frame: bytes) -> int:
 
 
 def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
-    """Decode a frame of `kind` with `least` or more columns; raise MessageError for other bytes."""
+    """Decode a frame of `kind`. Raises MessageError if it is not valid or lacks columns."""
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     magic, version, found, count, reserved, *numbers = _HEAD.unpack_from(frame)

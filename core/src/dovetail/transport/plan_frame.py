@@ -51,7 +51,7 @@ def encode_plan(plan: SchedulerOutput) -> bytes:
 
 
 def decode_plan(frame: bytes) -> SchedulerOutput:
-    """Return the plan of a frame with its columns copied; raise MessageError for other bytes."""
+    """Decode a plan and copy its columns. Raises MessageError if the frame is not valid."""
     found = unpack_columns(frame, PLAN, least=_NUM_FIXED)
     step_id, total = found.numbers
     rows, starts, num_tokens, samples, leaves, num_drafts, content_rows, indexes, tail = (

@@ -60,7 +60,7 @@ def encode_result(output: ModelRunnerOutput) -> bytes:
 
 
 def decode_result(frame: bytes) -> ModelRunnerOutput:
-    """Return the result of a frame with its columns copied; raise MessageError for other bytes."""
+    """Decode a result and copy its columns. Raises MessageError if the frame is not valid."""
     found = unpack_columns(frame, RESULT, least=_NUM_COLUMNS)
     if len(found.columns) != _NUM_COLUMNS or found.numbers[1]:
         raise MessageError(f"a result has {len(found.columns)} columns, not {_NUM_COLUMNS}.")

@@ -346,7 +346,7 @@ class RingReader:
         return content
 
     def _take_descriptor(self, number: int, size: int, checksum: int) -> bytes:
-        """Return a frame that was sent by descriptor, before its slot was written."""
+        """Return a frame whose descriptor was sent over the socket."""
         self._wakeup.receive()
         descriptor = self._wakeup.descriptors.pop(number, None)
         if descriptor is None:

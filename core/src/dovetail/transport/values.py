@@ -50,7 +50,7 @@ def pack_value(value: Any) -> bytes:
 
 
 def unpack_value(content: bytes | memoryview) -> Any:
-    """Decode the bytes of `pack_value`; raise MessageError for other bytes."""
+    """Decode what `pack_value` encoded. Raises MessageError if the bytes are not valid."""
     try:
         return msgspec.msgpack.decode(content, ext_hook=_read_extension)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:

@@ -21,7 +21,7 @@ class DemoSource(ModelSource):
         """context: not used, because nothing is downloaded."""
 
     def find(self, argument: str) -> Path:
-        """Return the model directory; raise ModelError for any argument."""
+        """Return the model directory. Raises ModelError if `argument` is not empty."""
         if argument:
             raise ModelError(f"model={self.name!r} takes no argument, got {argument!r}.")
         return self.directory()

@@ -83,7 +83,7 @@ def _plain(options: Mapping[str, Argument]) -> list[str]:
 
 
 def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (key node, flag, value node) of the mapping in a file; raise ConfigError."""
+    """Yield (key node, flag, value node). Raises ConfigError if the file is not a mapping."""
     root = _read(file)
     if root is None:
         return
@@ -104,7 +104,7 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _values(file: str, node: Any, argument: Argument) -> list[str]:
-    """Return the values of an option as on the command line; raise ConfigError."""
+    """Return an option's values as on the command line. Raises ConfigError for a wrong type."""
     kind = type(node).__name__
     if kind == "MappingNode":
         if not _is_mapping(argument):
@@ -160,7 +160,7 @@ def _place(file: str, node: Any) -> str:
 
 
 def _read(file: str) -> Any:
-    """Return the root node of a YAML file, None for an empty file; raise ConfigError."""
+    """Return the root node of a YAML file, or None. Raises ConfigError if it is not YAML."""
     import yaml  # slow to import
 
     text = read_text_file(FLAG, file, max_bytes=MAX_BYTES)

@@ -35,10 +35,10 @@ class RequestGuard(Protocol):
         """Raise APIError if the request must not be served."""
 
     def is_preflight(self, exchange: Exchange) -> bool:
-        """Whether a browser asks for permission to send a request."""
+        """Whether this is a CORS preflight request of a browser."""
 
     async def answer_preflight(self, exchange: Exchange) -> None:
-        """Respond to a browser that asks for permission."""
+        """Send the response to a CORS preflight request."""
 
 
 class Application:
