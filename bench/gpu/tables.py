@@ -1,4 +1,4 @@
-"""Formats a run of the check for a terminal, for `docs/gpu.md` and for manifests.
+"""Formats the results of `make gpu-check` for a terminal, for `docs/gpu.md` and for manifests.
 
 A figure that a run does not contain is shown as "never run". Uses the standard library only.
 """

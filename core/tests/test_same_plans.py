@@ -1,4 +1,4 @@
-"""Optimizations do not change plans: decode batches, and the inlined default plan."""
+"""A scheduler makes the same plans with and without its fast paths for decode steps."""
 
 import random
 

@@ -157,7 +157,7 @@ def test_a_library_with_other_structs_or_packed_bytes_is_refused(
 
 
 @needs_library
-def test_every_struct_of_the_headers_is_compared_with_the_package():
+def test_every_struct_of_the_headers_has_its_ctypes_definition_checked():
     texts = [path.read_text("utf-8") for path in (MEMBER / "include").glob("*.h")]
     found = {name for text in texts for name in re.findall(r"^} (dk_\w+);", text, re.M)}
     assert found - {"dk_call"} == set(STRUCTS)

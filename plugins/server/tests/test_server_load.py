@@ -281,7 +281,7 @@ def completions_per_second(server, num_clients):
             else:
                 assert reply.status == 429
                 times.append(now_s - start_s)
-                time.sleep(float(reply.headers["Retry-After"]))
+                time.sleep(float(reply.headers["retry-after"]))
 
     with ThreadPoolExecutor(num_clients) as pool:
         list(pool.map(run, range(num_clients)))

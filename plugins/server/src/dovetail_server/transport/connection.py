@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Stop the time limit of the body."""
+        """Cancel the timer for reading the body."""
         self._expect(None)
         super().on_message_complete()
 
@@ -105,7 +105,7 @@ class Connection(HttpToolsProtocol):
         self._writing = self.loop.call_later(self.settings.write_timeout_s, self._drop)
 
     def resume_writing(self) -> None:
-        """Stop the time limit of a client that does not read."""
+        """Cancel the write timer, because the client reads again."""
         self._stop_write_timer()
         super().resume_writing()
 
