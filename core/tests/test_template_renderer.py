@@ -23,6 +23,7 @@ from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_ch
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 from dovetail.tokenizers.template_renderer import _TASK, TemplateRenderer
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.rigs.process_tree import open_files_of
 
 TALK = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -253,7 +254,7 @@ def test_the_template_process_inherits_no_environment_or_files_of_its_parent(poo
         environment = (folder / "environ").read_bytes()
         assert b"SECRET" not in environment and b"PYTHON" not in environment
         assert (folder / "cwd").readlink() == Path("/")
-        links = [os.readlink(path) for path in (folder / "fd").iterdir()]
+        links = open_files_of(child.pid)
         kinds = sorted(link.split(":")[0].split(" ")[0] for link in links)
         # the shared memory for heartbeats and the socket to the parent
         own = ["/memfd", "anon_inode", "socket", "socket"]

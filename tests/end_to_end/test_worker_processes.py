@@ -8,14 +8,13 @@ import shutil
 import signal
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineDeadError, WeightError
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.rigs.process_tree import children_of, open_files_of, tcp_listeners_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [50], [30, 31, 32] * 5]
 PARAMS = [
@@ -72,19 +71,11 @@ def test_worker_processes_return_the_same_tokens_and_logprobs(
 
 def listeners_of(pid):
     """Return the addresses at which a process listens: TCP over IPv4 and IPv6, and unix sockets."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            inodes.add(os.readlink(descriptor))
-    found = []
-    for table, state in (("tcp", "0A"), ("tcp6", "0A")):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == state and f"socket:[{columns[9]}]" in inodes:
-                found.append(columns[1])
+    found = sorted(tcp_listeners_of(pid))
+    sockets = set(open_files_of(pid))
     for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
         columns = line.split()
-        if int(columns[3], 16) & 0x10000 and f"socket:[{columns[6]}]" in inodes:
+        if int(columns[3], 16) & 0x10000 and f"socket:[{columns[6]}]" in sockets:
             found.append(columns[-1])
     return found
 

@@ -16,6 +16,8 @@ from gpu.report import BROKEN, DIED, FAILED, LACKS, LATE, NO_DEVICE, OK
 from gpu.tables import aims_missed, render_table
 from gpu_check.made_up_runs import run_command, run_sections
 
+from dovetail_devkit.rigs.process_tree import is_running
+
 SMALL_S = 40.0
 
 FINE = "def run(task, report):\n    report.figure('answer', 42.0, unit='apples')\n"
@@ -71,15 +73,10 @@ def test_a_section_that_hangs_is_killed_with_its_child_processes(tmp_path):
     assert 2.0 <= hung["seconds"] < 8.0 and "after 2 s" in hung["why"]
     assert hung["figures"][0]["value"] == 42.0
     for _ in range(50):
-        if not _lives(hung["facts"]["child"]):
+        if not is_running(hung["facts"]["child"]):
             break
         time.sleep(0.1)
-    assert not _lives(hung["facts"]["child"])
-
-
-def _lives(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    assert not is_running(hung["facts"]["child"])
 
 
 def test_sections_that_begin_after_the_total_deadline_are_reported_as_late(tmp_path):

@@ -15,6 +15,7 @@ from dovetail.engine.process.boot import OUTPUT_SOCKET
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail.transport.messages import Hello, pack
+from dovetail_devkit.rigs import process_tree
 
 SEED = 20261121
 
@@ -98,10 +99,7 @@ def raw_front_end(address):
 def is_running(pid):
     """Return whether a process still exists after two seconds."""
     for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-        except (FileNotFoundError, ProcessLookupError):
+        if not process_tree.is_running(pid):
             return False
         time.sleep(0.02)
     return True

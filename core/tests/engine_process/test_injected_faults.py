@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.faults import POINTS, VARIABLE
+from dovetail_devkit.rigs.process_tree import state_of
 
 HERE = Path(__file__).parent
 ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")
@@ -92,8 +93,7 @@ def communicate(process, faults):
     """Return the process's output; kill a front end that has stopped itself."""
     if faults.startswith(FRONT_END) and faults.endswith(":stop"):
         for _ in range(400):
-            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if state == "T":
+            if state_of(process.pid) == "T":
                 process.kill()
                 break
             time.sleep(0.05)

@@ -22,6 +22,7 @@ from dovetail.errors import (
 from dovetail_devkit.contexts import write_fake_config
 from dovetail_devkit.executor.plans import make_plans
 from dovetail_devkit.executor.workers import UnloadableWorker
+from dovetail_devkit.rigs.process_tree import is_running
 from dovetail_devkit.suites.executor import start
 
 HERE = Path(__file__).parent
@@ -32,14 +33,6 @@ NOTICE_S = 2.0
 def launch(executor, plan):
     executor.execute_model(plan)
     return executor.sample_tokens()
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def is_dead(executor):
@@ -79,7 +72,7 @@ def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, v
         launch(executor, second)
     assert time.monotonic() - began < NOTICE_S
     assert handles[0].done() and handles[0].result(0).step_id == 0
-    assert wait_until(lambda: not any(map(is_alive, pids)), NOTICE_S)
+    assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
 @pytest.mark.sampled(2)
@@ -148,7 +141,7 @@ def test_a_step_that_exceeds_its_deadline_ends_the_engine(make):
         handle.result(0.05)
     with pytest.raises(EngineDeadError, match=r"worker 0 has not completed a step within"):
         handle.result()
-    assert wait_until(lambda: not any(map(is_alive, pids)), NOTICE_S)
+    assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +198,15 @@ def test_a_stopped_worker_does_not_delay_the_shutdown(make):
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     executor.shutdown()
-    assert time.monotonic() - began < NOTICE_S and not is_alive(pid)
+    assert time.monotonic() - began < NOTICE_S and not is_running(pid)
 
 
 def test_the_child_processes_of_a_worker_end_with_the_worker(make):
     executor = make()
     child = executor.collective_rpc("has_child")[0]
-    assert is_alive(child)
+    assert is_running(child)
     executor.shutdown()
-    assert wait_until(lambda: not is_alive(child), NOTICE_S)
+    assert wait_until(lambda: not is_running(child), NOTICE_S)
 
 
 def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_path):
@@ -225,7 +218,7 @@ def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_p
     executor = MultiprocExecutor(make_executor_context(tmp_path, parts.FaultyWorker))
     pid, executor_ref = executor.collective_rpc("pid")[0], weakref.ref(executor)
     del executor
-    assert executor_ref() is None and not is_alive(pid)
+    assert executor_ref() is None and not is_running(pid)
 
 
 @pytest.mark.sampled(2)
@@ -239,12 +232,12 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
     )
     with parent:
         *pids, folder = parent.stdout.readline().split()
-        assert len(pids) == 4 and all(is_alive(int(pid)) for pid in pids)
+        assert len(pids) == 4 and all(is_running(int(pid)) for pid in pids)
         assert Path(folder).stat().st_mode & 0o777 == 0o700
         for pid in pids[: 2 * stopped]:
             os.kill(int(pid), signal.SIGSTOP)
         parent.kill()
-    assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids), 5)
+    assert wait_until(lambda: not any(is_running(int(pid)) for pid in pids), 5)
     assert wait_until(lambda: not Path(folder).exists(), 5)
 
 
@@ -288,4 +281,4 @@ def test_a_worker_killed_at_a_random_moment_is_reported_in_each_of_a_hundred_run
         assert time.monotonic() - began[0] < NOTICE_S
         timer.join()
         executor.shutdown()
-        assert not any(map(is_alive, pids))
+        assert not any(map(is_running, pids))

@@ -13,18 +13,11 @@ import pytest
 from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.faults import VARIABLE
 from dovetail.sandbox.child import ChildFailure
+from dovetail_devkit.rigs.process_tree import is_running
 
 HERE = Path(__file__).parent
 NOTICE_S = 2.0
 every_kind = pytest.mark.parametrize("name", ["engine", "worker", "sandbox"])
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def wait_until(found, timeout_s=NOTICE_S):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.rigs.process_tree import children_of, is_running, num_threads_of, open_files_of
 
 OPERATOR = {"Authorization": "Bearer key-of-operators"}
 OPTIONS = ("--model", "demo", "--max-model-len", "512", "--admin-key", "key-of-operators")
@@ -52,12 +52,7 @@ def api_processes(server):
 def engine_of(server):
     """Return the id of the engine's process: the child with most threads, except API processes."""
     others = children_of(server.process.pid) - api_processes(server)
-    return max(others, key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())))
-
-
-def sockets_of(pid):
-    links = (os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir())
-    return {link[8:-1] for link in links if link.startswith("socket:[")}
+    return max(others, key=num_threads_of)
 
 
 class Held:
@@ -75,8 +70,10 @@ class Held:
         """Return the API process that has accepted the connection; None if none has yet."""
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         wanted = (f":{server.port:04X}", f":{self.port:04X}")
-        sockets = {row[9] for row in rows if (row[1][8:], row[2][8:]) == wanted}
-        return next((pid for pid in api_processes(server) if sockets & sockets_of(pid)), None)
+        sockets = {f"socket:[{row[9]}]" for row in rows if (row[1][8:], row[2][8:]) == wanted}
+        return next(
+            (pid for pid in api_processes(server) if sockets & set(open_files_of(pid))), None
+        )
 
     def read(self):
         """Return the content of the answer; b"" if the connection was closed early."""
@@ -248,14 +245,6 @@ def test_sigterm_drains_all_api_processes(shared):
     assert shared.process.wait(WAIT_S) == 0
 
 
-def is_alive(pid):
-    """Whether a process runs; one that ended and is not yet read by its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
-
-
 def test_no_process_remains_after_the_main_process_is_killed(serving):
     with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
         server.wait_until_ready()
@@ -266,7 +255,7 @@ def test_no_process_remains_after_the_main_process_is_killed(serving):
         processes = children_of(server.process.pid)
         assert len(processes) > NUM_PROCESSES
         server.process.kill()
-        wait_until(lambda: not any(is_alive(one) for one in processes))
+        wait_until(lambda: not any(is_running(one) for one in processes))
         assert {one.read() for one in held} == {b""}
         with pytest.raises(ConnectionError):
             server.get("/live")

@@ -9,11 +9,10 @@ import http.client
 import json
 import pickle
 import re
-from pathlib import Path
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.rigs.process_tree import children_of, tcp_listeners_of
 
 CANARY = {"prompt": "Anna and Ben", "max_tokens": 8, "temperature": 0, "seed": 1}
 VOCABULARY = 2048
@@ -237,13 +236,8 @@ def test_a_request_with_a_foreign_host_header_is_refused(unharmed, host):
 def test_only_the_port_of_the_server_is_open(unharmed):
     """Covers CVE-2025-30202 and CVE-2025-32444: engine sockets that listen on a network."""
     listening = set()
-    for pid in (str(unharmed.process.pid), *children_of(unharmed.process.pid)):
-        links = {one.readlink().name for one in Path(f"/proc/{pid}/fd").iterdir()}
-        for table in ("tcp", "tcp6"):
-            rows = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
-            fields = [row.split() for row in rows]
-            found = [one[1] for one in fields if one[3] == "0A" and f"socket:[{one[9]}]" in links]
-            listening |= set(found)
+    for pid in (unharmed.process.pid, *children_of(unharmed.process.pid)):
+        listening |= tcp_listeners_of(pid)
     assert listening == {f"0100007F:{unharmed.port:04X}"}
 
 

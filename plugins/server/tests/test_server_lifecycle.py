@@ -10,11 +10,10 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.rigs.process_tree import children_of, num_threads_of, tcp_listeners_of
 
 PROMPT = "Anna and Ben"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -41,12 +40,8 @@ def wait_until(condition):
 
 def port_of(server):
     """Return the port on which the server listens; 0 before."""
-    links = set()
-    with suppress(FileNotFoundError):  # a descriptor that was closed
-        links = {one.readlink().name for one in Path(f"/proc/{server.process.pid}/fd").iterdir()}
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ports = [row[1][9:] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
-    return int(ports[0], 16) if ports else 0
+    listeners = sorted(tcp_listeners_of(server.process.pid))
+    return int(listeners[0].rpartition(":")[2], 16) if listeners else 0
 
 
 def load_of(server):
@@ -157,10 +152,7 @@ def test_a_client_that_does_not_read_is_disconnected(small):
 
 def engine_of(server):
     """Return the process id of the engine: the child of the server with sockets and threads."""
-    return max(
-        children_of(server.process.pid),
-        key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())),
-    )
+    return max(children_of(server.process.pid), key=num_threads_of)
 
 
 def test_a_killed_engine_ends_its_requests_with_an_error_and_is_restarted(small):

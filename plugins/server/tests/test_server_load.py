@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.rigs.process_tree import children_of, num_threads_of
 
 PROMPT = "Anna and Ben"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -164,10 +164,7 @@ def test_many_drains_end_every_stream_with_one_event(serving):
 
 def engine_of(server):
     """Return the process id of the engine: the child of the server with the most threads."""
-    return max(
-        children_of(server.process.pid),
-        key=lambda pid: len(list(Path(f"/proc/{pid}/task").iterdir())),
-    )
+    return max(children_of(server.process.pid), key=num_threads_of)
 
 
 @pytest.mark.soak

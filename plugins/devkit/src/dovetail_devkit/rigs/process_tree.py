@@ -1,19 +1,73 @@
-"""Child processes of a process, for tests that count or kill them."""
+"""What `/proc` says of a process, for tests that count, inspect or kill processes.
+
+Every function accepts a process that ends during the call, and threads and descriptors that do.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
+
+_GONE = (FileNotFoundError, ProcessLookupError)
+_LISTENS = "0A"
 
 
 def children_of(pid: int) -> set[int]:
     """Return the ids of the children that any thread of process `pid` has started.
 
-    A thread that ends during the call is skipped; a process that has ended has no children.
     Source: `/proc/<pid>/task/<thread>/children`.
     """
     found: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):
+        with suppress(*_GONE):
             found.update(int(child) for child in path.read_text("ascii").split())
     return found
+
+
+def state_of(pid: int) -> str:
+    """Return the state of process `pid`: "R", "S", "T", "Z", ...; "" if there is none.
+
+    Source: `/proc/<pid>/stat`.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2][:1]
+    except _GONE:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Return whether process `pid` exists and has not ended; a zombie has ended."""
+    return state_of(pid) not in ("", "Z")
+
+
+def num_threads_of(pid: int) -> int:
+    """Return how many threads process `pid` has; 0 if there is none."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except _GONE:
+        return 0
+
+
+def open_files_of(pid: int) -> list[str]:
+    """Return the targets of the descriptors of process `pid`: paths, "socket:[N]", ..."""
+    found = []
+    with suppress(*_GONE):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(*_GONE):
+                found.append(os.readlink(descriptor))
+    return found
+
+
+def tcp_listeners_of(pid: int) -> set[str]:
+    """Return the addresses at which process `pid` listens, as "ADDRESS:PORT" in hexadecimal.
+
+    Source: `/proc/<pid>/net/tcp` and `tcp6`.
+    """
+    sockets = set(open_files_of(pid))
+    rows = []
+    with suppress(*_GONE):
+        for table in ("tcp", "tcp6"):
+            rows += Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]
+    columns = [row.split() for row in rows]
+    return {one[1] for one in columns if one[3] == _LISTENS and f"socket:[{one[9]}]" in sockets}
