@@ -133,10 +133,15 @@ def test_every_api_process_shows_the_metrics_of_all_api_processes(shared):
     def tokens():
         return sum(v for k, v in counted().items() if k.startswith("dovetail_generation_tokens"))
 
+    def reading():
+        time.sleep(0.05)
+        return tokens()
+
+    # A process counts a request just after its answer: wait for the requests of earlier tests.
+    wait_until(lambda: len({reading() for _ in range(8)}) == 1)
     before = tokens()
     for _ in range(8):  # both processes serve some of them
         shared.complete(prompt="one", max_tokens=3, ignore_eos=True)
-    # A process counts a request just after its answer, perhaps when another one is asked.
     wait_until(lambda: tokens() == before + 24)
     assert {tokens() for _ in range(8)} == {before + 24}
 
