@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dovetail.clock import Clock
 from dovetail_server.protocol.errors import APIError
 
-MAX_RETRY_AFTER_S = 60.0
+MAX_RETRY_AFTER_S = 60
 _WEIGHT = 0.1
 
 
 class Admission:
-    """Counts the running requests. num_running: requests between `enter` and their end."""
+    """Counts the running requests, and tells refused clients when to retry.
+
+    num_running: requests between `enter` and their end.
+
+    The time to retry grows with the number of clients that were refused and whose time has not come
+    yet: a server that finishes `limit` requests in one mean duration could serve them one after
+    another. So retries arrive at the rate at which the server finishes requests, and refusals take
+    little of its CPU time, however many clients there are.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.num_running = 0
         self._clock = clock
         self._mean_s = 1.0
-
-    @property
-    def retry_after_s(self) -> float:
-        """Seconds after which a refused client should retry: the mean of recent durations."""
-        return min(max(self._mean_s, 1.0), MAX_RETRY_AFTER_S)
+        self._retries: Counter[int] = Counter()  # second of the clock -> clients told to retry then
 
     @contextmanager
     def enter(self, limit: int) -> Iterator[None]:
         """Count a request while it is served; raise APIError if `limit` requests are running."""
         if self.num_running >= limit:
-            raise self.queue_full()
+            raise self._queue_full(limit)
         self.num_running += 1
         start_ns = self._clock.now_ns()
         try:
@@ -39,11 +44,20 @@ class Admission:
         finally:
             self.num_running -= 1
 
-    def queue_full(self) -> APIError:
-        """Return the error for a request above the limit."""
+    def _queue_full(self, limit: int) -> APIError:
         return APIError(
             "The queue of the server is full. Try again later.",
             status=429,
             code="queue_full",
-            retry_after_s=self.retry_after_s,
+            retry_after_s=self._next_retry_after_s(limit),
         )
+
+    def _next_retry_after_s(self, limit: int) -> int:
+        """Return after how many seconds the next refused client should retry; count this client."""
+        now_s = self._clock.now_ns() // 1_000_000_000
+        for second in [one for one in self._retries if one <= now_s]:
+            del self._retries[second]
+        wait_s = self._mean_s * (1 + self._retries.total() / max(limit, 1))
+        retry_after_s = min(max(round(wait_s), 1), MAX_RETRY_AFTER_S)
+        self._retries[now_s + retry_after_s] += 1
+        return retry_after_s
