@@ -43,9 +43,9 @@ UNSTABLE = """
 import os, pytest
 from pathlib import Path
 
-@pytest.mark.parametrize("number", range({num_cases}))
+@pytest.mark.parametrize("number", range(2))
 def test_unstable(number):
-    failed = Path(__file__).with_name(f"failed_{{number}}")
+    failed = Path(__file__).with_name(f"failed_{Path(__file__).stem}_{number}")
     if not failed.exists():
         failed.touch()
         assert False
@@ -142,30 +142,30 @@ def test_the_outcomes_of_all_tests_are_recorded(
     }
 
 
-@pytest.mark.parametrize("num_unstable", [1, 2])
-def test_a_few_tests_that_fail_once_are_repeated_alone_and_printed(
-    num_unstable: int,
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_tests_of_a_few_files_that_fail_once_are_repeated_alone_and_printed(
+    num_files: int,
     tree: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(suite, "MAX_REPEATED", 1)
+    monkeypatch.setattr(suite, "MAX_REPEATED_FILES", 1)
     monkeypatch.setattr(suite, "PARTS", {"--clock=without": ("-n", "1")})
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "part").mkdir()
-    (tree / "part" / "test_it.py").write_text(UNSTABLE.format(num_cases=num_unstable))
+    files = [f"part/test_{number}.py" for number in range(num_files)]
+    for file in files:
+        (tree / file).write_text(UNSTABLE)
     commit(tree)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    repeated = num_unstable == 1
+    repeated = num_files == 1
     assert suite.main() == (0 if repeated else 1)
     outcomes = {"passed"} if repeated else {"failed"}
-    assert suite.recorded() == {
-        "part/test_it.py::test_unstable": outcomes,
-        "part/test_it.py::test_stable": {"passed"},
-    }
+    expected = {f"{file}::test_unstable": outcomes for file in files}
+    assert suite.recorded() == expected | {f"{file}::test_stable": {"passed"} for file in files}
     lines = capfd.readouterr().out.splitlines()
-    names = [f"  part/test_it.py::test_unstable[{number}]" for number in range(num_unstable)]
+    names = [f"  {file}::test_unstable[{number}]" for file in files for number in range(2)]
     assert [line for line in lines if line in names] == (names if repeated else [])
 
 
