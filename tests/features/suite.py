@@ -85,8 +85,7 @@ def _run(part: str, *arguments: str, shown: bool) -> tuple[Outcomes, int]:
         if shown:
             print(slowest_files(report), flush=True)
         outcomes = _outcomes_in(report)
-        files = {case.split("::", maxsplit=1)[0] for case in _failed_in(cache)}
-        if code == FAILED and len(files) <= MAX_REPEATED_FILES:
+        if code == FAILED and len(_files_of(_failed_in(cache))) <= MAX_REPEATED_FILES:
             code = _repeat(base, outcomes, cache, shown)
         return outcomes, code % NO_TESTS
 
@@ -102,6 +101,10 @@ def _pytest(command: list[str], shown: bool) -> int:
 def _failed_in(cache: Path) -> list[str]:
     """Return the test cases that failed in the last run with this cache of pytest."""
     return sorted(json.loads((cache / "v" / "cache" / "lastfailed").read_text("utf-8")))
+
+
+def _files_of(cases: Sequence[str]) -> set[str]:
+    return {case.split("::", maxsplit=1)[0] for case in cases}
 
 
 def _repeat(base: list[str], outcomes: Outcomes, cache: Path, shown: bool) -> int:
