@@ -1,6 +1,6 @@
 """The command line, `dovetail`: a thin layer over the library.
 
-Each command has its own module, which is imported when the command runs, but not for `--help`.
+The module of a command is imported only when the command runs, not for `--help`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code. arguments: None for the process's arguments."""
+    """Run the command line; return the exit code. arguments: None for `sys.argv`."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens == ["--version"]:
-        # The parser would take longer than the answer.
+        # Answered here, because importing the parser takes longer.
         from dovetail.cli.frame.version import version_text
 
         print(version_text())

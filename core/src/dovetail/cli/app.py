@@ -69,7 +69,7 @@ _TRACEBACK_HELP = "Print the traceback of an error."
 
 
 def make_app(*, config: ConfigFile | None = None, show_all: bool = False) -> App:
-    """Return the command line with all its commands, without importing them.
+    """Return the command-line app with all commands, without importing their modules.
 
     config: reads the file of `--config`. show_all: whether help pages show rare options.
     """
@@ -95,14 +95,14 @@ def make_app(*, config: ConfigFile | None = None, show_all: bool = False) -> App
 
 
 def load_app(tokens: Sequence[str], config: ConfigFile) -> App:
-    """Return the command line with the command in `tokens`, also of an installed package."""
+    """Return the command-line app; `tokens` may name a command of an installed package."""
     app = make_app(config=config)
     _add_installed(app, tokens)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code. arguments: None for the process's arguments."""
+    """Run the command line; return the exit code. arguments: None for `sys.argv`."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     show_all = FLAG in options
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_installed(app: App, tokens: Sequence[str]) -> None:
-    """Add the commands of installed packages to `app`; import only the command in `tokens`."""
+    """Add installed packages' commands to `app`; import only the command that `tokens` names."""
     typed = " ".join(tokens) + " "
     built_in = [words for words, *_ in COMMANDS]
     if any(typed.startswith(f"{words} ") for words in built_in):

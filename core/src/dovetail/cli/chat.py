@@ -170,7 +170,10 @@ def _print_dropped(count: int) -> None:
 
 
 def _execute(session: Session, command: str, rest: str) -> bool:
-    """Execute a command; return False if it ends the session. Raises RequestError if unknown."""
+    """Execute a command; return False if it ends the session.
+
+    Raises RequestError if it is unknown.
+    """
     if command == "/exit":
         return False
     act = _ACTIONS.get(command)

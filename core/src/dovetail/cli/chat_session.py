@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 _ROOM_SHARE = 4
-"""Reserves 1/4 of the model's maximum length for an answer."""
+"""The part of the model's maximum length that is reserved for an answer: 1/4."""
 _HALF_A_CHARACTER = "\ufffd"
 
 
@@ -41,7 +41,10 @@ class ChatSession:
         system: str = "",
         chat_template: str | None = None,
     ) -> None:
-        """Start a conversation. Raises RequestError without a tokenizer or a valid template."""
+        """Start a conversation.
+
+        Raises RequestError if there is no tokenizer or no chat template.
+        """
         if engine.tokenizer is None:
             raise RequestError(
                 "A chat needs a tokenizer; start the engine without skip_tokenizer_init."
@@ -58,7 +61,10 @@ class ChatSession:
         self._encode([_user("?")])
 
     def set_params(self, text: str) -> None:
-        """Change parameters with settings such as "temperature=0.2"; raise RequestError."""
+        """Change parameters, for example "temperature=0.2".
+
+        Raises RequestError for an invalid setting.
+        """
         self.params = with_settings(self.params, text)
 
     def reset(self) -> None:
@@ -107,7 +113,7 @@ class ChatSession:
                 engine.abort_request(request_id)
 
     def _fit(self, turns: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the latest messages that fit together with an answer, and their tokens."""
+        """Return the latest messages that leave room for an answer, and their token ids."""
         longest = self._engine.max_model_len
         room = longest // _ROOM_SHARE
         if self.params.max_tokens is not None:

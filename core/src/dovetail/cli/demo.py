@@ -1,7 +1,7 @@
 """`dovetail demo`: answers a batch of questions, and repeats this with different plugins.
 
 Shows that plugins are selected by name or by class path, that the answers stay the same, which
-plugin of each kind was selected and why, and what each replaced plugin changes in speed. Needs
+plugin of each kind was selected and why, and how each other plugin changes the speed. Needs
 no download.
 """
 
@@ -36,7 +36,7 @@ def _option(text: str) -> Parameter:
 class SecondParts:
     """The plugins of the second run.
 
-    If all are None, there are two more runs: one with another scheduler, and one with another
+    If all are None, the demo makes two more runs: one with another scheduler, and one with another
     attention backend, which is selected by its class path.
     """
 
@@ -100,7 +100,7 @@ def _other_options(first: DemoRun) -> list[dict[str, str]]:
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
     """Return the class path of another usable backend, or else of the first run's backend.
 
-    The backends that the platform prefers over the first run's were rejected.
+    Backends that the platform prefers to the first run's are skipped: the first run rejected them.
     """
     preferred = list(preferred_names(choose_platform(registry, AUTO), "attention"))
     able = registry.automatic("attention", preferred)

@@ -29,8 +29,8 @@ def list_plugins(
 ) -> int:
     """List the installed plugins.
 
-    Only metadata and manifests are read. No plugin is imported, so one that cannot be loaded is
-    listed too.
+    Only metadata and manifests are read. No plugin is imported, so a plugin that cannot be loaded
+    is listed too.
     """
     registry = PluginRegistry()
     kinds = list(KINDS) if kind is None else [kind]

@@ -51,7 +51,8 @@ _TEMPLATE = (
 def write_random_checkpoint(directory: Path, *, seed: int = 0) -> Path:
     """Write a float32 checkpoint of about 0.8 MB into `directory` and return the directory.
 
-    Creates the directory if it does not exist. Equal seeds give equal bytes. Raises OSError.
+    Creates the directory if it does not exist. Equal seeds give equal bytes. Raises OSError if a
+    file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = [*_SPECIAL, *_WORDS.split()]

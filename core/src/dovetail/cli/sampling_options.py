@@ -61,8 +61,9 @@ class SamplingOptions:
     ignore_eos: Annotated[bool, _option("Continue after the end-of-sequence token.")] = False
 
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
-        """Return `params` with these options. max_tokens: the value if the option is not set.
+        """Return `params` with these options.
 
+        max_tokens: used if the option of this name is not set.
         Raises RequestError with the parameter, its value and its bounds.
         """
         return replace(params, **{"max_tokens": max_tokens, **self._values()})

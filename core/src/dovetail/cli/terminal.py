@@ -29,7 +29,8 @@ _REPLACE_LINE = "\x1b[1A\x1b[K"
 """Moves to the start of the previous line and clears it."""
 
 Ask = Callable[[str], str]
-"""Prints a prompt and returns the next line without its newline; raises EOFError at the end."""
+"""Prints a prompt and returns the next line without its newline. Raises EOFError at the end of the
+input."""
 
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= {code: 0xFFFD for code in range(127, 160)}
@@ -138,7 +139,8 @@ def _read_block(text: str, ask: Ask) -> str:
 def read_text_file(option: str, file: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
     """Return the UTF-8 text of a file, or of standard input for "-".
 
-    Raises ConfigError, with the option's name, if it cannot be read or is larger than `max_bytes`.
+    Raises ConfigError, with the option's name, if the text cannot be read or is larger than
+    `max_bytes`.
     Never reads more than one byte above the limit, because a device may be endless.
     """
     try:

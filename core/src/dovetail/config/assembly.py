@@ -1,7 +1,8 @@
 """Checks flat options and reads the model directory: from `EngineArgs` to `RequestedConfig`.
 
-Replaces aliases, refuses options that are not supported, and turns paths into directories. Leaves
-open fields ("auto", None) open. Loads no plugin except the source and the format of the model.
+Replaces aliases, refuses options that are not supported, and turns paths into directories. Does not
+resolve fields that the user left open ("auto", None). Loads no plugin except the source and the
+format of the model.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ _REFUSED = (
 def assemble(args: EngineArgs) -> RequestedConfig:
     """Return the checked options of `args`. Reads only JSON files of the model directory.
 
-    Raises ConfigError with option, value and remedy; ModelError for the directory.
+    Raises ConfigError, with the option, its value and a remedy, for an invalid option, and
+    ModelError for an invalid model directory.
     """
     check_working_directory()
     values = {name: _plain(getattr(args, name)) for name in args.descriptions()}
@@ -92,7 +94,7 @@ def assemble(args: EngineArgs) -> RequestedConfig:
 
 
 def _plain(value: Any) -> Any:
-    """Return a str of a subclass as a plain str, so that its methods are not called."""
+    """Convert a subclass of str to a plain str, so that no overridden method is called."""
     return plain_text(value) if isinstance(value, str) else value
 
 

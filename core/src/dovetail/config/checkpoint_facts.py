@@ -21,7 +21,7 @@ _LENGTH_NAMES = (
     "seq_length",
 )
 _STRETCHED_LENGTH_NAMES = ("max_sequence_length", "model_max_length")
-"""Keys of the length after scaling, in configs with linear scaling."""
+"""Keys of config.json that may state the length after linear RoPE scaling."""
 _ROTARY_NAMES = (
     "rope_parameters",
     "rope_scaling",
@@ -138,8 +138,9 @@ def _times(length: StatedLength, name: str, tokens: int, factor: float, kind: st
 
 
 def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope parameters, or {}; prefer the old form, because users override that form.
+    """Return the rope parameters, or {}.
 
+    If both keys exist, `rope_scaling` is used, because users override it.
     Tables for single layer types are ignored: they do not state the length of the whole model.
     """
     for key in ("rope_scaling", "rope_parameters"):

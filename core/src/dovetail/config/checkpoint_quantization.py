@@ -51,7 +51,10 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]:
-    """Return the description in `table`. field: the table's key; "" if it is the whole file."""
+    """Return the quantization that `table` describes.
+
+    field: the table's key; "" if it is the whole file.
+    """
     if not isinstance(table, Mapping):
         raise ModelError(f"{file}: {field} is {shorten(table)}; it must be a JSON object.")
     inner = table.get("quantization")
@@ -76,7 +79,10 @@ def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]
 
 
 def _implied_method(table: Mapping[str, Any], default: str) -> str | None:
-    """Return the method that other fields imply; "" for none, None if it cannot be determined."""
+    """Return the quantization method that other fields imply.
+
+    Returns "" if the checkpoint is not quantized, and None if the fields imply nothing.
+    """
     flags = [table[name] for name in ("load_in_4bit", "load_in_8bit") if name in table]
     if flags:
         return "bitsandbytes" if any(flag is not False for flag in flags) else ""

@@ -34,12 +34,12 @@ _NO_PLUGIN = (
     "compute.linear_method",
     "compute.ops",
 )
-"""Fields of plugins that are selected when they are loaded. If the user left a field open, its
-resolved value is None."""
+"""Fields that name plugins which are selected only when the engine loads them. If the user left
+such a field open, its resolved value is None."""
 
 
 class Draft:
-    """Reads requested values unless they were replaced; records new values and their reasons.
+    """The requested values and the values that replaced them, with the reason of each change.
 
     paths: the fields that may be set, as "section.field". open: the fields that the user left open,
     even if they have been set since.
@@ -63,7 +63,7 @@ class Draft:
         return section
 
     def get(self, path: str) -> object:
-        """Return the current value."""
+        """Return the current value of the field `path`."""
         if path in self._values:
             return self._values[path]
         name, field = path.split(".")
@@ -95,7 +95,7 @@ class Draft:
             self.put(path, value, reason)
 
     def finish(self) -> EngineConfig:
-        """Return the resolved configuration, checked."""
+        """Check the resolved configuration and return it."""
         sections: dict[str, object] = {}
         for name, cls in _SECTIONS.items():
             values = {field: self._resolved(f"{name}.{field}") for field in self._fields(name)}

@@ -251,7 +251,8 @@ class EngineArgs:
     def create_engine_config(self) -> RequestedConfig:
         """Read the model directory and return the checked options; unset options stay unset.
 
-        Raises ConfigError with option, value and remedy; ModelError for the directory.
+        Raises ConfigError, with the option, its value and a remedy, for an invalid option, and
+        ModelError for an invalid model directory.
         """
         # Imported here, because it imports pydantic.
         from dovetail.config.assembly import assemble

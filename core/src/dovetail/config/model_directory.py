@@ -39,7 +39,7 @@ SAMPLING_NAMES = {
 CONFIG_FILE = "config.json"
 FORMAT_KIND = "model_format"
 MAX_MODEL_FILES = 1000
-"""Model files of one format in a directory."""
+"""Maximum number of model files of one format that are listed in a directory."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
@@ -113,7 +113,10 @@ class ModelDirectory:
 
 @dataclass(frozen=True, kw_only=True)
 class _Described:
-    """A description and its origin. path: the model. file: the file to name in messages."""
+    """A model description and its origin.
+
+    path: the model directory or file. file: the file to name in messages.
+    """
 
     path: Path
     file: Path
@@ -187,7 +190,10 @@ def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
 
 
 def _model_file_in(directory: Path, plugins: PluginRegistry) -> Path | None:
-    """Return the only model file of a directory without config.json; None if there are others."""
+    """Return the model file in a directory without config.json.
+
+    None unless exactly one installed format has files there.
+    """
     chosen = []
     for name in _format_names(plugins):
         files = list_model_files(directory, f".{name}", at_most=MAX_MODEL_FILES)
@@ -239,7 +245,7 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
 
 
 def _locate(asked: str, plugins: PluginRegistry, revision: str | None) -> Path:
-    """Return the absolute path of a local model directory or file, or of a model source's model."""
+    """Return the absolute path of a local model, or of the model that a model source provides."""
     if not os.path.isabs(asked):
         check_working_directory()
     path = Path(asked).expanduser().absolute()
@@ -255,7 +261,7 @@ def _locate(asked: str, plugins: PluginRegistry, revision: str | None) -> Path:
 
 
 def check_model_path(asked: str) -> None:
-    """Raise ModelError if the model path `asked` does not exist."""
+    """Raise ModelError if the path `asked` is neither a directory nor a model file."""
     _check_path(asked, Path(asked).expanduser().absolute(), PluginRegistry())
 
 

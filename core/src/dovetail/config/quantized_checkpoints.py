@@ -30,7 +30,8 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
     """Select a linear method that reads the checkpoint's format, if the checkpoint is quantized.
 
     If the weight loader can dequantize the weights, no such method is needed. Otherwise raises
-    ModelError if the requested method does not read the format, or no automatic candidate does.
+    ModelError if the requested method does not read the format or, with automatic selection, no
+    method does.
     """
     quantization = draft.requested.model.quantization
     if not quantization:
@@ -46,7 +47,7 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
             raise _refusal(
                 quantization,
                 plugins,
-                f" The linear method {name!r} does not read such checkpoints.",
+                f" The linear method {name!r} does not read this format.",
             )
         return
     criteria = Criteria(references=(AUTO,), platform=platform, provides=frozenset({capability}))

@@ -48,7 +48,8 @@ _SUBSTITUTES = {
     "float16": ("float32", "bfloat16"),
     "float32": ("bfloat16", "float16"),
 }
-"""Substitutes for each dtype: first dtypes with all its values, then dtypes with its range."""
+"""Substitutes for an unsupported dtype: first dtypes that have all of its values, then its
+range."""
 
 
 def resolve(
@@ -82,7 +83,7 @@ def resolve(
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:
-    """Return the requested configuration that corresponds to `config`."""
+    """Return a requested configuration that sets every option to its value in `config`."""
     values: dict[str, Any] = {}
     for name, field in RequestedConfig.model_fields.items():
         value = getattr(config, name)
@@ -122,7 +123,7 @@ def _take_platform_values(draft: Draft, platform: Platform) -> None:
 
 
 def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
-    """Return the value and the reason; raise ContractError if one of them is missing."""
+    """Return the default's value and reason; raise ContractError if one of them is missing."""
     if isinstance(entry, tuple) and len(entry) == 2:
         value, reason = entry
         if isinstance(reason, str) and reason.strip():
@@ -134,7 +135,7 @@ def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
 
 
 def _check_value(draft: Draft, path: str, value: object, whose: str) -> object:
-    """Return the normalized value; raise ContractError if it is invalid."""
+    """Return the default's normalized value; raise ContractError if it is invalid."""
     section_name, field = path.split(".")
     section = draft.section(section_name)
     beside = dict(section) if section_name == "model" else {}

@@ -21,7 +21,7 @@ from dovetail.plugins.loading import LOCAL_PREFIX
 class LogHeader:
     """The description of a scheduler in a log.
 
-    scheduler, policy: results of `reference`; policy may be "".
+    scheduler, policy: references to classes, made by `reference`; policy is "" if there is none.
     """
 
     scheduler: str

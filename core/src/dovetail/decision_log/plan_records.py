@@ -31,7 +31,7 @@ class LoggedPlan:
     """A plan read from a log: columns as in `SchedulerOutput`, int32.
 
     blocks: rows, counts and block ids of each KV-cache group. encoder: row and index of each run.
-    encoder_frees: codes of contents.
+    encoder_frees: codes of the encoder contents to free.
     """
 
     step_id: int
@@ -51,7 +51,7 @@ class PlanEncoder:
     """Encodes plans to bytes."""
 
     def __init__(self, tokens: Codebook | Plain, contents: Codebook | None) -> None:
-        """Create an encoder. contents: None if the contents of the plans are codes."""
+        """Create an encoder. contents: None if the plans have codes instead of encoder contents."""
         self._tokens = tokens
         self._contents = contents
         self._rows = array("i")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dovetail.sampling_params import SamplingParams
 
 MAX_WAITING = 1024
-"""Default of `max_waiting`: completions in addition to the running ones (`max_num_seqs`)."""
+"""Default of `max_waiting`: completions that may wait in addition to the `max_num_seqs` running."""
 
 MAX_SILENCE_S = 4.0
 """Default of `max_silence_s`: seconds without a heartbeat after which an engine is not ready."""
@@ -238,8 +238,8 @@ class AsyncLLM:
         """Return outputs of kind DELTA as `generate` does, except those that `sink` takes.
 
         sink: takes outputs that are not the last one, while the caller waits for the next output
-        and the sink is ready. It needs less CPU time per output than the generator. If it raises
-        an error, the generator raises UserError.
+        and the sink is ready. A sink needs less CPU time per output than the generator. If it
+        raises an error, the generator raises UserError.
         """
         self._front.check_can_generate()
         user_request = UserRequest(
@@ -264,7 +264,7 @@ class AsyncLLM:
             await self._streamer.end(chunk)
 
     async def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
-        """Hold requests in their state until `resume`; new requests are accepted and wait.
+        """Pause the requests until `resume`. New requests are accepted, and wait.
 
         scope: "all": nothing runs; or "new": running requests continue to their end. Raises
         UserError for any other scope.
@@ -284,7 +284,7 @@ class AsyncLLM:
         return await self.client.reset_prefix_cache()
 
     async def collective_rpc(self, operation: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every worker by name; return the answers by rank, as plain data."""
+        """Call a method of every worker; return the results by rank, as plain data."""
         self._streamer.begin()
         return await self.client.call_workers(operation, args, kwargs)
 

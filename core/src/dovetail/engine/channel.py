@@ -113,8 +113,9 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, call: Call) -> None:
-        """Send a call. Raises EngineDeadError, RequestError or MessageError now if possible.
+        """Send a call.
 
+        Raises EngineDeadError, RequestError or MessageError if the failure is known immediately.
         With an in-process engine the call is performed now.
         """
 
@@ -135,7 +136,10 @@ class Channel(ABC):
         return
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait for an engine; return whether one is ready. Raises EngineDeadError if it failed."""
+        """Wait until an engine is ready; return False after the timeout.
+
+        Raises EngineDeadError if it failed.
+        """
         if self.error is not None:
             raise self.error
         return True

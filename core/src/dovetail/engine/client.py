@@ -97,7 +97,10 @@ class BaseClient(EnginePort):
         raise AttributeError("This engine core is in another process.")
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait for an engine; return whether one is ready. Raises EngineDeadError if it failed."""
+        """Wait until an engine is ready; return False after the timeout.
+
+        Raises EngineDeadError if it failed.
+        """
         return self.channel.wait_until_ready(timeout_s)
 
     def _make_call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Call:
@@ -301,7 +304,10 @@ class _OutputThread:
             self._thread.join()
 
     def call_in_loop(self, call: Callable[..., None], *arguments: object) -> bool:
-        """Run a call in the event loop, directly if called there. Return False if it is closed."""
+        """Run a call in the event loop, now if called there.
+
+        Returns False if the loop is closed.
+        """
         try:
             if asyncio._get_running_loop() is self._loop:
                 call(*arguments)

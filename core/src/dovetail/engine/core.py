@@ -60,7 +60,7 @@ class EngineCore:
         rules: RequestRules | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> None:
-        """rules: rules for requests. structured_output: must also be a gate of the scheduler."""
+        """Create the core. structured_output: must also be an admission gate of the scheduler."""
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None
@@ -286,7 +286,7 @@ class EngineCore:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; return the answers by rank.
+        """Call a method of every worker; return the results in the order of the ranks.
 
         Raises UserError if it cannot be called, DovetailError for an error of the call.
         """

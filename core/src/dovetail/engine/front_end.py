@@ -87,7 +87,10 @@ class FrontEndParts:
 
     @classmethod
     def of(cls, config: RequestedConfig) -> FrontEndParts:
-        """Check the plugin choices; load hooks and tokenizer. Raises a DovetailError."""
+        """Check the plugin choices; load hooks and tokenizer.
+
+        Raises a DovetailError if one fails.
+        """
         plugins = make_registry(config)
         # Checked before the tokenizer is loaded, so that an invalid name is reported immediately.
         check_plugin_choices(config, plugins)

@@ -22,8 +22,8 @@ CAPABILITY = "kv_connector"
 def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: type) -> None:
     """Raise an error if the user named a KV connector that would not be used.
 
-    Raises ContractError if worker or scheduler does not support connectors, ConfigError without
-    a prefix cache.
+    Raises ContractError if worker or scheduler does not support connectors, ConfigError if the
+    prefix cache is disabled.
     """
     reference = config.extensions.kv_connector
     if reference is None:

@@ -39,7 +39,7 @@ _MAX_LATE_STEPS = 2 * MAX_UNREAD_MESSAGES
 _MAX_EMPTY = 2
 _SETTLE_WAIT_S = 0.05
 """Limits after the last request has ended: maximum steps to process, maximum empty steps (a KV
-connector may store blocks for long), and seconds to wait for each step."""
+connector may need many to store blocks), and seconds to wait for each step."""
 
 
 class LLMEngine:
@@ -51,7 +51,7 @@ class LLMEngine:
     """
 
     def __init__(self, config: RequestedConfig) -> None:
-        """Start everything; raise a DovetailError that names the failed part."""
+        """Start the engine; raise a DovetailError that names the failed part."""
         self.guard = ThreadGuard()
         prepared = FrontEndParts.of(config)
         self.plugins = prepared.plugins
@@ -103,7 +103,8 @@ class LLMEngine:
         """Add a request. Raise RequestError, naming the parameter; other requests continue.
 
         With `engine_process`, a refusal by the scheduler or a logits processor is reported with the
-        outputs instead: the request ends with "error". `add_requests` waits for it.
+        outputs instead: the request ends with "error". `add_requests` waits for such a refusal and
+        returns it.
         """
         user_request = UserRequest(
             request_id=request_id,
@@ -198,7 +199,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
-        """Hold requests in their state until `resume`; they can still be added and aborted.
+        """Pause the requests until `resume`; requests can still be added and aborted.
 
         scope: "all": nothing runs, and all requests keep rows and blocks; or "new": running
         requests continue to their end, and no other starts. `step` then returns soon if there is
@@ -215,7 +216,7 @@ class LLMEngine:
     def collective_rpc(
         self, operation: str | Callable[..., Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
-        """Call a method of every worker and return the answers by rank.
+        """Call a method of every worker; return the results in the order of the ranks.
 
         operation: the operation's name; without `engine_process` also a callable, which gets the
         worker.

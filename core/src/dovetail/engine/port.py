@@ -85,10 +85,10 @@ class EnginePort:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker by name; return the answers by rank.
+        """Call a method of every worker; return the results in the order of the ranks.
 
         An in-process engine also accepts a callable, which gets the worker as its argument. With an
-        engine in another process, arguments and answers are plain data: a dataclass is returned as
+        engine in another process, arguments and results are plain data: a dataclass is returned as
         a dict. Raises UserError if the operation cannot be called, DovetailError for an error of
         the call.
         """

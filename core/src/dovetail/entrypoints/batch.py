@@ -28,7 +28,8 @@ def run_batch(
 ) -> list[RequestOutput]:
     """Return one output per request, in order.
 
-    on_error: "raise" aborts all of them if one is refused; "return" puts the error in its output.
+    on_error: if a request is refused, "raise" aborts all requests; "return" puts the error in the
+    output of the refused request.
     Raises UserError if the engine is paused, because this call would never return.
     """
     if engine.paused:

@@ -14,8 +14,9 @@ from types import FrameType
 def watch_for_interrupt() -> Iterator[Callable[[], bool]]:
     """Yield a function that reports Ctrl-C, instead of raising in the middle of a step.
 
-    A second Ctrl-C, before the first was read, raises KeyboardInterrupt as usual, and so does any
-    in a forked child. Outside the main thread, where Python delivers no signals, the function
+    A second Ctrl-C, before the function has reported the first, raises KeyboardInterrupt as usual,
+    and so does any Ctrl-C in a forked child. Outside the main thread, where Python delivers no
+    signals, the function
     always returns False.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
 """Finds the operation that a name selects in `collective_rpc`.
 
-A name is a method of the worker, or "pkg.mod:function": a function that this module defines and
-that gets the worker as its first argument. No other name is accepted, so a name from another
+A name is a method of the worker, or "pkg.mod:function": a function that the module `pkg.mod`
+defines and whose first argument is the worker. No other name is accepted, so a name from another
 process cannot select a class, a builtin or an attribute.
 """
 

@@ -87,7 +87,7 @@ class RankedSide:
     """
 
     def __init__(self, side: KVSchedulerSide, num_ranks: int) -> None:
-        """side: the connector's scheduler side, which this object owns."""
+        """Combine the ranks for `side`, the connector's scheduler side, which this object owns."""
         self._side = side
         self._num_ranks = num_ranks
         self._outcomes = OutcomeAggregator(num_ranks)

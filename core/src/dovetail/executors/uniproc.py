@@ -1,7 +1,8 @@
 """The executor with one worker in this process.
 
-At depth 1 a call executes and returns. At depth 2 a thread of the executor executes the calls in
-order, while the engine plans the next step. A worker that provides "async_output" needs no thread:
+With pipeline depth 1, a call executes its work before it returns. With depth 2, a thread of the
+executor executes the calls in order, while the engine plans the next step. A worker that provides
+"async_output" needs no thread:
 calls are made directly, and the result is awaited when it is read.
 """
 
@@ -160,7 +161,10 @@ class LateResult:
     def __init__(
         self, handle: Handle[ModelRunnerOutput], fail: Callable[[Exception], NoReturn]
     ) -> None:
-        """fail: called with the handle's error; raises an error itself."""
+        """Wrap `handle`.
+
+        fail: called with the handle's error, and raises the error for the caller.
+        """
         self._handle = handle
         self._fail = fail
 

@@ -163,7 +163,7 @@ class ExecutorConfig(ConfigNode):
 class EngineConfig(CommonSections):
     """The resolved configuration of one engine.
 
-    changes: the values that resolution set, in order. They are sent to every process.
+    changes: the values that resolution set, in order, with reasons.
     """
 
     model: ModelConfig

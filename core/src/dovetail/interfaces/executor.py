@@ -76,8 +76,9 @@ class ExecutorContext:
 class Executor(ABC):
     """Owns the workers: `context.config.worker.tensor_parallel_size` of them.
 
-    Contract. Plans are executed in the order of the calls. Every `execute_model` is followed by
-    exactly one `sample_tokens` before the next. The result is that of rank 0. If a worker returns a
+    Contract. Plans are executed in the order of the calls. After each `execute_model`,
+    `sample_tokens` is called exactly once before the next `execute_model`. The result is that of
+    rank 0. If a worker returns a
     handle ("async_output"), the executor returns the result of that handle. If a worker or its
     handle fails, the executor's handle raises the error. Every later call then raises
     EngineDeadError.

@@ -58,7 +58,8 @@ class HTTPRoute:
     """A route. public: served without the server's API key.
 
     method: GET, POST, PUT, PATCH or DELETE. path: begins with "/" and is matched exactly. handler:
-    runs in the server's event loop, so it must not block; it is cancelled if the client leaves.
+    runs in the server's event loop, so it must not block; it is cancelled if the client
+    disconnects.
     """
 
     method: str

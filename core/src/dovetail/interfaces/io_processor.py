@@ -26,7 +26,7 @@ class IOProcessorContext:
     """Constructor arguments of an IO processor.
 
     model: the model section of the configuration. limits: limits of the values of a request.
-    tokenizer: None if the engine has none. default_sampling: parameters of requests without any.
+    tokenizer: None if the engine has none. default_sampling: parameters of requests that have none.
     options: the user's options from `plugin_options`.
     """
 

@@ -62,7 +62,7 @@ class ModelSource(ABC):
         """Return the model directory or model file; None if it must be fetched first.
 
         argument: the text after "NAME:", or "", with "@REVISION" if the option `revision` is set.
-        Raises ModelError if it is invalid.
+        Raises ModelError for an invalid argument.
         """
 
     def fetch(self, argument: str) -> Path:

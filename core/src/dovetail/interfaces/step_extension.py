@@ -128,5 +128,6 @@ class StepExtension(ABC):
     ) -> None:
         """Process the sampled tokens: token_ids_R[i], int64, is the new token of rows[i].
 
-        At pipeline depth 2 it also gets tokens that are sampled after the end of a request.
+        At pipeline depth 2, the method also gets tokens that are sampled after the end of a
+        request.
         """

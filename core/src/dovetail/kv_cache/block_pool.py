@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """Blocks 1 .. num_blocks - 1. Block 0 belongs to no request: padding may be written to it."""
+    """Manages the blocks 1 to num_blocks - 1. Block 0 is reserved: padding may be written to it."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:

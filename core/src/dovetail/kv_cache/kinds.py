@@ -87,8 +87,8 @@ def kind_of(spec: KVCacheSpec) -> CacheKind:
 def capacity(tables: Sequence[Sequence[int]], kinds: Sequence[CacheKind], num_tokens: int) -> int:
     """Return the number of tokens that block tables, one per group, can hold.
 
-    num_tokens: the result, in whole blocks, if no table is positional, because such tables hold any
-    number of tokens.
+    If no table is positional, the tables hold any number of tokens, and the result is `num_tokens`
+    in whole blocks.
     """
     pairs = zip(tables, kinds, strict=True)
     sizes = [len(table) * kind.block_size for table, kind in pairs if kind.positional]

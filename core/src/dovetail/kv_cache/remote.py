@@ -30,7 +30,10 @@ class RemoteCache:
     def __init__(
         self, side: KVSchedulerSide, kv_cache: KVCacheManager, *, clock: Clock, timeout_s: float
     ) -> None:
-        """timeout_s: a load fails after this time; its blocks are freed after twice this time."""
+        """Start without transfers.
+
+        timeout_s: time after which a load fails; twice this time, blocks are freed.
+        """
         self.num_loaded_blocks = 0
         self.num_stored_blocks = 0
         self.num_failed_loads = 0

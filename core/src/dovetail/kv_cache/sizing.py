@@ -10,7 +10,7 @@ from dovetail.kv_cache.demand import max_sequence_tokens, sequence_blocks
 
 _GIB = 1 << 30
 _MAX_BLOCKS = 2**31 - 1
-"""Block ids are 32-bit integers."""
+"""Maximum number of blocks, because block ids are 32-bit integers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address for messages."""
+        """The address of the server, without the API key."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port is None else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.prefix}"
@@ -65,7 +65,7 @@ class Server:
 
 
 def read_server(url: str, api_key_file: Path | None) -> Server:
-    """Return the server of the options `--url` and `--api-key-file`; raise ConfigError."""
+    """Return the server of `--url` and `--api-key-file`; raise ConfigError for invalid values."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
@@ -136,7 +136,7 @@ def stream(
 
 
 def _pump(request: _Request, lines: queue.SimpleQueue[bytes | Exception]) -> None:
-    """Put each line of the response into the queue; at the end an empty one, or the error."""
+    """Put each line of the response into the queue, and at the end an empty line or the error."""
     try:
         with request as response:
             while line := response.readline(MAX_LINE_BYTES):
@@ -147,7 +147,7 @@ def _pump(request: _Request, lines: queue.SimpleQueue[bytes | Exception]) -> Non
 
 
 class _Request:
-    """A request whose response has the status 200; the connection is closed at the end."""
+    """A context manager that sends a request and returns the response; closes the connection."""
 
     def __init__(
         self, server: Server, method: str, path: str, body: Mapping[str, Any] | None

@@ -14,8 +14,9 @@ from dovetail.sampling_params import SamplingParams
 class RemoteSession:
     """One conversation.
 
-    params: sampling parameters of the next answer; the server's defaults replace those that were
-    not set. messages: the messages so far, without the system prompt. num_dropped: always 0; the
+    params: sampling parameters of the next answer; the server uses its defaults for parameters that
+    the user did not set. messages: the messages so far, without the system prompt. num_dropped:
+    always 0; the
     server refuses a conversation that is too long.
     """
 
@@ -30,7 +31,10 @@ class RemoteSession:
         system: str = "",
         max_tokens: int,
     ) -> None:
-        """Ask the server for its first model, unless `model` is its name."""
+        """Start a conversation.
+
+        model: a model of the server; None for the first one that it lists.
+        """
         self.model = model or first_model(server)
         self.params = sampling.apply_to(SamplingParams(), max_tokens=max_tokens)
         self.messages: list[dict[str, str]] = []
@@ -39,7 +43,10 @@ class RemoteSession:
         self._system = [{"role": "system", "content": system}] if system else []
 
     def set_params(self, text: str) -> None:
-        """Change parameters with settings such as "temperature=0.2"; raise RequestError."""
+        """Change parameters, for example "temperature=0.2".
+
+        Raises RequestError for an invalid setting.
+        """
         self.params = with_settings(self.params, text)
         self._set.update(named_settings(text))
 
@@ -50,8 +57,9 @@ class RemoteSession:
     def answer(self, text: str, *, interrupted: Callable[[], bool]) -> Iterator[str]:
         """Yield the answer to `text` in pieces, and store both messages.
 
-        interrupted: True ends the answer, and its text so far is stored. Raises RequestError; if
-        the server refuses the request, the messages do not change.
+        interrupted: True ends the answer, and its text so far is stored. Raises RequestError if the
+        server refuses the request (the messages then do not change) or ends the answer with an
+        error.
         """
         turns = [*self.messages, {"role": "user", "content": text}]
         body: dict[str, Any] = {name: getattr(self.params, name) for name in sorted(self._set)}

@@ -46,7 +46,7 @@ _TYPES = {
 class ConfigFile:
     """Adds the options of the file `--config` to the parsed options.
 
-    arguments: the options of the last command, with their values and the sources of these.
+    arguments: the options of the last command, with their values and where the values come from.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,10 @@ def _plain(options: Mapping[str, Argument]) -> list[str]:
 
 
 def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (key node, flag, value node). Raises ConfigError if the file is not a mapping."""
+    """Yield (key node, flag, value node) per option.
+
+    Raises ConfigError if the file is not a mapping.
+    """
     root = _read(file)
     if root is None:
         return
@@ -104,7 +107,7 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _values(file: str, node: Any, argument: Argument) -> list[str]:
-    """Return an option's values as on the command line. Raises ConfigError for a wrong type."""
+    """Return the values of an option as command-line words; raise ConfigError for a wrong type."""
     kind = type(node).__name__
     if kind == "MappingNode":
         if not _is_mapping(argument):
@@ -120,14 +123,14 @@ def _values(file: str, node: Any, argument: Argument) -> list[str]:
 
 
 def _scalar(file: str, node: Any, argument: Argument) -> str:
-    """Return a value as on the command line: true, false, a number, or a text as it is written."""
+    """Return a value as a command-line word: true, false, a number, or the text in the file."""
     if type(node).__name__ != "ScalarNode":
         _refuse(file, node, argument, "a nested value")
     wanted = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
     if wanted is None:
         return str(node.value)
     tag = node.tag.removeprefix(_TAG)
-    if tag not in _TYPES[wanted][0] or ":" in node.value:  # 1:30 is a number of YAML 1.1
+    if tag not in _TYPES[wanted][0] or ":" in node.value:  # YAML 1.1 reads 1:30 as a number
         _refuse(file, node, argument, shorten(node.value))
     return str(_construct(file, node)).lower()
 
@@ -160,7 +163,10 @@ def _place(file: str, node: Any) -> str:
 
 
 def _read(file: str) -> Any:
-    """Return the root node of a YAML file, or None. Raises ConfigError if it is not YAML."""
+    """Return the root node of a YAML file; None if it is empty.
+
+    Raises ConfigError for invalid YAML.
+    """
     import yaml  # slow to import
 
     text = read_text_file(FLAG, file, max_bytes=MAX_BYTES)
@@ -198,7 +204,7 @@ def _check_events(file: str, events: Any) -> None:
 
 
 def _construct(file: str, node: Any) -> Any:
-    """Return the value of a node, for JSON; raise ConfigError for duplicate keys and dates."""
+    """Return a node's value as JSON types; raise ConfigError for duplicate keys and for dates."""
     kind = type(node).__name__
     if kind == "SequenceNode":
         return [_construct(file, one) for one in node.value]

@@ -33,7 +33,7 @@ def show(
     origin: Annotated[bool, Parameter(negative="", help=_ORIGIN_HELP)] = False,
     json: Annotated[bool, Parameter(negative="", help=_JSON_HELP)] = False,
 ) -> int:
-    """Show the values of a command's options: command line, --config file, or default."""
+    """Show the values of a command's options: from its flags, the --config file or the defaults."""
     if command not in COMMANDS:
         raise ConfigError(
             f"--command {shorten(command)} has no configuration.{nearest(command, COMMANDS)}"
@@ -48,7 +48,7 @@ def show(
 
 
 def _parse(command: str, options: tuple[str, ...]) -> list[Argument]:
-    """Return the options of a command with their values; raise ConfigError if one is wrong."""
+    """Return the options of a command with their values; raise ConfigError if one is invalid."""
     from dovetail.cli.app import explain, load_app
 
     config = ConfigFile()

@@ -19,7 +19,7 @@ MORE = "More "
 
 
 def more_options(subject: str, *, sort_key: int = 9) -> Group:
-    """Return the group for rare options. subject: "engine", or another word for its name."""
+    """Return the group for rare options. subject: the word after `MORE` in the group's name."""
     return Group(f"{MORE}{subject} options", sort_key=sort_key)
 
 

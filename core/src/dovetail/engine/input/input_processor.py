@@ -86,9 +86,10 @@ class InputProcessor:
     """Creates core requests. `prepare` may run in several threads, the other methods in one."""
 
     def __init__(self, facts: InputFacts, *, tokenizer: Tokenizer | None, clock: Clock) -> None:
-        """tokenizer: None if all prompts are token ids.
+        """Create the processor.
 
-        Raises ConfigError for invalid defaults, ModelError for a tokenizer of another model.
+        tokenizer: None if all prompts are token ids. Raises ConfigError for invalid defaults,
+        ModelError for a tokenizer of another model.
         """
         if tokenizer is not None:
             check_tokenizer(tokenizer, facts.vocab_size)

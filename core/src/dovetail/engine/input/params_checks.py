@@ -20,7 +20,8 @@ from dovetail.plugins.construction import plugin_name
 from dovetail.sampling_params import SamplingParams
 
 _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_extensions"}
-"""The option for each kind. A worker that runs these plugins declares the same name."""
+"""The option that names plugins of each kind. A worker that runs them declares the option's
+name."""
 
 ParamsCheck = Callable[[SamplingParams], None]
 

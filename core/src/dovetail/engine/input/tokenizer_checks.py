@@ -83,7 +83,7 @@ def load_tokenizer(
 ) -> Tokenizer | None:
     """Return the tokenizer that `config` names; None with `skip_tokenizer_init`.
 
-    Raises PluginError if it cannot be loaded, ModelError for its files.
+    Raises PluginError if its plugin cannot be loaded, ModelError if its files cannot be used.
     """
     model = config.model
     if model.skip_tokenizer_init:

@@ -27,7 +27,7 @@ class LogprobTexts:
     """The texts of tokens in log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """tokenizer: None for log-probabilities without texts."""
+        """Create an empty table. tokenizer: None for log-probabilities without texts."""
         self._no_texts = _NoTexts()
         self._texts = self._no_texts if tokenizer is None else _TokenTexts(tokenizer)
 

@@ -24,7 +24,8 @@ from dovetail.request import EngineCoreRequest, FinishReason
 class ProcessedOutputs:
     """The outputs of one step.
 
-    request_outputs: for the users. to_abort: the core's ids of requests that the engine must abort.
+    request_outputs: the outputs for the users. to_abort: the core's ids of requests that the engine
+    must abort.
     """
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
@@ -143,7 +144,7 @@ class OutputProcessor:
     """Stores the unfinished requests and turns each step's columns into outputs."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, clock: Clock) -> None:
-        """tokenizer: None for outputs without text."""
+        """Create the processor. tokenizer: None for outputs without text."""
         self._tokenizer = tokenizer
         self._clock = clock
         self._logprob_texts = LogprobTexts(tokenizer)

@@ -107,7 +107,7 @@ class AttachedEngine(EngineLink):
     def _say_hello(self, address: str, timeout_s: float) -> Ready:
         """Send Hello until the engine answers.
 
-        The first ones may arrive before its other socket is ready.
+        The first messages may arrive before the engine's other socket is ready.
         """
         begun_ns = self.clock.now_ns()
         while (self.clock.now_ns() - begun_ns) / 1e9 < timeout_s:

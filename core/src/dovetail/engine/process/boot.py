@@ -16,7 +16,10 @@ OUTPUT_SOCKET = "output"
 
 
 class EngineBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """config: a `RequestedConfig` as JSON. folder: where the process binds its sockets."""
+    """The settings of an engine's process.
+
+    config: a `RequestedConfig` as JSON. folder: where the process binds its sockets.
+    """
 
     config: str
     folder: str

@@ -48,7 +48,7 @@ class ProcessChannel(Channel):
     """
 
     def __init__(self, link: EngineLink) -> None:
-        """link: closed with the channel."""
+        """Create the channel. link: closed with the channel."""
         self.link = link
         self.facts = EngineFacts(
             config=EngineConfig.model_validate_json(link.ready.config),
@@ -169,7 +169,7 @@ class ProcessChannel(Channel):
 
 
 class _Pending:
-    """A call that lacks answers.
+    """A call that waits for answers.
 
     refused: the requests refused so far, in calls that add requests.
     """

@@ -28,7 +28,7 @@ _SCOPE = "\x1f"
 """Separates the number of a front end from the rest of a scoped id."""
 
 _QUIET_BEATS = 60
-"""A front end that has sent no message for this many heartbeats gets only one in this many."""
+"""After this many heartbeats without a message from a front end, it gets only one in this many."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that reads too slowly are
@@ -81,7 +81,7 @@ class FrontEndPeer:
         return f"{request_id}{_SCOPE}{self.number}"
 
     def is_too_far_behind(self) -> bool:
-        """Whether it has had too many unread outputs for a second; called at each heartbeat."""
+        """Whether the front end has been too slow for about a second; called at each heartbeat."""
         self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
         return self.num_behind >= _MAX_BEHIND
 
@@ -102,7 +102,7 @@ class FrontEnds:
     """All front ends of an engine, and the socket to them. The caller owns the socket."""
 
     def __init__(self, outbox: zmq.Socket[bytes], ready: Ready) -> None:
-        """ready: the first message to a front end."""
+        """Start without front ends. ready: the first message to each front end."""
         self._ready = ready
         self.owner = FrontEndPeer(OWNER, 0)
         self._outbox = outbox

@@ -56,7 +56,7 @@ class Sockets:
     def close(self) -> None:
         """Close all sockets, and drop unsent messages.
 
-        Any thread may call it if no other uses them.
+        Any thread may call it if no other thread uses them.
         """
         if self.context is not None:
             self.context.destroy(linger=0)
@@ -141,7 +141,7 @@ class EngineLink(ABC):
         content = pack(message)
         self.check_open()
         with self._sending:
-            self.check_open()  # another thread may have closed it meanwhile
+            self.check_open()  # another thread may have closed the link meanwhile
             fault("client.send")
             try:
                 self._sockets.to_engine.send(content)

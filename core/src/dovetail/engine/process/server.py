@@ -68,7 +68,7 @@ class EngineServer:
         clock: Clock,
         liveness: LivenessWriter,
     ) -> None:
-        """ahead: whether a step is planned while another one is executed."""
+        """Create the server. ahead: whether a step is planned while another one is executed."""
         self._liveness = liveness
         self._core = core
         self._inbox = inbox
@@ -264,7 +264,7 @@ class EngineServer:
     def _limit(self, peer: FrontEndPeer) -> None:
         """Abort the requests of a front end that reads too slowly; without requests, detach it.
 
-        The owner always gets its answers.
+        The front end that started the engine is never detached.
         """
         if not peer.live:
             if peer.window.is_flooded and not peer.is_owner:

@@ -30,14 +30,20 @@ class OutputSink(Protocol):
 
 
 class OutputStream:
-    """The outputs of a request, for one reader in one event loop. ended: the last one was read."""
+    """The outputs of a request, for one reader in one event loop.
+
+    ended: whether the last output was read.
+    """
 
     __slots__ = ("_error", "_loop", "_news", "_sink", "_timers", "_waiter", "ended", "make_output")
 
     def __init__(
         self, make_output: Callable[[], RequestOutput], sink: OutputSink | None = None
     ) -> None:
-        """make_output: returns the next output; called only when there are new results."""
+        """Create a stream.
+
+        make_output: returns the next output; called only if there are new results.
+        """
         self.ended = False
         self.make_output = make_output
         self._sink = sink

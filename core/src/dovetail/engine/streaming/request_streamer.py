@@ -60,7 +60,10 @@ class RequestStreamer:
         max_asked: int,
         clock: Clock,
     ) -> None:
-        """max_asked: maximum number of unfinished completions. The caller owns front and client."""
+        """Use `front` and `client`, which the caller owns.
+
+        max_asked: maximum number of unfinished completions.
+        """
         self.last_stats: SchedulerStats | None = None
         self._front = front
         self._client = client

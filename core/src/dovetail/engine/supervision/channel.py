@@ -74,7 +74,10 @@ class SupervisedChannel(Channel):
         self._supervisor.shutdown()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait for an engine; return whether one is ready. Raises EngineDeadError if it failed."""
+        """Wait until an engine is ready; return False after the timeout.
+
+        Raises EngineDeadError if it failed.
+        """
         return self._supervisor.wait(timeout_s)
 
     @property

@@ -41,10 +41,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Record:
-    """num_deaths: deaths while a request with the key was unfinished.
-
-    last_ns: the last one's time.
-    """
+    """Deaths while a request with the key was unfinished. last_ns: the time of the last death."""
 
     num_deaths: int = 0
     last_ns: int = 0

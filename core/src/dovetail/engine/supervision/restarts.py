@@ -11,8 +11,8 @@ from dovetail.engine.supervision.rules import SupervisionRules
 class Restarts:
     """Counts the deaths of one engine's processes. Not thread-safe.
 
-    A death that is blamed on a request is no reason to give up: the engine works. It does not count
-    towards `max_restarts`, unless that is 0.
+    A death that is blamed on a request does not count towards `max_restarts`, because the engine
+    itself works. If `max_restarts` is 0, every death counts.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
@@ -23,7 +23,7 @@ class Restarts:
 
     @property
     def num_deaths(self) -> int:
-        """The number of counted deaths within the window, as of the last one."""
+        """The number of counted deaths within the window, as of the last death."""
         return len(self._counted_ns)
 
     @property

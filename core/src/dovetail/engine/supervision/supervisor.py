@@ -110,11 +110,17 @@ class Supervisor:
             return self._channel
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until an engine runs; return whether one runs. Raises EngineDeadError."""
+        """Wait until an engine runs; return whether one runs.
+
+        Raises EngineDeadError if none will be started.
+        """
         return self._wait_for_channel(timeout_s) is not None
 
     def _wait_for_channel(self, timeout_s: float | None) -> ProcessChannel | None:
-        """Wait until an engine runs and return its channel, or None. Raises EngineDeadError."""
+        """Wait until an engine runs; return its channel, or None after the timeout.
+
+        Raises EngineDeadError if none will be started.
+        """
         self._bury_dead()
         with self._changed:
             self._changed.wait_for(
@@ -135,7 +141,7 @@ class Supervisor:
     def receive(self, timeout_s: float | None) -> Received | None:
         """Return the next message of the engine, or of a dead one; None if none arrived in time.
 
-        Also waits while an engine is being started. Raises EngineDeadError.
+        Also waits while an engine is being started. Raises EngineDeadError if none will be started.
         """
         begun_ns = self._clock.now_ns()
         while not self._work.lost:

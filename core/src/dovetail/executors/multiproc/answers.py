@@ -31,7 +31,10 @@ class Answers:
     """Reads the workers' answers. Thread-safe."""
 
     def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
-        """num_step_answers: number of ranks that answer each step; these are the lowest ranks."""
+        """Use the rings of `workers`.
+
+        num_step_answers: how many ranks, from rank 0, answer each step.
+        """
         self.lock = workers.reading
         self.world_size = len(workers.answers)
         self._readers = workers.answers
@@ -87,7 +90,7 @@ class Answers:
     def wait_for(self, awaited: Pending, timeout_s: float | None) -> None:
         """Wait until `awaited` has a result or an error.
 
-        Raises TimeoutError after `timeout_s` seconds, and the cause if the workers have failed.
+        Raises TimeoutError after `timeout_s` seconds, and the workers' error if they have failed.
         """
         if self._forked is not None:
             raise self._forked

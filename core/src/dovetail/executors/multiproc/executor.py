@@ -104,8 +104,8 @@ class MultiprocExecutor(Executor):
         check_rank(unique_reply_rank, len(self._ranks))
         if not isinstance(operation, str):
             raise ContractError(
-                f"{operation!r} cannot be called in another process; give its name: a method, "
-                'or "pkg.mod:function".'
+                f"{operation!r} cannot be called in another process; give the name of a worker's "
+                'method, or "pkg.mod:function".'
             )
         with self._answers.lock:
             number = self._num_commands + 1

@@ -54,7 +54,10 @@ class WorkerHost:
         *,
         reports_transfers: bool = False,
     ) -> None:
-        """reports_transfers: whether each rank answers each step with its connector's report."""
+        """Create the host.
+
+        reports_transfers: whether every rank answers each step, with its KV connector's report.
+        """
         self._reports_transfers = reports_transfers
         self._worker = worker
         self._rank = rank
