@@ -63,7 +63,7 @@ LEVELS = {
     "avx512_amx": Level(
         number=3,
         flags=(*AVX512_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
-        only=TILES,
+        only=(*TILES, "attention_level"),
     ),
 }
 

@@ -247,7 +247,9 @@ SPLIT_SHAPES = {
     ),
 }
 OWN_LEVELS = [
-    n for n in LEVELS if native.LEVELS[n] in ("portable", "avx2", "avx512", "avx512_bf16")
+    n
+    for n in LEVELS
+    if native.LEVELS[n] in ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 ]
 
 

@@ -46,7 +46,8 @@ struct Work {
   uint16_t* wide;  // int8: keys and values of a chunk (or a block) of a head, widened
   float* key_scales;
   float* value_scales;
-  uint32_t* tail;  // a last pair of which only one token exists, [D]
+  uint32_t* tail;  // the last pairs, padded with zeros: [D / 16][kPairsAtOnce][16]
+  mutable ProductState state;
 
   Work(const dk_attention_args& args, const AttentionItem& its, Carver& carver)
       : a(args), item(its), shape(args), rows(its.num_tokens * shape.group) {
@@ -65,7 +66,7 @@ struct Work {
     wide = carver.take<uint16_t>(integers ? 2 * wide_tokens * args.head_size : 0);
     key_scales = carver.take<float>(integers ? its.num_heads * kChunk : 0);
     value_scales = carver.take<float>(integers ? its.num_heads * kChunk : 0);
-    tail = carver.take<uint32_t>(args.head_size);
+    tail = carver.take<uint32_t>(kPairsAtOnce * args.head_size);
   }
 
   int64_t token_of(int64_t row) const { return row / shape.group; }
@@ -119,20 +120,24 @@ int64_t widen_values(const Work& w, const Segment& s, int64_t head, uint16_t* to
   return n / 2;
 }
 
-// Append the segment's values to a tile's segments. A token without a partner gets a separate pair
-// with zeros in the other half: the slot beside it may contain a NaN.
+// Append the segment's values to a tile's segments. The last tokens, if they do not fill a step of
+// kPairsAtOnce, get a separate segment with zeros after them: the slots after them may contain NaN.
 int add_values(const Work& w, const Place& place, int first_token, int num_tokens,
                const char* ahead, ValueSegment* segments) {
+  constexpr int kStep = 2 * kPairsAtOnce;
   int n = 0;
-  const int pairs = num_tokens / 2;
+  const int rest = num_tokens % kStep, pairs = (num_tokens - rest) / 2;
   if (pairs) segments[n++] = {place.values, place.panel_stride, first_token / 2, pairs, ahead};
-  if (num_tokens % 2) {
-    const uint32_t* last = place.values + pairs * kLanes;
-    for (int64_t d = 0; d < w.a.head_size; d += kLanes, last += place.panel_stride) {
-      for (int i = 0; i < kLanes; ++i) w.tail[d + i] = last[i] & 0xffffu;
+  if (!rest) return n;
+  const uint32_t* from = place.values + pairs * kLanes;
+  uint32_t* to = w.tail;
+  for (int64_t d = 0; d < w.a.head_size; d += kLanes, from += place.panel_stride) {
+    for (int p = 0; p < kPairsAtOnce; ++p, to += kLanes) {
+      const uint32_t kept = 2 * p + 1 < rest ? ~0u : 2 * p < rest ? 0xffffu : 0u;
+      for (int i = 0; i < kLanes; ++i) to[i] = kept ? from[p * kLanes + i] & kept : 0u;
     }
-    segments[n++] = {w.tail, kLanes, first_token / 2 + pairs, 1, ahead};
   }
+  segments[n++] = {w.tail, kPairsAtOnce * kLanes, first_token / 2 + pairs, kPairsAtOnce, ahead};
   return n;
 }
 
@@ -195,6 +200,7 @@ void score_segment(const Work& w, const Segment& s, int64_t head, const uint32_t
     const int64_t row = head * w.rows + tiling.start(tile);
     const TileFunctions& functions = kTiles[tiling.start(tile + 1) - tiling.start(tile)];
     ScoreTile t{};
+    t.state = &w.state;
     t.queries = reinterpret_cast<const uint32_t*>(w.queries + row * w.a.head_size);
     t.query_stride = t.num_pairs = pairs;
     for (int j = 0; j < panels; j += kMaxPanels) {
@@ -258,6 +264,7 @@ void stream_values(const Work& w, const Segment* segments, int n, bool writes, c
       for (int64_t tile = 0; tile < tiling.count; ++tile) {
         const int64_t row = h * w.rows + tiling.start(tile);
         ValueTile t{};
+        t.state = &w.state;
         t.weights = reinterpret_cast<const uint32_t*>(w.weights + row * kChunk);
         t.segments = pieces;
         t.num_segments = num_pieces;
@@ -361,6 +368,7 @@ void score_part(const Work& w, const Part& part, const Segment* segments, const 
   }
   panels[n] = panels[n - 1];  // what to prefetch for the last ones
   ScoreTile t{};
+  t.state = &w.state;
   t.queries = reinterpret_cast<const uint32_t*>(queries);
   t.query_stride = t.num_pairs = pairs;
   for (int j = 0; j < n; j += kMaxPanels) {
@@ -407,6 +415,7 @@ void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_
     n += add_values(w, place, start + skipped, end - skipped, here, pieces + n);
   }
   ValueTile t{};
+  t.state = &w.state;
   t.weights = reinterpret_cast<const uint32_t*>(w.weights);
   t.segments = pieces;
   t.num_segments = n;

@@ -1,26 +1,34 @@
-// The micro-kernels of attention: scores of a tile of rows, their softmax, their weighted values.
+// The tiles of attention: scores of a tile of rows, their softmax, their weighted values.
 //
-// A tile has 1 .. kMaxRows query rows. Each score is one chain of dot products over the pairs of
+// A tile has 1 .. kMaxRows query rows. Each score is one chain of products over the pairs of
 // features in order, each output element one over the pairs of tokens in order, for every tile
 // size: the bits of a row do not depend on the other rows of its tile. Independent of blocks and
 // runs.
 #pragma once
 #include "attention.h"
 #include "attention_simd.h"
+#ifdef __AMX_BF16__
+#include "tiles.h"
+#endif
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Registers: rows x panels sums, the panels' operands, one broadcast (or two halves without
-// bf16).
-#if DK_LEVEL >= 2
-constexpr int kMaxRows = 12, kMaxPanels = 2, kMaxSums = 24;
+// Registers of vectors: rows x panels sums, the panels' operands, one broadcast (or two halves
+// without bf16). kPairsAtOnce: pairs of tokens that are multiplied at once; the last ones of a
+// context are padded with zeros.
+#ifdef __AMX_BF16__
+constexpr int kMaxRows = 16, kMaxPanels = 2, kPairsAtOnce = 8;
+#elif DK_LEVEL >= 2
+constexpr int kMaxRows = 12, kMaxPanels = 2, kMaxSums = 24, kPairsAtOnce = 1;
 #elif DK_LEVEL == 1
-constexpr int kMaxRows = 4, kMaxPanels = 1, kMaxSums = 4;
+constexpr int kMaxRows = 4, kMaxPanels = 1, kMaxSums = 4, kPairsAtOnce = 1;
 #else
-constexpr int kMaxRows = 2, kMaxPanels = 1, kMaxSums = 2;
+constexpr int kMaxRows = 2, kMaxPanels = 1, kMaxSums = 2, kPairsAtOnce = 1;
 #endif
 constexpr float kMasked = -__builtin_inff();
 constexpr float kLowest = -1e30f;  // below every score; finite, so that no difference is NaN
+
+class ProductState;  // what a thread prepares for the products of an item
 
 // Rows of queries against up to kMaxPanels panels of 16 keys; scores are not scaled.
 struct ScoreTile {
@@ -30,27 +38,8 @@ struct ScoreTile {
   const uint32_t* keys[kMaxPanels];
   const char* ahead;  // memory to prefetch, as much as this tile reads
   float* scores;      // row stride kChunk
+  ProductState* state;
 };
-
-template <int R, int P>
-static void score_tile(const ScoreTile& t) {
-  Vec sum[R][P];
-  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < P; ++j) sum[r][j] = zero();
-  const uint32_t* query = t.queries;
-  for (int64_t i = 0; i < t.num_pairs; ++i) {
-    Words key[P];
-    DK_UNROLL for (int j = 0; j < P; ++j) {
-      prefetch(t.ahead + (i * P + j) * 64);
-      key[j] = load_words(t.keys[j] + i * kLanes);
-    }
-    DK_UNROLL for (int r = 0; r < R; ++r) {
-      const Words x = set_words(query[r * t.query_stride + i]);
-      DK_UNROLL for (int j = 0; j < P; ++j) sum[r][j] = dot(sum[r][j], key[j], x);
-    }
-  }
-  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < P; ++j)
-    store(t.scores + r * kChunk + j * kPanel, sum[r][j]);
-}
 
 // Values of consecutive tokens of a chunk.
 struct ValueSegment {
@@ -71,53 +60,18 @@ struct ValueTile {
   bool fresh;         // start from 0 instead of adding to `out`
   const float* keep;  // if given: out[r] = out[r] * keep[r] + sum * take[r], the sum from 0 on
   const float* take;
+  ProductState* state;
 };
 
-template <int R, int V>
-static void value_columns(const ValueTile& t, int panel) {
-  Vec sum[R][V];
-  float* const out = t.out + panel * kLanes;
-  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < V; ++j)
-    sum[r][j] = t.fresh || t.keep ? zero() : load(out + r * t.out_stride + j * kLanes);
-  for (int s = 0; s < t.num_segments; ++s) {
-    const ValueSegment& segment = t.segments[s];
-    const uint32_t* values = segment.values + panel * segment.panel_stride;
-    const uint32_t* weights = t.weights + segment.first_pair;
-    const char* ahead = segment.ahead + panel * segment.num_pairs * 64;
-    for (int64_t i = 0; i < segment.num_pairs; ++i) {
-      Words value[V];
-      DK_UNROLL for (int j = 0; j < V; ++j) {
-        prefetch(ahead + (i * V + j) * 64);
-        value[j] = load_words(values + j * segment.panel_stride + i * kLanes);
-      }
-      DK_UNROLL for (int r = 0; r < R; ++r) {
-        const Words x = set_words(weights[r * (kChunk / 2) + i]);
-        DK_UNROLL for (int j = 0; j < V; ++j) sum[r][j] = dot(sum[r][j], value[j], x);
-      }
-    }
-  }
-  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < V; ++j) {
-    float* const place = out + r * t.out_stride + j * kLanes;
-    if (t.keep) sum[r][j] = fma(load(place), set(t.keep[r]), mul(sum[r][j], set(t.take[r])));
-    store(place, sum[r][j]);
-  }
-}
+}  // namespace dk::DK_LEVEL_NAMESPACE
 
-template <int R>
-static void value_tile(const ValueTile& t) {
-  constexpr int kWide = kMaxSums / R >= 8 ? 8 : kMaxSums / R >= 4 ? 4 : kMaxSums / R >= 2 ? 2 : 1;
-  int panel = 0;
-  for (; panel + kWide <= t.num_panels; panel += kWide) value_columns<R, kWide>(t, panel);
-  if constexpr (kWide > 4) {
-    for (; panel + 4 <= t.num_panels; panel += 4) value_columns<R, 4>(t, panel);
-  }
-  if constexpr (kWide > 2) {
-    for (; panel + 2 <= t.num_panels; panel += 2) value_columns<R, 2>(t, panel);
-  }
-  if constexpr (kWide > 1) {
-    for (; panel < t.num_panels; ++panel) value_columns<R, 1>(t, panel);
-  }
-}
+#ifdef __AMX_BF16__
+#include "attention_matrices.h"
+#else
+#include "attention_vectors.h"
+#endif
+
+namespace dk::DK_LEVEL_NAMESPACE {
 
 struct TileFunctions {
   void (*score_one)(const ScoreTile&);
@@ -134,6 +88,9 @@ static const TileFunctions kTiles[kMaxRows + 1] = {
 #if DK_LEVEL >= 2
     DK_TILE(5), DK_TILE(6), DK_TILE(7),  DK_TILE(8),
     DK_TILE(9), DK_TILE(10), DK_TILE(11), DK_TILE(12),
+#endif
+#ifdef __AMX_BF16__
+    DK_TILE(13), DK_TILE(14), DK_TILE(15), DK_TILE(16),
 #endif
 };
 #undef DK_TILE

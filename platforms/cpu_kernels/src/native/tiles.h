@@ -5,22 +5,29 @@
 #pragma once
 #include <immintrin.h>
 
-#include "simd.h"
+#include "dispatch.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
 constexpr int64_t kTileRows = 16, kTileColumns = 16, kTileRowBytes = 64;
 constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
-constexpr int kSumTiles = 4, kTiles = 8;
+constexpr int kSumTiles = 4, kNumTiles = 8;
+
+// The operand of the instruction that configures tiles.
+struct alignas(64) TileLayout {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
 
 // Tiles in this thread while the object exists. input_bytes: of a row of inputs, 4 in each row of
 // weights.
 class Tiles {
  public:
   Tiles(int64_t num_rows, int64_t input_bytes) {
-    Layout layout{};
+    TileLayout layout{};
     layout.palette = 1;
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < kNumTiles; ++i) {
       const bool is_input = i == 4 || i == 5, is_weight = i > 5;
       layout.row_bytes[i] = static_cast<uint16_t>(is_input ? input_bytes : kTileRowBytes);
       layout.rows[i] = static_cast<uint8_t>(is_weight ? input_bytes / 4 : num_rows);
@@ -33,13 +40,6 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 
   DK_INLINE static void publish() { asm volatile("" ::: "memory"); }
-
- private:
-  struct alignas(64) Layout {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  };
 };
 
 }  // namespace dk::DK_LEVEL_NAMESPACE
