@@ -1,9 +1,9 @@
 // The products of attention's tiles with matrix tiles (AMX).
 //
-// The cache stores panels as tiles of weights: a row is a pair of features (keys) or of tokens
-// (values) of 16 columns. A step multiplies 16 pairs of features, or 8 pairs of tokens: one panel of
-// keys has 16 tokens, so that a step never begins within a block. Registers: 0 to 3 sums; 4 and 5
-// inputs of 16 and of 8 pairs; 6 and 7 weights of 16 and of 8 pairs.
+// The cache stores panels in the layout of weight tiles: a row is a pair of features (keys) or a
+// pair of tokens (values) of 16 columns. A step multiplies 16 pairs of features, or 8 pairs of
+// tokens: these are the 16 tokens of a panel, so that no step crosses blocks. Registers: 0 to 3
+// sums; 4 and 5 inputs of 16 and of 8 pairs; 6 and 7 weights of 16 and of 8 pairs.
 #pragma once
 
 namespace dk::DK_LEVEL_NAMESPACE {
