@@ -154,7 +154,7 @@ def test_explain_reports_unknown_if_the_model_constructor_reads_tensor_values(
     assert unknown == [engine_choice(model, options)]
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
     assert main(["plugins", "explain", "attention", "--model", str(model), *flags]) == 0
-    assert "not known before the start; " in capsys.readouterr().out.splitlines()[0]
+    assert "not known before an engine starts; " in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_model_that_no_device_can_create_is_an_error(tmp_path):

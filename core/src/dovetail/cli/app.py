@@ -33,7 +33,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     (
         "complete",
         "dovetail.cli.client.complete:complete",
-        "Continue a prompt with a server.",
+        "Let a server continue a prompt.",
     ),
     ("demo", "dovetail.cli.demo:demo", "Run a small model with different plugins."),
     (

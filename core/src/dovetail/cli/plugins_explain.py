@@ -109,7 +109,7 @@ def _headline(explanation: Explanation) -> str:
     unknown = [verdict.name for verdict in explanation.verdicts if verdict.state == UNKNOWN]
     if unknown and not explanation.error:
         first = f"an engine tries {unknown[0]} first"
-        return f"{kind}{where}: not known before the start; {first} ({criteria.why})."
+        return f"{kind}{where}: not known before an engine starts; {first} ({criteria.why})."
     if explanation.error:
         return f"{kind}{where}: no plugin can be used ({criteria.why})."
     return f"{kind}{where}: none ({criteria.why})."

@@ -26,7 +26,7 @@ STYLES: Mapping[str, str] = {
     "broken": "bold red",
     "out": "dim",
 }
-"""The style of a table cell that contains only one word, by this word."""
+"""Maps a word to the style of the table cells that contain only this word."""
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:

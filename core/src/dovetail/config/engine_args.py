@@ -188,9 +188,11 @@ class EngineArgs:
         (), "Stat logger plugins, notified of every step."
     )
     logits_processors: tuple[str | type, ...] = _option(
-        (), "Logits processor plugins, in their order."
+        (), "Logits processor plugins, in the order in which they run."
     )
-    step_extensions: tuple[str | type, ...] = _option((), "Step extension plugins, in their order.")
+    step_extensions: tuple[str | type, ...] = _option(
+        (), "Step extension plugins, in the order in which they run."
+    )
     admission_gates: tuple[str | type, ...] = _option(
         (), "Admission gate plugins, which hold back new requests."
     )

@@ -90,11 +90,11 @@ class DecisionRecorder:
         self._append(kind, encode_names(names))
 
     def planned(self, plan: SchedulerOutput) -> None:
-        """Write a plan."""
+        """Write a record of a plan."""
         self._append(RecordKind.PLAN, self._plans.encode(plan))
 
     def settled(self, output: ModelRunnerOutput) -> None:
-        """Write a step's result."""
+        """Write a record of a step's result."""
         self._append(RecordKind.OUTPUT, encode_output(output, self._codes.tokens))
 
     def forget(self) -> None:

@@ -106,7 +106,8 @@ Received = Reply | EngineCoreOutputs
 class Channel(ABC):
     """The connection to one engine.
 
-    `send` and `receive` may run in two threads, `close` in any thread. facts: the engine's facts.
+    `send` and `receive` may run in two threads, `close` in any thread. facts: sizes and settings of
+    the engine, for front ends.
     """
 
     facts: EngineFacts

@@ -132,7 +132,10 @@ class EngineClient(BaseClient):
         return None
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests immediately: no outputs follow for them; a dead engine has no requests."""
+        """End requests immediately: no outputs follow for them.
+
+        Does nothing if the engine is dead.
+        """
         gone = frozenset(request_ids)
         if not gone or self.error is not None:
             return
@@ -204,7 +207,7 @@ class AsyncEngineClient(BaseClient):
             del self._replies[call.number]
 
     async def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Abort requests without waiting for the engine; a dead engine has no requests."""
+        """Abort requests without waiting for the engine; do nothing if the engine is dead."""
         if self._error is not None:
             return
         self._check_alive()

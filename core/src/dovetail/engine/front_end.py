@@ -89,7 +89,7 @@ class FrontEndParts:
     def of(cls, config: RequestedConfig) -> FrontEndParts:
         """Check the plugin choices; load hooks and tokenizer.
 
-        Raises a DovetailError if one fails.
+        Raises a DovetailError if a plugin cannot be used.
         """
         plugins = make_registry(config)
         # Checked before the tokenizer is loaded, so that an invalid name is reported immediately.

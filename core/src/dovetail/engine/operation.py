@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class SyncCaller(Protocol):
-    """A client for a thread."""
+    """A client that one thread calls."""
 
     def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call an operation and return its result."""
@@ -49,7 +49,7 @@ class SyncCaller(Protocol):
 
 
 class AsyncCaller(Protocol):
-    """A client for an event loop."""
+    """A client that coroutines of one event loop call."""
 
     async def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call an operation and return its result."""

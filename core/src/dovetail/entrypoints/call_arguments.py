@@ -97,8 +97,8 @@ def check_template_arguments(
     for key in copied:
         if not isinstance(key, str) or key in _TEMPLATE_PARAMETERS:
             raise RequestError(
-                f"{name} has the key {shorten(key)}; give names of further variables of the "
-                "template.",
+                f"{name} has the key {shorten(key)}; use names of template variables, but not "
+                f"{', '.join(_TEMPLATE_PARAMETERS)}.",
                 parameter=name,
             )
     return copied

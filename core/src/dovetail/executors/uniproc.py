@@ -86,7 +86,7 @@ class UniprocExecutor(Executor):
         return self._step(self._worker.execute_model, plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample for the plan last given to `execute_model`."""
+        """Sample for the plan of the last `execute_model` call."""
         fault("uniproc.sample_tokens")
         if not self._is_late:
             sample = cast("Callable[[Any], ModelRunnerOutput]", self._worker.sample_tokens)
@@ -169,7 +169,7 @@ class LateResult:
         self._fail = fail
 
     def done(self) -> bool:
-        """Return whether `result` would not wait."""
+        """Return whether `result` would return without waiting."""
         return self._handle.done()
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:

@@ -57,7 +57,7 @@ class Change:
 
 
 class CheckpointConfig(CheckpointFields):
-    """The part of the model section for workers.
+    """The part of the model section that workers need.
 
     max_model_len: tokens of prompt and output together.
     """

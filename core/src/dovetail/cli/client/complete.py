@@ -1,4 +1,4 @@
-"""`dovetail complete`: continues a prompt with a server, and prints the text as it arrives."""
+"""`dovetail complete`: lets a server continue a prompt, and prints the text as it arrives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail.errors import ConfigError
 DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_TOKENS = 64
 _PROMPT_HELP = 'Prompt to continue; "-": standard input.'
-_MODEL_HELP = "Name of a model of the server; None: its first one."
+_MODEL_HELP = "Name of a model of the server; None: the first model that the server lists."
 
 
 def complete(
@@ -34,7 +34,7 @@ def complete(
     model: Annotated[str | None, Parameter(help=_MODEL_HELP)] = None,
     sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
 ) -> int:
-    """Continue a prompt with a server."""
+    """Let a server continue a prompt."""
     from dovetail.entrypoints.interrupts import watch_for_interrupt  # slow to import
 
     forgive_encodings()

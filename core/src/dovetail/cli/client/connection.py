@@ -147,7 +147,7 @@ def _pump(request: _Request, lines: queue.SimpleQueue[bytes | Exception]) -> Non
 
 
 class _Request:
-    """A context manager that sends a request and returns the response; closes the connection."""
+    """A context manager: sends a request, returns the response, closes the connection at exit."""
 
     def __init__(
         self, server: Server, method: str, path: str, body: Mapping[str, Any] | None

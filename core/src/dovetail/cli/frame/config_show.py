@@ -36,7 +36,8 @@ def show(
     """Show the values of a command's options: from its flags, the --config file or the defaults."""
     if command not in COMMANDS:
         raise ConfigError(
-            f"--command {shorten(command)} has no configuration.{nearest(command, COMMANDS)}"
+            f"The command {shorten(command)} accepts no configuration file; use one of "
+            f"{', '.join(COMMANDS)}.{nearest(command, COMMANDS)}"
         )
     rows = [_row(argument) for argument in _parse(command, options)]
     if json:

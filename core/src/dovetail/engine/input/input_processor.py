@@ -31,7 +31,8 @@ from dovetail.value_checks import check_text, shorten
 SEED_MASK = 2**64 - 1
 
 USUAL_TOKEN_CHARS = 8
-"""A prompt with at most this many characters per token of `max_model_len` is never too long."""
+"""The character limit of prompts allows at least this many characters per token of
+`max_model_len`."""
 
 MAX_DEFAULT_PROMPT_CHARS = 2**24
 """Maximum characters of a prompt with any vocabulary, if `max_prompt_chars` is not set."""

@@ -42,7 +42,7 @@ MAX_TOKENS_PER_CHAR = 4
 
 
 def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int) -> None:
-    """Raise RequestError for `parameter` unless all are integers from 0 to vocab_size - 1."""
+    """Raise RequestError for `parameter` unless each id is an integer from 0 to vocab_size - 1."""
     typecode = token_ids.typecode if isinstance(token_ids, array) else " "
     if typecode == "i" and all_below(token_ids, vocab_size):  # type: ignore[arg-type]
         return

@@ -124,7 +124,7 @@ class Completion:
 
     @property
     def has_news(self) -> bool:
-        """Whether the next output of kind DELTA would contain tokens or the end."""
+        """Whether the next DELTA output would contain new tokens or the finish reason."""
         return len(self.token_ids) > self._num_sent or (
             self.finish_reason is not None and not self._end_sent
         )
@@ -207,7 +207,7 @@ class Completion:
         )
 
     def _new_text(self) -> str:
-        """Detokenize the new tokens; return "" with stop strings, which detokenize immediately.
+        """Detokenize the new tokens; return "" if the search for stop strings has detokenized them.
 
         Returns all remaining text if the completion has ended.
         """

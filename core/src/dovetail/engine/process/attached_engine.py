@@ -128,7 +128,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _folder_of(address: object) -> Path:
-    """Return the folder of an engine's sockets; raise ConfigError if no such socket exists."""
+    """Return the folder of an engine's sockets; raise ConfigError if `address` is not in one."""
     if not isinstance(address, str) or not address:
         raise ConfigError(f"address={shorten(address)} must be the path of an engine's socket.")
     path = Path(address)

@@ -262,7 +262,7 @@ class EngineServer:
             self._forget(peer)
 
     def _limit(self, peer: FrontEndPeer) -> None:
-        """Abort the requests of a front end that reads too slowly; without requests, detach it.
+        """Abort the requests of a front end that reads too slowly; detach it if it has none.
 
         The front end that started the engine is never detached.
         """

@@ -40,7 +40,8 @@ class SupervisedChannel(Channel):
     def send(self, call: Call) -> None:
         """Send a call to the running engine.
 
-        Raises RequestError also for a request that has crashed engines, UnavailableError while no
+        Raises RequestError also for a request that is refused because it has crashed engines, and
+        UnavailableError while no
         engine runs.
         """
         channel = self._supervisor.channel()
