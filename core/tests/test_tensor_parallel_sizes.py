@@ -22,7 +22,7 @@ SIZES = {
             3,
             (
                 "num_attention_heads=6 with num_key_value_heads=2",
-                "Use 1, 2, 6 (all sizes of the model allow 1, 2)",
+                "Use 1, 2, 6 (for all sizes of the model: 1, 2)",
             ),
         ),
         ({}, 6, ("intermediate_size=112", "Use 1, 2, 4, 7")),
@@ -36,7 +36,7 @@ SIZES = {
         (
             {"intermediate_size": 33},
             2,
-            ("intermediate_size=33", "Use 1, 3, 11, 33 (all sizes of the model allow 1)"),
+            ("intermediate_size=33", "Use 1, 3, 11, 33 (for all sizes of the model: 1)"),
         ),
     ],
 )

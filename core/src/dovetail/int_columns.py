@@ -28,7 +28,7 @@ def increment(column: memoryview, num: int) -> None:
 def all_below(column: array[int], limit: int) -> bool:
     """Return whether each 32-bit integer of `column` is from 0 to `limit` - 1.
 
-    limit: from 1 to 2**31. It is 15 times as fast as `min` and `max`.
+    limit: from 1 to 2**31. This function is 15 times as fast as `min` and `max`.
     """
     signs, room = _signs_and_room(limit)
     with memoryview(column) as view:

@@ -63,7 +63,7 @@ class SamplingOptions:
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
         """Return `params` with these options.
 
-        max_tokens: used if the option of this name is not set.
+        max_tokens: the value if the option `max_tokens` is not set.
         Raises RequestError with the parameter, its value and its bounds.
         """
         return replace(params, **{"max_tokens": max_tokens, **self._values()})

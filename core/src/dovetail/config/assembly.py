@@ -64,7 +64,7 @@ _ALIASES = {
 }
 
 _EXECUTORS = {"uni": "uniproc", "mp": "multiproc"}
-"""Other names of executors, as in vLLM."""
+"""vLLM's names of executors, and the names of these executors here."""
 
 _REFUSED = (
     ("trust_remote_code", False, "code in a model directory is never run; install a plugin"),

@@ -237,7 +237,7 @@ def _resolve_executor(draft: Draft) -> None:
 
 
 def _resolve_step(draft: Draft) -> None:
-    """Resolve the limits of a step; runs after max_model_len."""
+    """Resolve the limits of a step; called after max_model_len is resolved."""
     draft.fill(_CHUNKED, True, "the default")
     given = None if _BUDGET in draft.open else draft.count(_BUDGET)
     seqs = draft.count(_SEQS) or DEFAULT_MAX_NUM_SEQS

@@ -31,7 +31,7 @@ def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> Non
             continue
         good = _listed(works)
         all_good = _listed(lambda count: all(one(count) for _, one in sizes))
-        overall = "" if all_good == good else f" (all sizes of the model allow {all_good})"
+        overall = "" if all_good == good else f" (for all sizes of the model: {all_good})"
         raise ConfigError(
             f"tensor_parallel_size={num_workers} is not possible: {what} in config.json cannot be "
             f"divided among {num_workers} workers. Use {good}{overall}."

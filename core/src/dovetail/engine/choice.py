@@ -49,8 +49,8 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
     """Return which plugin of `kind` an engine of `args` would use, and why.
 
     args: None for no specific model; `options` are then the other `EngineArgs`. Raises
-    PluginNotFoundError for an unknown kind, ConfigError and ModelError for the configuration,
-    PluginError if there is no usable platform.
+    PluginNotFoundError for an unknown kind, ConfigError or ModelError for an invalid configuration,
+    PluginError if no platform can be used.
     """
     from dovetail.config import EngineArgs
 

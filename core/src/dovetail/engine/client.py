@@ -45,7 +45,7 @@ class BaseClient(EnginePort):
     """The status of the engine. Makes no call to the engine; any thread may read it."""
 
     def __init__(self, channel: Channel) -> None:
-        """channel: closed by `shutdown`."""
+        """Create the client. channel: closed by `shutdown`."""
         self.channel = channel
         self._num_calls = 0
 
@@ -114,12 +114,12 @@ class EngineClient(BaseClient):
     """The engine port, called from one thread."""
 
     def __init__(self, channel: Channel) -> None:
-        """channel: closed by `shutdown`."""
+        """Create the client. channel: closed by `shutdown`."""
         super().__init__(channel)
         self._outputs: deque[EngineCoreOutputs] = deque()
 
     def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call an operation and return its result; outputs that arrive before it are kept."""
+        """Call an operation and return its result; keep outputs that arrive before the result."""
         call = self._make_call(operation, arguments)
         self.channel.send(call)
         while call.number:
@@ -177,7 +177,7 @@ class AsyncEngineClient(BaseClient):
     """
 
     def __init__(self, channel: Channel) -> None:
-        """channel: closed by `shutdown`."""
+        """Create the client. channel: closed by `shutdown`."""
         super().__init__(channel)
         self._error: DovetailError | None = None
         self._outputs: deque[EngineCoreOutputs] = deque()
@@ -307,7 +307,7 @@ class _OutputThread:
             self._thread.join()
 
     def call_in_loop(self, call: Callable[..., None], *arguments: object) -> bool:
-        """Run a call in the event loop, now if called there.
+        """Run a call in the event loop, immediately if this is the loop's thread.
 
         Returns False if the loop is closed.
         """

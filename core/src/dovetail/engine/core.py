@@ -41,7 +41,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.value_checks import shorten
 
 MAX_DRAIN_NS = 1_000_000_000
-"""How long a reset waits, after the last request, for stores of a KV connector."""
+"""How long a reset of the prefix cache waits for the KV connector to store blocks."""
 
 SLEEP_TAGS = {"weights", "kv_cache"}
 """Kinds of memory that a worker frees while it sleeps."""
@@ -81,7 +81,7 @@ class EngineCore:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Check a request from any front end, and add it.
 
-        Raises RequestError; other requests are not affected.
+        Raises RequestError for an invalid request; other requests are not affected.
         """
         fault("core.add_request")
         self._check_alive()
@@ -179,7 +179,7 @@ class EngineCore:
         """Plan and execute a step, and return its outputs.
 
         Raises EngineDeadError, with a digest of the plan, if the executor fails. After that, or
-        after another interruption of a step (such as Ctrl-C), every call raises it.
+        after another interruption of a step (such as Ctrl-C), every call raises EngineDeadError.
         """
         self._check_alive()
         self._dead = True  # until the step is complete: an interrupt leaves an unknown state
@@ -288,7 +288,7 @@ class EngineCore:
     ) -> list[Any]:
         """Call a method of every worker; return the results in the order of the ranks.
 
-        Raises UserError if it cannot be called, DovetailError for an error of the call.
+        Raises UserError if the method cannot be called, DovetailError if the call fails.
         """
         if isinstance(operation, str):
             check_callable_from_outside(operation)

@@ -184,7 +184,10 @@ class FrontEnd:
         )
 
     def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
-        """Run the other checks and tokenize; may run in another thread. Raises RequestError."""
+        """Run the slow checks and tokenize; may run in another thread.
+
+        Raises RequestError for an invalid request.
+        """
         user_request = checked.user_request
         return self.inputs.prepare(
             checked.core_id,

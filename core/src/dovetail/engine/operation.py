@@ -61,7 +61,8 @@ class AsyncCaller(Protocol):
 class Operation(Generic[P, R]):
     """One operation of the port; a method of every client.
 
-    name: of the operation and of the method of `EngineCore` that implements it. answered: False if
+    name: name of the operation and of the method of `EngineCore` that implements it. answered:
+    False if
     the caller does not wait; results are reported with the outputs. while_paused: whether it may be
     called while the engine is paused. takes_requests: the operation sends requests, which the
     engine reads one by one, in time slices between two steps.
@@ -74,7 +75,7 @@ class Operation(Generic[P, R]):
         answered: bool,
         while_paused: bool,
     ) -> None:
-        """Read the signature. Raises TypeError for an argument without a type."""
+        """Read the signature. Raises TypeError if an argument or the result has no type."""
         self.name = declared.__name__
         self.answered = answered
         self.while_paused = while_paused
@@ -85,7 +86,7 @@ class Operation(Generic[P, R]):
         self._names = list(signature.parameters)[1:]
         missing = [name for name in (*self._names, "return") if name not in hints]
         if missing:
-            raise TypeError(f"Operation {self.name!r}: give {missing[0]!r} a type.")
+            raise TypeError(f"The operation {self.name!r} needs a type for {missing[0]!r}.")
         self._hints = [hints[name] for name in self._names]
         self._result: Any = hints["return"]
         self._arguments: Any = tuple[tuple(map(_wire_type, self._hints))]  # type: ignore[misc]

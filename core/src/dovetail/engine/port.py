@@ -89,8 +89,7 @@ class EnginePort:
 
         An in-process engine also accepts a callable, which gets the worker as its argument. With an
         engine in another process, arguments and results are plain data: a dataclass is returned as
-        a dict. Raises UserError if the operation cannot be called, DovetailError for an error of
-        the call.
+        a dict. Raises UserError if the operation cannot be called, DovetailError if the call fails.
         """
 
     @operation()

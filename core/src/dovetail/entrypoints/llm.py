@@ -167,7 +167,7 @@ class LLM:
     ) -> Any:
         """Return the result of the IO processor (`EngineArgs.io_processor`) for `data`.
 
-        sampling_params: for every prompt that has none; None for the model's defaults. on_error:
+        sampling_params: used for prompts that have none; None for the model's defaults. on_error:
             as for `generate`; here a refused prompt does not affect the others, and the processor
             reports it.
         Raises ConfigError if the engine has no IO processor, RequestError for invalid data.

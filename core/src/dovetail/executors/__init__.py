@@ -1,1 +1,1 @@
-"""Executors of the core."""
+"""The executors that the core includes: `uniproc` and `multiproc`."""

@@ -172,7 +172,7 @@ def _unpack_resolutions(content: bytes) -> list[Resolution]:
     try:
         return [_unpack_resolution(one) for one in packed]
     except TypeError as error:
-        raise MessageError(f"A worker reports plugins that are not resolutions: {error}") from None
+        raise MessageError(f"A worker sent an invalid list of its plugins: {error}") from None
 
 
 def _unpack_resolution(packed: Mapping[str, Any]) -> Resolution:

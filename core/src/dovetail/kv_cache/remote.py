@@ -32,7 +32,7 @@ class RemoteCache:
     ) -> None:
         """Start without transfers.
 
-        timeout_s: time after which a load fails; twice this time, blocks are freed.
+        timeout_s: time after which a load fails. After twice this time its blocks are freed.
         """
         self.num_loaded_blocks = 0
         self.num_stored_blocks = 0

@@ -162,15 +162,17 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
     if not isinstance(words, tuple) or not all(isinstance(word, tuple) for word in words):
         raise refuse("bad_words", words, "a tuple of tuples of token ids")
     if not all(words):
-        raise RequestError("bad_words contains a word without tokens.", parameter="bad_words")
+        raise RequestError(
+            "bad_words contains a word without tokens; leave it out.", parameter="bad_words"
+        )
     # Each word has two spellings, with and without a space before it.
     chars = limits.max_bad_words_chars + limits.max_bad_words
     num_tokens = sum(map(len, words))
     if len(words) > 2 * limits.max_bad_words or num_tokens > 2 * MAX_TOKENS_PER_CHAR * chars:
         raise RequestError(
-            f"bad_words has {len(words)} spellings with {num_tokens} tokens; at most "
-            f"{limits.max_bad_words} words with {limits.max_bad_words_chars} characters are "
-            "accepted (max_bad_words, max_bad_words_chars).",
+            f"bad_words has {len(words)} token sequences with {num_tokens} tokens, more than "
+            f"{limits.max_bad_words} words with {limits.max_bad_words_chars} characters can have "
+            "(max_bad_words, max_bad_words_chars).",
             parameter="bad_words",
         )
     check_token_ids("bad_words", tuple(chain.from_iterable(words)), vocab_size)

@@ -15,7 +15,7 @@ ENDING_WORK = 16
 """The work at the end of a request, in tokens: all of its text may be detokenized then."""
 
 LOGPROBS_PER_TOKEN = 16
-"""Number of log-probabilities that count as one token of work; they are only copied."""
+"""Number of log-probabilities that count as one token of work, because they are only copied."""
 
 
 def work_of(outputs: EngineCoreOutputs) -> int:
@@ -59,7 +59,7 @@ def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOut
 
 
 def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]:
-    """Yield the positions in order, in chunks of up to `most` work, or of one position."""
+    """Yield the positions in order, in chunks with at most `most` work or with one position."""
     first = start = end = 0
     for position, count in enumerate(columns.counts):
         work = position + 1 - first + (end + count - start) // LOGPROBS_PER_TOKEN

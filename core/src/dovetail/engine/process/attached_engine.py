@@ -128,7 +128,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _folder_of(address: object) -> Path:
-    """Return the folder of an engine's sockets; raise ConfigError if `address` is not in one."""
+    """Return the folder of an engine's sockets.
+
+    Raises ConfigError unless `address` is a socket of an engine of this user.
+    """
     if not isinstance(address, str) or not address:
         raise ConfigError(f"address={shorten(address)} must be the path of an engine's socket.")
     path = Path(address)

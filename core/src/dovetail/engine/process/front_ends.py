@@ -25,7 +25,7 @@ from dovetail.transport.messages import Answer, Ready, pack
 V = TypeVar("V")
 
 _SCOPE = "\x1f"
-"""Separates the number of a front end from the rest of a scoped id."""
+"""Separates the number of a front end from the rest of a request id in the engine core."""
 
 _QUIET_BEATS = 60
 """After this many heartbeats without a message from a front end, it gets only one in this many."""

@@ -1,4 +1,4 @@
-"""Outputs to a front end: split into messages, and limited while it does not read.
+"""Outputs to a front end: split into messages, and limited if the front end does not read.
 
 A step's outputs may exceed the size of one message (log-probabilities of a long prompt); they are
 then split into several. The front end acknowledges the messages that it has taken; while too many

@@ -151,7 +151,7 @@ class Answers:
 
 
 class Pending:
-    """A handle that waits for the answers of the lowest ranks to a command, a step or a call.
+    """A handle for a command (a step or a call); waits for the answers of the lowest ranks.
 
     command: the command's number. deadline_ns: when a missing answer becomes a failure; 0 for
     never. finish: combines the answers to a result, or raises their error.
