@@ -295,7 +295,7 @@ class EngineServer:
             self._forget(peer)
 
     def _forget(self, peer: FrontEndPeer) -> None:
-        """Abort the requests of a disconnected front end; stop the engine if the front end owns it."""
+        """Abort a disconnected front end's requests; stop the engine if the front end owns it."""
         if peer.is_owner:
             return
         self._front_ends.remove(peer)
