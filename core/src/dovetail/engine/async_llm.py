@@ -68,7 +68,7 @@ class AsyncLLM:
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
-        """Start the engine; raise a DovetailError that names the failed part.
+        """Start the engine; if a part fails, raise a DovetailError that names it.
 
         model, options: as for `LLM`; or an existing configuration, without options.
         max_waiting: see `generate`. rules: when a dead engine is restarted; None for never. After

@@ -185,7 +185,7 @@ class InprocChannel(Channel):
     """An engine core in this process and thread: receiving outputs runs a step."""
 
     def __init__(self, config: RequestedConfig, *, plugins: PluginRegistry | None = None) -> None:
-        """Start the engine; raise a DovetailError that names the failed part.
+        """Start the engine; if a part fails, raise a DovetailError that names it.
 
         plugins: None to create a registry.
         """

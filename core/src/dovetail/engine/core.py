@@ -182,7 +182,7 @@ class EngineCore:
         after another interruption of a step (such as Ctrl-C), every call raises EngineDeadError.
         """
         self._check_alive()
-        self._dead = True  # until the step is complete: an interrupt leaves an unknown state
+        self._dead = True  # remains True if the step is interrupted: the state is unknown
         plan = self._schedule()
         self._execute(plan)
         outputs = self._update(plan, self._result(plan, self._sample(plan)))
@@ -196,7 +196,7 @@ class EngineCore:
         are the same as with `step`.
         """
         self._check_alive()
-        self._dead = True  # until the step is complete, as in `step`
+        self._dead = True  # remains True if the step is interrupted, as in `step`
         outputs = self._step_ahead()
         self._dead = False
         return outputs

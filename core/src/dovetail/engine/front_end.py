@@ -107,7 +107,7 @@ class FrontEnd:
     """The front end of a started core. Not thread-safe; the owner stops the listeners."""
 
     def __init__(self, prepared: FrontEndParts, facts: EngineFacts, clock: Clock) -> None:
-        """Create the processors and listeners; raise a DovetailError that names the failed part."""
+        """Create the processors and listeners; raise a DovetailError if one fails."""
         self.facts = facts
         self.tokenizer = prepared.tokenizer
         self._plugins = prepared.plugins
@@ -150,13 +150,13 @@ class FrontEnd:
     def make(self, user_request: UserRequest) -> tuple[CheckedRequest, list[EngineCoreRequest]]:
         """Check a user's request and create the core's requests for it.
 
-        Raises RequestError, naming the parameter. Registers nothing.
+        Raises RequestError, naming the parameter, for an invalid request. Registers nothing.
         """
         checked = self.check(user_request)
         return checked, self.complete(checked, self.prepare(checked))
 
     def check(self, user_request: UserRequest) -> CheckedRequest:
-        """Run the fast checks; raise RequestError, naming the parameter."""
+        """Run the fast checks; raise RequestError, naming the parameter, if one fails."""
         self.check_can_generate()
         limits = self.facts.config.limits
         request_id = check_request_id(user_request.request_id, limits)

@@ -51,7 +51,7 @@ class LLMEngine:
     """
 
     def __init__(self, config: RequestedConfig) -> None:
-        """Start the engine; raise a DovetailError that names the failed part."""
+        """Start the engine; if a part fails, raise a DovetailError that names it."""
         self.guard = ThreadGuard()
         prepared = FrontEndParts.of(config)
         self.plugins = prepared.plugins
@@ -100,8 +100,10 @@ class LLMEngine:
         cache_salt: str = "",
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
     ) -> None:
-        """Add a request. Raise RequestError, naming the parameter; other requests continue.
+        """Add a request.
 
+        Raises RequestError, naming the parameter, if the request is invalid; other requests
+        continue.
         With `engine_process`, a refusal by the scheduler or a logits processor is reported with the
         outputs instead: the request ends with "error". `add_requests` waits for such a refusal and
         returns it.

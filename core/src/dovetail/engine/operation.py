@@ -1,4 +1,4 @@
-"""Operations of the engine port: everything that is derived from the signature of an operation.
+"""Operations of the engine port: derives messages, checks and client methods from signatures.
 
 The port itself is in `dovetail.engine.port`. Does not depend on sockets or an engine.
 """

@@ -34,7 +34,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        """Load the model and start the engine; raise a DovetailError that names the problem."""
+        """Load the model and start the engine; raise a DovetailError if that fails."""
         from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
         args = EngineArgs.from_kwargs(model=model, **options)

@@ -130,7 +130,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def load_model(self) -> None:
-        """Create the model and load its weights. Raise ModelError, naming the file or weight."""
+        """Create the model and load its weights; raise ModelError for an invalid file or weight."""
 
     @abstractmethod
     def get_model_info(self) -> ModelInfo:

@@ -134,7 +134,7 @@ class EncoderCacheManager:
         return True
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless only `requests` have references and the sums are correct."""
+        """Raise AssertionError if a count is wrong or others than `requests` use an output."""
         names = {request.request_id for request in requests}
         assert names >= set(self._held), (
             "a request that has ended still has a reference to an output"

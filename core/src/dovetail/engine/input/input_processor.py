@@ -199,7 +199,7 @@ class InputProcessor:
         return requests
 
     def checked_params(self, params: SamplingParams | None) -> SamplingParams:
-        """Return the checked parameters, or the defaults for None; raise RequestError."""
+        """Return the parameters, or the defaults for None; raise RequestError for invalid ones."""
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(

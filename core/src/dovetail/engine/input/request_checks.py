@@ -123,7 +123,7 @@ def validate_core_request(
     worker_provides: frozenset[str] = frozenset(),
     limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> None:
-    """Check a request that the engine received; raise RequestError that names the parameter.
+    """Check a request that the engine received; raise RequestError for an invalid parameter.
 
     vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits:
     maximum sizes of strings and lists. Does not change the request.

@@ -30,7 +30,7 @@ def serve(context: ChildContext) -> int:
     boot = decode(context.settings, EngineBoot)
     folder, zmq_context = Path(boot.folder), zmq.Context()
     inbox, outbox = zmq_context.socket(zmq.ROUTER), zmq_context.socket(zmq.ROUTER)
-    inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # checked before a message is received
+    inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # a longer message is not received
     inbox.setsockopt(zmq.RCVHWM, 0)  # a front end's send never waits for the engine
     outbox.setsockopt(zmq.SNDHWM, 0)  # flow control limits unread messages
     outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a disconnected front end fails

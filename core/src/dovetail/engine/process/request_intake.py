@@ -45,7 +45,7 @@ class RequestIntake:
         self._clock = clock
         self._end_ns = 0
         self._batch: _Batch | None = None
-        # Decoded, but not yet added: each of the two may take tens of milliseconds.
+        # Decoded, but not yet added: decoding and adding may each take tens of milliseconds.
         self._was_read: EngineCoreRequest | None = None
 
     def begin_turn(self) -> None:

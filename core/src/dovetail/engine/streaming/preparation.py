@@ -38,7 +38,7 @@ class Preparers:
         self._very_long = ThreadPoolExecutor(1, thread_name_prefix="prepare-long")
 
     async def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
-        """Return the prepared request; raise RequestError, naming the parameter."""
+        """Return the prepared request; raise RequestError if one of its parameters is invalid."""
         work = work_of(checked)
         if work <= LONG_WORK:
             return self._front.prepare(checked)
