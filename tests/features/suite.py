@@ -10,7 +10,7 @@ MAX_REPEATED_FILES files. A test that passes then counts as passed and is printe
 reason is that on two shared cores, one of 10,000 tests sometimes exceeds a time limit that it never
 exceeds alone. Three submissions in sequence failed because of one such test each. The limit counts
 files because the tests of a file may share a server, which the first failure leaves busy for the
-others. `make soak` repeats nothing.
+others. `make soak` and the runs of `make features` repeat nothing.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ Outcomes = dict[str, set[str]]
 
 
 def run_tests(
-    tests: Sequence[str] = (), *options: str, shown: bool = False
+    tests: Sequence[str] = (), *options: str, shown: bool = False, repeats: bool = False
 ) -> tuple[Outcomes, int]:
     """Run `tests`, or all tests; return the outcomes and the worst exit code.
 
-    shown: whether to print pytest's output. An aborted part of the run has no outcomes.
+    shown: whether to print pytest's output. repeats: whether the tests that fail are repeated; not
+    for runs in which they must fail. An aborted part of the run has no outcomes.
     """
     outcomes: Outcomes = {}
     codes = []
     for part, parallel in PARTS.items():
         chosen = tests or (() if parallel else files_with_clock_tests())
-        found, code = _run(part, *parallel, *options, *chosen, shown=shown)
+        found, code = _run(part, *parallel, *options, *chosen, shown=shown, repeats=repeats)
         codes.append(code)
         for test, seen in found.items():
             outcomes.setdefault(test, set()).update(seen)
@@ -75,7 +76,7 @@ def files_with_clock_tests() -> list[str]:
     )
 
 
-def _run(part: str, *arguments: str, shown: bool) -> tuple[Outcomes, int]:
+def _run(part: str, *arguments: str, shown: bool, repeats: bool) -> tuple[Outcomes, int]:
     with tempfile.TemporaryDirectory() as folder:
         report, cache = Path(folder) / "report.xml", Path(folder) / "cache"
         base = [sys.executable, "-m", "pytest", "-q", part, "-o", f"cache_dir={cache}"]
@@ -85,7 +86,7 @@ def _run(part: str, *arguments: str, shown: bool) -> tuple[Outcomes, int]:
         if shown:
             print(slowest_files(report), flush=True)
         outcomes = _outcomes_in(report)
-        if code == FAILED and len(_files_of(_failed_in(cache))) <= MAX_REPEATED_FILES:
+        if repeats and code == FAILED and len(_files_of(_failed_in(cache))) <= MAX_REPEATED_FILES:
             code = _repeat(base, outcomes, cache, shown)
         return outcomes, code % NO_TESTS
 
@@ -188,7 +189,7 @@ def main() -> int:
     """Run all tests, record the outcomes, and return the exit code."""
     RECORD.unlink(missing_ok=True)
     state = tree_state()
-    outcomes, code = run_tests(shown=True)
+    outcomes, code = run_tests(shown=True, repeats=True)
     # If a file changed during the run, the run did not test one state of the files.
     if code in FINISHED_CODES and state == tree_state():
         RECORD.parent.mkdir(exist_ok=True)

@@ -169,10 +169,20 @@ def test_tests_of_a_few_files_that_fail_once_are_repeated_alone_and_printed(
     assert [line for line in lines if line in names] == (names if repeated else [])
 
 
+def test_tests_that_must_fail_are_not_repeated(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "PARTS", {"--clock=without": ("-n", "1")})
+    shutil.copy(ROOT / "conftest.py", tree)
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    (tree / "test_it.py").write_text(UNSTABLE)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    outcomes, code = suite.run_tests(["test_it.py::test_unstable"])
+    assert (outcomes, code) == ({"test_it.py::test_unstable": {"failed"}}, suite.FAILED)
+
+
 def test_a_run_during_which_a_file_changes_is_not_recorded(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(shown: bool) -> tuple[suite.Outcomes, int]:
+    def run(shown: bool, repeats: bool) -> tuple[suite.Outcomes, int]:
         (tree / "code.py").write_text("x = 3\n")
         return {"a.py::b": {"passed"}}, 0
 
