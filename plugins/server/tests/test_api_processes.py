@@ -115,6 +115,11 @@ def resume(server):
     assert server.post("/resume", {}, **OPERATOR).status == 200
 
 
+def load_of(server):
+    """Return the answer of `/load`, which a slow process can delay."""
+    return wait_until(lambda: (reply := server.get("/load")).status == 200 and reply.json)
+
+
 def test_all_api_processes_give_the_same_answer(shared):
     assert len(api_processes(shared)) == NUM_PROCESSES
     with ThreadPoolExecutor(8) as pool:
@@ -161,33 +166,33 @@ def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared
     after = wait_until(lambda: len(found := api_processes(shared)) == NUM_PROCESSES and found)
     assert killed not in after and before - {killed} < after
     shared.wait_for("API process . ended by SIGKILL")
-    assert wait_until(lambda: shared.get("/load").json["kv_cache_usage"] == 0)
+    assert wait_until(lambda: load_of(shared)["kv_cache_usage"] == 0)
     wait_until_all_serve(shared)
 
 
 def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
     pause(shared)
     held = held_by_all(shared)
-    wait_until(lambda: shared.get("/load").json["num_waiting"] == len(held))
-    loads = [shared.get("/load").json for _ in range(8)]
-    assert {one["server_load"] for one in loads} == {len(held)}
+    wait_until(lambda: load_of(shared)["num_waiting"] == len(held))
+    # A process counts a request until just after its answer: wait for earlier requests.
+    wait_until(lambda: {load_of(shared)["server_load"] for _ in range(8)} == {len(held)})
     resume(shared)
     assert all(one.read().endswith(b"data: [DONE]\n\n") for one in held)
-    wait_until(lambda: shared.get("/load").json["server_load"] == 0)
+    wait_until(lambda: load_of(shared)["server_load"] == 0)
 
 
 @pytest.mark.parametrize("by_id", [True, False])
 def test_an_operator_aborts_requests_of_all_processes(shared, by_id):
     pause(shared)
     held = held_by_all(shared)
-    wait_until(lambda: shared.get("/load").json["num_waiting"] == len(held))
+    wait_until(lambda: load_of(shared)["num_waiting"] == len(held))
     unknown = [f"{'x' * 100}-{n}" for n in range(900)] + ["y" * 100_000]
     ids = [*unknown, *(one.request_id for one in held)]
     body = {"request_ids": ids} if by_id else {"all": True}
     assert shared.post("/abort", body, **OPERATOR).json == {"num_aborted": len(held)}
     assert {json.loads(one.read())["error"]["code"] for one in held} == {"aborted"}
     resume(shared)
-    wait_until(lambda: shared.get("/load").json["kv_cache_usage"] == 0)
+    wait_until(lambda: load_of(shared)["kv_cache_usage"] == 0)
 
 
 def test_a_process_that_does_not_respond_is_reported(shared):
@@ -209,7 +214,7 @@ def test_api_processes_attach_to_a_restarted_engine(shared):
     held = [Held(shared) for _ in range(6)]
     for one in held:
         wait_until(lambda one=one: one.server_of(shared))
-    wait_until(lambda: shared.get("/load").json["num_waiting"] >= 6)
+    wait_until(lambda: load_of(shared)["num_waiting"] >= 6)
     os.kill(engine_of(shared), signal.SIGKILL)
     for one in held:
         assert json.loads(one.read())["error"]["code"] == "engine_failed"
@@ -227,7 +232,7 @@ def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(servi
         server.wait_until_ready()
         pause(server)
         held = held_by_all(server)
-        wait_until(lambda: server.get("/load").json["num_waiting"] == len(held))
+        wait_until(lambda: load_of(server)["num_waiting"] == len(held))
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/ready").status == 503)
         server.process.send_signal(signal.SIGTERM)
@@ -240,7 +245,7 @@ def test_sigterm_drains_all_api_processes(shared):
     held = [Held(shared) for _ in range(12)]
     for one in held:
         wait_until(lambda one=one: one.server_of(shared))
-    wait_until(lambda: shared.get("/load").json["num_waiting"] >= 12)
+    wait_until(lambda: load_of(shared)["num_waiting"] >= 12)
     shared.process.send_signal(signal.SIGTERM)
     wait_until(lambda: shared.get("/ready").status == 503)
     resume(shared)
