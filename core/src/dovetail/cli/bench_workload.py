@@ -46,7 +46,8 @@ DEFAULT_BENCH = BenchOptions()
 class Run:
     """The times of one run; all requests are added before its first step.
 
-    start_ns: before the first request was added. token_times_ns: one time per step with new tokens;
+    start_ns: time before the first request was added. token_times_ns: one time per step with new
+    tokens;
     the last one is the end of the run.
     """
 

@@ -30,7 +30,8 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
     """Return {"method", "source", "config"} of a quantized checkpoint, {} if it is not quantized.
 
     config: config.json with the user's overrides applied; a null `quantization_config` means that
-    the checkpoint is not quantized. method: lower case. Raises ModelError, naming file and field,
+    the checkpoint is not quantized. method: the name in lower case. Raises ModelError, naming file
+    and field,
     for values of a wrong type and for a table without a method.
     """
     part = config.get("text_config")

@@ -47,7 +47,8 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 class ModelDirectory:
     """The contents of a model directory or model file. Frozen, including its mappings.
 
-    path: absolute. config: config.json with the user's overrides applied. generation_config: empty
+    path: the absolute path. config: config.json with the user's overrides applied.
+    generation_config: empty
     if there is none. quantization: the result of `read_quantization`, or of the model format.
     defaults: default values by path in the configuration, such as "load.load_format". notes:
     sentences for the log about ignored contents.
@@ -81,7 +82,8 @@ class ModelDirectory:
         revision: branch, tag or commit of a model on the hub; None for the default.
         config.json can only name installed models; `hf_overrides` may also name a class
         ("package.module:Class").
-        plugins: finds model sources and model formats; None for all that are installed.
+        plugins: the registry to find model sources and model formats; None for all that are
+        installed.
 
         Raises ModelError, at most three lines: the path does not exist, no installed model format
         reads the file, no config.json, invalid JSON, a field of a wrong type or range, no

@@ -148,7 +148,8 @@ _ROPE_TABLES = ("rope_scaling", "rope_parameters")
 def check_model_fields(config: Mapping[str, Any]) -> None:
     """Raise ModelError for the first field of config.json that has a wrong type or range.
 
-    config: with hf_overrides applied. The message has the field, its value and the accepted values.
+    config: config.json with hf_overrides applied. The message has the field, its value and the
+    accepted values.
     """
     _check_table(config, _FIELDS, "")
     for name in _ROPE_TABLES:

@@ -204,7 +204,7 @@ class AsyncLLM:
         The request is sent when the first output is requested. A slow reader gets the results of
         several steps in one output. Leaving the loop, or cancelling the task, aborts the
         request; a caller that keeps the generator must call its `aclose`.
-        request_id: in use until the last output is read; "" for a generated id. timeout_s: seconds
+        request_id: an id that no unfinished or unread request uses; "" for a generated id. timeout_s: seconds
         after which the request is aborted. It is also aborted if it has no token by the prompt's
         `deadline_s`. The last output of an aborted request has the finish reason "abort", all
         tokens so far, and the cause in `error`. If the engine refuses a request that the front end

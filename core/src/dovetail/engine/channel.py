@@ -33,7 +33,8 @@ PAUSED_WAIT_S = 0.01
 class EngineFacts:
     """The facts of a started engine that a front end needs.
 
-    config: resolved. max_model_len: maximum tokens of a request, prompt and output.
+    config: the resolved configuration. max_model_len: maximum tokens of a request, prompt and
+    output.
     front_end: the number of this front end; 0 is the front end that started the engine. phases: the
     startup phases: name, seconds, and growth of the engine process's memory in bytes.
     cache_bytes: size of the KV cache.

@@ -60,7 +60,7 @@ class EngineCore:
         rules: RequestRules | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> None:
-        """Create the core. structured_output: must also be an admission gate of the scheduler."""
+        """Create the core. structured_output: if given, it is also a gate of the scheduler."""
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None

@@ -34,7 +34,8 @@ class Listeners:
     ) -> None:
         """Create the stat loggers, then notify the hooks that the engine has started.
 
-        config: resolved. Raises PluginError or ConfigError, naming the failed plugin; the stat
+        config: the resolved configuration. Raises PluginError or ConfigError, naming the failed
+        plugin; the stat
         loggers created before it are closed.
         """
         self._hooks = hooks

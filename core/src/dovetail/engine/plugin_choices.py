@@ -71,7 +71,8 @@ def _check_pick(kind: Kind, reference: str | type, plugins: PluginRegistry) -> N
 def check_options_are_used(config: EngineConfig, plugins: PluginRegistry) -> None:
     """Raise ConfigError for options of an installed plugin that this engine does not use.
 
-    config: resolved. A kind without a resolved plugin is checked when its plugin is selected.
+    config: the resolved configuration. A kind without a resolved plugin is checked when its plugin
+    is selected.
     """
     chosen: dict[str, list[str | type]] = {
         name: []

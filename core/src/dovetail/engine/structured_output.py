@@ -94,7 +94,7 @@ def check_structured_output(
 class StructuredOutput(AdmissionGate):
     """Compiles grammars in its own threads. Call its methods in the engine's thread.
 
-    backend: compiles the grammars.
+    backend: the grammar plugin.
     """
 
     def __init__(self, backend: GrammarBackend, vocab_size: int) -> None:

@@ -147,8 +147,8 @@ class ExecutorConfig(ConfigNode):
 
     worker: the part for each worker. worker_extension_cls: methods to add to the worker's class.
     max_concurrent_steps: maximum number of steps in flight. max_logprobs: maximum entries per
-    position, which determines the size of results. plugins, plugin_options: for the registry in the
-    process of a worker.
+    position, which determines the size of results. plugins, plugin_options: settings of the plugin
+    registry in a worker's process.
     """
 
     worker: WorkerConfig

@@ -48,7 +48,8 @@ class KVConnectorContext:
 class KVTransfer:
     """Blocks of one request to load or store: keys[i] is the key of block block_ids[i].
 
-    transfer_id: unique in a scheduler. keys, block_ids: of equal length, at least one entry.
+    transfer_id: unique in a scheduler. keys and block_ids have equal lengths and at least one
+    entry.
     """
 
     transfer_id: int

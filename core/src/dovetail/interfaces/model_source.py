@@ -20,8 +20,8 @@ from dovetail.errors import ModelError
 class ModelSourceContext:
     """Constructor arguments of a model source.
 
-    cache_dir: the directory for downloaded models; it may not exist yet. report: receives one
-    line of progress at a time. options: validated options of the plugin.
+    cache_dir: the directory for downloaded models; it may not exist yet. report: a function that
+    receives one line of progress at a time. options: validated options of the plugin.
     """
 
     cache_dir: Path

@@ -71,7 +71,8 @@ def _with_plugin_fields(cls: type[N]) -> type[N]:
 class CheckpointFields(ConfigNode):
     """The model directory and the contents of its configuration files.
 
-    model_dir: absolute. architecture: from config.json. hf_config: config.json with hf_overrides
+    model_dir: the absolute path. architecture: the name in config.json. hf_config: config.json with
+    hf_overrides
     applied. quantization: "method", "source" and "config" of a quantized checkpoint; else empty.
     """
 
@@ -86,8 +87,9 @@ class CheckpointFields(ConfigNode):
 class RequestedModel(CheckpointFields):
     """The model and its files.
 
-    model: the path or name that the user gave. tokenizer_dir: absolute. generation_config: with its
-    overrides applied. defaults: values for open fields that the model's file format needs, by
+    model: the path or name that the user gave. tokenizer_dir: the absolute path. generation_config:
+    the sampling defaults with the user's overrides applied. defaults: values for open fields that
+    the model's file format needs, by
     "section.field". dtype: "auto" or a name. max_model_len: maximum tokens of a request, prompt
     and output together.
     """
@@ -204,8 +206,9 @@ class RequestedLoad(ConfigNode):
 
 
 class RequestedCompute(ConfigNode):
-    """The plugins for computation. num_threads: for platforms that compute on the CPU.
+    """The plugins for computation.
 
+    num_threads: number of threads on platforms that compute on the CPU.
     batch_invariant: use only plugins that guarantee bit-identical tokens and log-probabilities of a
     request for any batch and any number of threads.
     """
@@ -227,11 +230,13 @@ class ObservabilityConfig(ConfigNode):
 class LimitsConfig(ConfigNode):
     """Limits on the size of the values of a request. Larger values are refused.
 
-    max_prompt_chars: for a text prompt; None: max_model_len times the length of the vocabulary's
-    longest token (at least 8), limited to 16,777,216. max_id_chars: for request_id, cache_salt,
-    tenant and lora_id. max_stop_chars, max_bad_word_chars: for each string; max_bad_words_chars:
-    for all bad words together. max_extra_args_bytes: for the serialized `extra_args`. max_prompts:
-    per call of `LLM.generate`. max_chat_messages: per conversation of `LLM.chat`. Lists of token
+    max_prompt_chars: limit of a text prompt; None: max_model_len times the length of the
+    vocabulary's
+    longest token (at least 8), limited to 16,777,216. max_id_chars: limit of request_id,
+    cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: limits of each string;
+    max_bad_words_chars: limit of all bad words together. max_extra_args_bytes: limit of the
+    serialized `extra_args`. max_prompts: limit of a call of `LLM.generate`. max_chat_messages:
+    limit of a conversation of `LLM.chat`. Lists of token
     ids are limited by the vocabulary, token prompts by max_model_len.
     """
 

@@ -12,7 +12,8 @@ class TokenPieces(dict[int, str | bytes]):
     """The piece of text of each token: a str, or bytes if they are not whole characters.
 
     Entries are computed when they are first read.
-    first: returns the piece of a token at the start of a text; None if the piece is the same there.
+    first: a function that returns the piece of a token at the start of a text; None if the piece is
+    the same there.
     each_byte: whether every byte that is not UTF-8 becomes one U+FFFD; otherwise every invalid
     sequence of bytes becomes one.
     """
@@ -26,7 +27,10 @@ class TokenPieces(dict[int, str | bytes]):
         first: Callable[[int], str | bytes] | None = None,
         each_byte: bool = False,
     ) -> None:
-        """Create the mapping. find: returns the piece of an id, possibly the empty string."""
+        """Create the mapping.
+
+        find: a function that returns the piece of an id, possibly the empty string.
+        """
         super().__init__()
         self._find = find
         self.first = first

@@ -30,7 +30,8 @@ class ToolParserContext:
 class ToolCallDelta:
     """A piece of one tool call.
 
-    index: number of the call. name: only in its first piece. arguments: a piece of the JSON text.
+    index: number of the call. name: the function's name, only in the first piece of the call.
+    arguments: a piece of the JSON text.
     """
 
     index: int

@@ -17,7 +17,8 @@ class WeightLoaderContext:
     """Constructor arguments of a weight loader.
 
     model_dir: the model directory or the model file. progress: show a progress bar if the output
-    is a terminal. seed: for loaders that generate random weights. options: validated options of the
+    is a terminal. seed: the seed of loaders that generate random weights. options: validated
+    options of the
     loader plugin.
     """
 

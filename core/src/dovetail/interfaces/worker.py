@@ -29,7 +29,7 @@ class WorkerContext:
     """Constructor arguments of a worker.
 
     config: the worker's part of the resolved configuration.
-    plugins: loads the plugins that the worker uses (attention, model, ops, …).
+    plugins: the registry that loads the worker's plugins (attention, model, ops, …).
     options: validated options of the worker plugin.
     rank: number of the worker in the engine. local_rank: number of the worker on this machine.
         world_size: number of workers.

@@ -83,8 +83,8 @@ class KVCacheManager:
 
         Does not change the pool. At least one token remains to be computed, because the step needs
         its logits. For requests with prompt log-probabilities the result is empty, because they
-        need the logits of every position. elsewhere: returns for each key whether its block can be
-        loaded; loadable blocks count as cached.
+        need the logits of every position. elsewhere: a function that returns for each key whether
+        its block can be loaded; loadable blocks count as cached.
         """
         if not self.shares(request):
             return self._coordinator.nothing

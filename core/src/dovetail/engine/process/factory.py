@@ -47,7 +47,8 @@ def make_client(
     """Start an engine and return a client of it.
 
     kind: "inproc", "sync" (a process, called from one thread) or "async" (a process, called from an
-    event loop). plugins: for an engine in this process; None to create a registry. rules: when a
+    event loop). plugins: the registry for an engine in this process; None to create a registry.
+    rules: when a
     dead engine is restarted; None for never. Raises ConfigError for another kind, and the error
     of the engine's start.
     """

@@ -72,7 +72,7 @@ class OutputWindow:
 def pack_outputs(outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> Iterator[bytes]:
     """Encode a step's outputs as messages, each within the limit.
 
-    answers: sent with the first one. The statistics are in the last one.
+    answers: results of calls, sent with the first message. The statistics are in the last message.
     """
     if work_of(outputs) <= MESSAGE_WORK:
         whole = _try_pack(outputs, answers)

@@ -27,7 +27,8 @@ Done = Callable[[dict[str, RequestError]], None]
 class _Batch:
     """Requests that arrived together.
 
-    add: adds one to the core. done: called with the refusals, by id, when all are added.
+    add: a function that adds one request to the core. done: a function that gets the refusals, by
+    id, when all are added.
     holds_steps: whether all must be added before the next step.
     """
 

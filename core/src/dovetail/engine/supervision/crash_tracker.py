@@ -51,7 +51,7 @@ class _Record:
 class CrashTracker:
     """Counts deaths by request; see the module docstring. Not thread-safe.
 
-    restarts_left: as of the last death; set by the owner.
+    restarts_left: number of restarts left after the last death; set by the owner.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
@@ -87,7 +87,10 @@ class CrashTracker:
         self._suspects[request.request_id] = fingerprint
 
     def record_end(self, user_id: str, request: EngineCoreRequest, *, is_normal: bool) -> None:
-        """Record that a request has ended. is_normal: without an abort or an error."""
+        """Record that a request has ended.
+
+        is_normal: whether it ended without an abort or an error.
+        """
         self._suspects.pop(request.request_id, None)
         if is_normal:
             self._last_normal_end_ns = self._clock.now_ns()
