@@ -47,8 +47,7 @@ class Run:
     """The times of one run; all requests are added before its first step.
 
     start_ns: time before the first request was added. token_times_ns: one time per step with new
-    tokens;
-    the last one is the end of the run.
+    tokens; the last one is the end of the run.
     """
 
     start_ns: int

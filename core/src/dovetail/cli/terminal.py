@@ -140,8 +140,7 @@ def read_text_file(option: str, file: str | Path, *, max_bytes: int = MAX_FILE_B
     """Return the UTF-8 text of a file, or of standard input for "-".
 
     Raises ConfigError, with the option's name, if the text cannot be read or is larger than
-    `max_bytes`.
-    Never reads more than one byte above the limit, because a device may be endless.
+    `max_bytes`. Never reads more than one byte above the limit, because a device may be endless.
     """
     try:
         text = _read_file(file, max_bytes)

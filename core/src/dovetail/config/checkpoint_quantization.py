@@ -31,8 +31,7 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
 
     config: config.json with the user's overrides applied; a null `quantization_config` means that
     the checkpoint is not quantized. method: the name in lower case. Raises ModelError, naming file
-    and field,
-    for values of a wrong type and for a table without a method.
+    and field, for values of a wrong type and for a table without a method.
     """
     part = config.get("text_config")
     places = [("", config)] + ([("text_config.", part)] if isinstance(part, Mapping) else [])

@@ -48,8 +48,8 @@ class ModelDirectory:
     """The contents of a model directory or model file. Frozen, including its mappings.
 
     path: the absolute path. config: config.json with the user's overrides applied.
-    generation_config: empty
-    if there is none. quantization: the result of `read_quantization`, or of the model format.
+    generation_config: empty if there is none. quantization: the result of `read_quantization`, or
+    of the model format.
     defaults: default values by path in the configuration, such as "load.load_format". notes:
     sentences for the log about ignored contents.
     """

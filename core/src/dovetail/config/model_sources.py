@@ -71,8 +71,7 @@ def find_model(
     "@REVISION"; a source without revisions refuses it. fetch: download the model if it is missing;
     if False, return None for a missing model. report: a function that receives the progress of a
     download, line by line. Raises ModelError if the model cannot be found or downloaded,
-    PluginError if the source
-    cannot be loaded.
+    PluginError if the source cannot be loaded.
     """
     match = _REFERENCE.fullmatch(f"{HUB}:{reference}" if is_hub_name(reference) else reference)
     if match is None or match["name"] not in source_names(plugins):

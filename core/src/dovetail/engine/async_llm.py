@@ -204,14 +204,14 @@ class AsyncLLM:
         The request is sent when the first output is requested. A slow reader gets the results of
         several steps in one output. Leaving the loop, or cancelling the task, aborts the
         request; a caller that keeps the generator must call its `aclose`.
-        request_id: an id that no unfinished or unread request uses; "" for a generated id. timeout_s: seconds
-        after which the request is aborted. It is also aborted if it has no token by the prompt's
-        `deadline_s`. The last output of an aborted request has the finish reason "abort", all
-        tokens so far, and the cause in `error`. If the engine refuses a request that the front end
-        accepted, its last output has the finish reason "error" and the cause in `error`.
-        The generator raises RequestError that names the parameter; CapacityError if more
-        than `max_num_seqs` + `max_waiting` completions were unfinished or unread;
-        EngineDeadError, after all outputs that had arrived.
+        request_id: an id that no unfinished or unread request uses; "" for a generated id.
+        timeout_s: seconds after which the request is aborted. It is also aborted if it has no token
+        by the prompt's `deadline_s`. The last output of an aborted request has the finish reason
+        "abort", all tokens so far, and the cause in `error`. If the engine refuses a request that
+        the front end accepted, its last output has the finish reason "error" and the cause in
+        `error`. The generator raises RequestError that names the parameter; CapacityError if more
+        than `max_num_seqs` + `max_waiting` completions were unfinished or unread; EngineDeadError,
+        after all outputs that had arrived.
         """
         self._front.check_can_generate()
         user_request = UserRequest(

@@ -35,8 +35,7 @@ class Listeners:
         """Create the stat loggers, then notify the hooks that the engine has started.
 
         config: the resolved configuration. Raises PluginError or ConfigError, naming the failed
-        plugin; the stat
-        loggers created before it are closed.
+        plugin; the stat loggers created before it are closed.
         """
         self._hooks = hooks
         self._clock = clock

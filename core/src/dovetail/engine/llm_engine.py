@@ -103,10 +103,9 @@ class LLMEngine:
         """Add a request.
 
         Raises RequestError, naming the parameter, if the request is invalid; other requests
-        continue.
-        With `engine_process`, a refusal by the scheduler or a logits processor is reported with the
-        outputs instead: the request ends with "error". `add_requests` waits for such a refusal and
-        returns it.
+        continue. With `engine_process`, a refusal by the scheduler or a logits processor is
+        reported with the outputs instead: the request ends with "error". `add_requests` waits for
+        such a refusal and returns it.
         """
         user_request = UserRequest(
             request_id=request_id,

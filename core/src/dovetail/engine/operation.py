@@ -62,10 +62,9 @@ class Operation(Generic[P, R]):
     """One operation of the port; a method of every client.
 
     name: name of the operation and of the method of `EngineCore` that implements it. answered:
-    False if
-    the caller does not wait; results are reported with the outputs. while_paused: whether it may be
-    called while the engine is paused. takes_requests: the operation sends requests, which the
-    engine reads one by one, in time slices between two steps.
+    False if the caller does not wait; results are reported with the outputs. while_paused: whether
+    it may be called while the engine is paused. takes_requests: the operation sends requests, which
+    the engine reads one by one, in time slices between two steps.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ def run_batch(
     """Return one output per request, in order.
 
     on_error: if a request is refused, "raise" aborts all requests; "return" puts the error in the
-    output of the refused request.
-    Raises UserError if the engine is paused, because this call would never return.
+    output of the refused request. Raises UserError if the engine is paused, because this call would
+    never return.
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")

@@ -16,8 +16,7 @@ def watch_for_interrupt() -> Iterator[Callable[[], bool]]:
 
     A second Ctrl-C, before the function has reported the first, raises KeyboardInterrupt as usual,
     and so does any Ctrl-C in a forked child. Outside the main thread, where Python delivers no
-    signals, the function
-    always returns False.
+    signals, the function always returns False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

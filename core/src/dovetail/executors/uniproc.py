@@ -2,8 +2,7 @@
 
 With pipeline depth 1, a call executes its work before it returns. With depth 2, a thread of the
 executor executes the calls in order, while the engine plans the next step. A worker that provides
-"async_output" needs no thread:
-calls are made directly, and the result is awaited when it is read.
+"async_output" needs no thread: calls are made directly, and the result is awaited when it is read.
 """
 
 from __future__ import annotations

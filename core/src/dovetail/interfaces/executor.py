@@ -78,10 +78,9 @@ class Executor(ABC):
 
     Contract. Plans are executed in the order of the calls. After each `execute_model`,
     `sample_tokens` is called exactly once before the next `execute_model`. The result is that of
-    rank 0. If a worker returns a
-    handle ("async_output"), the executor returns the result of that handle. If a worker or its
-    handle fails, the executor's handle raises the error. Every later call then raises
-    EngineDeadError.
+    rank 0. If a worker returns a handle ("async_output"), the executor returns the result of that
+    handle. If a worker or its handle fails, the executor's handle raises the error. Every later
+    call then raises EngineDeadError.
     max_concurrent_steps: number of steps that may be in flight; 1 to 4, and at most
         `config.max_concurrent_steps`.
     max_world_size: maximum number of workers.

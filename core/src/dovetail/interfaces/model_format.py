@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 class ModelDescription:
     """The contents of a model file, without weights.
 
-    config: like config.json of a model directory, with "architectures". generation_config: like generation_config.json. load_format, tokenizer_mode: the plugins that read weights and tokenizer
+    config: like config.json of a model directory, with "architectures". generation_config: like
+    generation_config.json. load_format, tokenizer_mode: the plugins that read weights and tokenizer
     of the file. quantization: {"method", "source", "config"} if the weights are quantized; a linear
     method that declares "quantization.METHOD" computes with them. dequantizes: whether the weight
     loader can fill plain weights if there is no such linear method. notes: sentences for the log.

@@ -72,8 +72,8 @@ class CheckpointFields(ConfigNode):
     """The model directory and the contents of its configuration files.
 
     model_dir: the absolute path. architecture: the name in config.json. hf_config: config.json with
-    hf_overrides
-    applied. quantization: "method", "source" and "config" of a quantized checkpoint; else empty.
+    hf_overrides applied. quantization: "method", "source" and "config" of a quantized checkpoint;
+    else empty.
     """
 
     model_dir: Path
@@ -89,9 +89,8 @@ class RequestedModel(CheckpointFields):
 
     model: the path or name that the user gave. tokenizer_dir: the absolute path. generation_config:
     the sampling defaults with the user's overrides applied. defaults: values for open fields that
-    the model's file format needs, by
-    "section.field". dtype: "auto" or a name. max_model_len: maximum tokens of a request, prompt
-    and output together.
+    the model's file format needs, by "section.field". dtype: "auto" or a name. max_model_len:
+    maximum tokens of a request, prompt and output together.
     """
 
     model: Text
@@ -231,13 +230,13 @@ class LimitsConfig(ConfigNode):
     """Limits on the size of the values of a request. Larger values are refused.
 
     max_prompt_chars: limit of a text prompt; None: max_model_len times the length of the
-    vocabulary's
-    longest token (at least 8), limited to 16,777,216. max_id_chars: limit of request_id,
-    cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: limits of each string;
+    vocabulary's longest token (at least 8), limited to 16,777,216. max_id_chars: limit of
+    request_id, cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: limits of each
+    string;
     max_bad_words_chars: limit of all bad words together. max_extra_args_bytes: limit of the
     serialized `extra_args`. max_prompts: limit of a call of `LLM.generate`. max_chat_messages:
-    limit of a conversation of `LLM.chat`. Lists of token
-    ids are limited by the vocabulary, token prompts by max_model_len.
+    limit of a conversation of `LLM.chat`. Lists of token ids are limited by the vocabulary, token
+    prompts by max_model_len.
     """
 
     max_prompt_chars: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None

@@ -65,8 +65,7 @@ class SchedulerContext:
     error is contained and counted (in production).
     gates: admission gates for new requests. Only for schedulers that provide "gates". The scheduler
         shuts them down.
-    kv_connector: the scheduler side of the connector that loads and stores KV-cache blocks, or
-    None. Only for schedulers that provide
+    kv_connector: the scheduler side of a KV connector, or None. Only for schedulers that provide
         "kv_connector". The scheduler shuts it down.
     kv_transfer_timeout_s: seconds after which an unfinished load counts as failed. After twice this
         time, no transfer may use its blocks, and they are freed.

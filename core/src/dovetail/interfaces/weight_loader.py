@@ -18,8 +18,7 @@ class WeightLoaderContext:
 
     model_dir: the model directory or the model file. progress: show a progress bar if the output
     is a terminal. seed: the seed of loaders that generate random weights. options: validated
-    options of the
-    loader plugin.
+    options of the loader plugin.
     """
 
     model_dir: Path

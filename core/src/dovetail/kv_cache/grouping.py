@@ -96,8 +96,8 @@ def group_layers(
     """Put the layers into groups that share a block table.
 
     block_size: the block size if no layer of the model has a cache. max_model_len: maximum tokens
-    of a
-    sequence. Groups are chosen by the memory for a sequence of this length and of an eighth of it.
+    of a sequence. Groups are chosen by the memory for a sequence of this length and of an eighth of
+    it.
     max_step_tokens: maximum tokens of a sequence per step; 0 for one block. The block size of a
     group is a multiple of the one in its layers' specs.
     Layers with sliding windows get separate groups if that saves memory. Otherwise they share a

@@ -16,8 +16,7 @@ class RemoteSession:
 
     params: sampling parameters of the next answer; the server uses its defaults for parameters that
     the user did not set. messages: the messages so far, without the system prompt. num_dropped:
-    always 0; the
-    server refuses a conversation that is too long.
+    always 0; the server refuses a conversation that is too long.
     """
 
     num_dropped = 0

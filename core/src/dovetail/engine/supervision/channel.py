@@ -41,8 +41,7 @@ class SupervisedChannel(Channel):
         """Send a call to the running engine.
 
         Raises RequestError also for a request that is refused because it has crashed engines, and
-        UnavailableError while no
-        engine runs.
+        UnavailableError while no engine runs.
         """
         channel = self._supervisor.channel()
         call = self._work.begin(call)

@@ -36,7 +36,8 @@ class Workers:
     """Worker processes, and the rings that they share with the executor.
 
     commands: the ring for commands to all ranks. answers: each rank's ring. reading: a lock held
-    while a ring is used, so that it is not closed meanwhile. folder: the folder for the rendezvous, or "".
+    while a ring is used, so that it is not closed meanwhile. folder: the folder for the rendezvous,
+    or "".
     """
 
     group: ChildGroup
