@@ -157,6 +157,21 @@ def test_a_body_above_the_limit_is_refused(closed):
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
+def test_a_client_that_closes_its_connection_reads_why_a_long_body_is_refused(closed):
+    body = b"a" * 30_000_000
+    with closed.connect() as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            + f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
+        connection.sendall(body)
+        reply = b""
+        while piece := connection.recv(4096):
+            reply += piece
+    assert reply.startswith(b"HTTP/1.1 413") and b"connection: close" in reply.lower()
+    assert reply.endswith(b"}")
+
+
 def test_long_headers_and_slow_clients_are_refused(closed):
     with closed.connect() as connection:
         connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 40_000)

@@ -1,7 +1,9 @@
 """The connections of the server: uvicorn's protocol with limits on sizes and times.
 
 Headers and bodies have a deadline, and a client that does not read its response is disconnected.
-All checks are timers of a connection, so a streamed token costs nothing more.
+All checks are timers of a connection, so a streamed token costs nothing more. A connection that
+closes before its request has arrived reads on for a short time: otherwise, the kernel resets the
+connection and the client may lose the response.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from dovetail_server.protocol.errors import APIError
 from dovetail_server.settings import ServerSettings
 
 _NO_LINGER = struct.pack("ii", 1, 0)
+_UNREAD_TIMEOUT_S = 2.0
+"""Time in which a connection that closes reads the rest of a request."""
 
 _CONNECTIONS_FULL = APIError(
     "The server has too many open connections. Try again later.",
@@ -53,6 +57,8 @@ class Connection(HttpToolsProtocol):
         self._error = _NOT_HTTP
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._receives = False
+        self._closes = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse the connection if there are too many; otherwise wait for its headers."""
@@ -67,6 +73,13 @@ class Connection(HttpToolsProtocol):
         self._expect(None)
         self._stop_write_timer()
         super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.transport = self.transport  # so that no reference cycle remains
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data of the client; discard it if the connection closes."""
+        if not self._closes:
+            super().data_received(data)
 
     def on_message_begin(self) -> None:
         """Start the time limit of the headers."""
@@ -87,16 +100,31 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the time limit of the body."""
         self._expect(self.settings.body_timeout_s)
+        self._receives = True
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = _RequestTransport(self)
 
     def on_message_complete(self) -> None:
         """Cancel the timer for reading the body."""
         self._expect(None)
+        self._receives = False
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that cannot be parsed."""
         self._refuse(self._error)
+
+    def close_after_request(self) -> None:
+        """Close the connection; if its request is incomplete, discard the rest of it before."""
+        if not self._receives:
+            self.transport.close()
+            return
+        self._closes = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._expect(_UNREAD_TIMEOUT_S)
 
     def pause_writing(self) -> None:
         """Start the time limit of a client that does not read."""
@@ -125,7 +153,9 @@ class Connection(HttpToolsProtocol):
 
     def _expire(self) -> None:
         self._reading = None
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._closes:
+            self.transport.close()
+        elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # the running request is told that its client has left
         elif not self.transport.is_closing():
             self._refuse(_TOO_SLOW)
@@ -154,3 +184,12 @@ class Connection(HttpToolsProtocol):
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
+
+
+class _RequestTransport:
+    """The transport as the cycle of a request uses it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.close_after_request
