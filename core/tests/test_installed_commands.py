@@ -118,7 +118,7 @@ def test_a_core_command_takes_precedence_and_doctor_reports_the_conflict(zoo, ca
     found = {one.subject: one for one in check_registrations(PluginRegistry())}
     finding = found["command:plugins.list@thief"]
     assert finding.verdict == WARNING and "takes precedence" in finding.text and finding.remedy
-    assert "is not the target of a function" in found["command:x.y@thief"].text
+    assert "does not name a function" in found["command:x.y@thief"].text
     assert not [one for one in found.values() if one.verdict == BROKEN and "zoo" in one.subject]
 
 

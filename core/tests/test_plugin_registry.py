@@ -359,7 +359,7 @@ def test_a_plugin_that_is_not_a_class_is_rejected(
     assert "3 is an int" in message(lambda: registry.load("policy", "n"), ContractError)
     made: Any = Policy()
     text = message(lambda: registry.load("policy", made), ContractError)
-    assert "not as 'Policy'" in text
+    assert "not as an object of the class 'Policy'" in text
 
 
 def test_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:

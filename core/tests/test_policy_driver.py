@@ -299,7 +299,9 @@ ILLEGAL = {
 @pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
 def test_an_illegal_action_raises_in_strict_mode(steer, script):
     driver = steer(running="ab", waiting="c")
-    with pytest.raises(PolicyError, match=r"policy Scripted, at step 1: the action .* is illegal"):
+    with pytest.raises(
+        PolicyError, match=r"policy Scripted made a mistake at step 1: the action .* is illegal"
+    ):
         driver.plan_by(script)
 
 

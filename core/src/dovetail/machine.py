@@ -23,7 +23,7 @@ _DEVICE_TOOLS = (
 _TOOL_TIMEOUT_S = 10
 _MAX_DEVICES = 16
 _NO_LIMIT_BYTES = 1 << 60
-"""cgroup version 1 reports at least this number if there is no limit."""
+"""A cgroup of version 1 without a memory limit reports a limit of at least this many bytes."""
 _MAX_DEPTH = 64
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -39,7 +39,10 @@ class Cores:
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """cpu_quota: CPU time per elapsed time; may be below 1. Both are None without a limit."""
+    """The limits of a process on CPU time and memory. A field is None if there is no such limit.
+
+    cpu_quota: seconds of CPU time per second of elapsed time; may be below 1.
+    """
 
     cpu_quota: float | None
     memory_bytes: int | None
@@ -68,10 +71,10 @@ def read_memory() -> Mapping[str, int]:
 
 
 def read_cgroup_limits(proc: Path = Path("/proc/self")) -> CgroupLimits:
-    """Return the tightest limits of the cgroups of the process; None where there is none.
+    """Return the smallest CPU and memory limits among the cgroups of the process.
 
-    All cgroups of version 1 and 2 count, from the process's own up to the mount points.
-    proc: the process's folder of /proc.
+    These are the cgroup of the process and all its parents, of version 1 and 2. proc: the folder of
+    the process in /proc.
     """
     quotas: list[float] = []
     limits: list[int] = []
@@ -158,7 +161,7 @@ def _own_paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _folders(mount_point: Path, root: str, own: str) -> Sequence[Path]:
-    """Return the folders of the cgroup `own` and its parents, in a mount of the cgroup `root`."""
+    """Return the folders of the cgroup `own` and its parents; `mount_point` is that of `root`."""
     path = PurePosixPath(own)
     if ".." in path.parts or not path.is_relative_to(root):
         return [mount_point]  # the process's cgroup is not below the mounted one

@@ -37,7 +37,7 @@ MAX_JSON_DEPTH = 64
 MAX_INTEGER_DIGITS = 100
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-"""A JSON string, possibly truncated by the end of the file. Matching is linear in the length."""
+"""Matches a JSON string, also one that the end of the file cuts off, in linear time."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _KINDS = {
@@ -106,7 +106,10 @@ def read_model_file(path: Path, *, max_bytes: int | None = None) -> bytes:
 
 
 def read_model_text(path: Path, *, max_bytes: int | None = None) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark; raise ModelError."""
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises ModelError if the file is not UTF-8, and as `read_model_file`.
+    """
     content = read_model_file(path, max_bytes=max_bytes)
     try:
         return content.decode("utf-8-sig")
@@ -115,7 +118,10 @@ def read_model_text(path: Path, *, max_bytes: int | None = None) -> str:
 
 
 def read_json_object(path: Path, *, max_bytes: int | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file; raise ModelError with the file and the problem."""
+    """Return the JSON object in a file.
+
+    Raises ModelError if the file does not contain a JSON object, and as `read_model_file`.
+    """
     value = parse_json(path, read_model_file(path, max_bytes=max_bytes))
     if not isinstance(value, dict):
         raise ModelError(f"{path} must contain a JSON object, got {type(value).__name__}.")
@@ -123,7 +129,7 @@ def read_json_object(path: Path, *, max_bytes: int | None = None) -> dict[str, A
 
 
 def parse_json(path: Path, content: bytes) -> Any:
-    """Return the JSON value in `content`, which was read from `path`; raise ModelError."""
+    """Return the JSON value in `content`; raise ModelError, naming `path`, if it is not valid."""
     check_json_depth(path, content)
     try:
         value = json.loads(
@@ -156,9 +162,10 @@ def check_json_depth(path: Path, content: bytes) -> None:
 
 
 def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
-    """Return the sorted files of `folder` with an ending; none if the folder does not exist.
+    """Return the files of `folder` whose names end with `ending`, sorted.
 
-    Raises ModelError if there are more than `at_most`.
+    The list is empty if the folder does not exist. Raises ModelError if it has more than `at_most`
+    such files or cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
@@ -183,7 +190,7 @@ def _read(descriptor: int, num_bytes: int) -> bytes:
 
 def _check_regular(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "not a regular file")
+        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "a special file")
         raise ModelError(f"{path} is {kind}; it must be a regular file.")
 
 

@@ -68,7 +68,7 @@ class BlockColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderRun:
-    """Content to encode: `encoder_inputs[index]` of the request that has the row."""
+    """Multimodal content to encode in a step: `encoder_inputs[index]` of the request in `row`."""
 
     row: int
     index: int
@@ -184,7 +184,7 @@ class StepBuilder:
         self._encoder_frees.append(content_hash)
 
     def transfer(self, kv_transfer: bytes) -> None:
-        """Set the message to the KV connector's worker side; the last call wins."""
+        """Set the message to the KV connector's worker side; a later call replaces it."""
         self._kv_transfer = kv_transfer
 
     def run(
@@ -259,7 +259,7 @@ class StepBuilder:
         return plan
 
     def _pad_drafts(self) -> None:
-        """Add zeros for the runs without an entry."""
+        """Set the number of drafts to 0 for runs that were added without this number."""
         self._num_drafts.extend(bytes(len(self._rows) - len(self._num_drafts)))
 
     def _check(self) -> None:

@@ -43,8 +43,8 @@ class Kind:
     roles: the processes that load it. is_probed: whether selection runs the probe of its manifest.
     takes_context: whether the constructor takes a context, which includes the options; otherwise
         it takes the keyword `options`. declares: class attributes that are frozensets of names.
-    fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`; "" for a sketch. A kind with a
-        fake has the suite `dovetail_devkit.suites.<name>:check_<name>`.
+    fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`; "" for a draft contract. A
+        kind with a fake has the suite `dovetail_devkit.suites.<name>:check_<name>`.
     distribution: a distribution that provides plugins of this kind.
     """
 
@@ -103,7 +103,7 @@ _ROWS = (
     Kind(
         name="platform",
         interface="Platform",
-        summary="a kind of machine",
+        summary="describes one type of device and its defaults",
         field="parallel.platform",
         roles=ROLES,
         is_probed=True,
@@ -114,7 +114,7 @@ _ROWS = (
     Kind(
         name="worker",
         interface="WorkerBase",
-        summary="a device that executes plans",
+        summary="executes plans on a device",
         field="parallel.worker_cls",
         roles=(ENGINE, WORKER),
         is_probed=True,
@@ -144,7 +144,7 @@ _ROWS = (
     Kind(
         name="policy",
         interface="Policy",
-        summary="the order in which the core's scheduler serves requests",
+        summary="decides the order in which the core's scheduler serves requests",
         field="scheduler.scheduler_cls",
         other_options=("scheduling_policy",),
         roles=(ENGINE,),
@@ -154,7 +154,7 @@ _ROWS = (
     Kind(
         name="attention",
         interface="AttentionBackend",
-        summary="attention over a paged KV cache",
+        summary="computes attention over a paged KV cache",
         field="compute.attention_backend",
         roles=(WORKER,),
         is_probed=True,
@@ -164,7 +164,7 @@ _ROWS = (
     Kind(
         name="model",
         interface="Model",
-        summary="a model architecture",
+        summary="implements a model architecture",
         field="model.architecture",
         has_option=False,
         roles=(WORKER,),
@@ -182,7 +182,7 @@ _ROWS = (
     Kind(
         name="model_format",
         interface="ModelFormat",
-        summary="reads the description of a model file",
+        summary="reads the configuration of a model from a single file",
         roles=(FRONTEND,),
         takes_context=False,
         fake="FakeModelFormat",
@@ -190,7 +190,7 @@ _ROWS = (
     Kind(
         name="weight_loader",
         interface="WeightLoader",
-        summary="a format of weight files",
+        summary="reads weight files of one format",
         field="load.load_format",
         roles=(WORKER,),
         fake="FakeWeightLoader",
@@ -198,7 +198,7 @@ _ROWS = (
     Kind(
         name="linear_method",
         interface="LinearMethod",
-        summary="quantization and packing of weights",
+        summary="stores and applies the weights of linear layers",
         field="compute.linear_method",
         other_options=("quantization",),
         roles=(ENGINE, WORKER),
@@ -210,7 +210,7 @@ _ROWS = (
     Kind(
         name="ops",
         interface="Ops",
-        summary="norms, rotary embedding, activation",
+        summary="computes norms, rotary embeddings and activations",
         field="compute.ops",
         roles=(WORKER,),
         is_probed=True,
@@ -230,7 +230,7 @@ _ROWS = (
     Kind(
         name="logits_processor",
         interface="LogitsProcessor",
-        summary="changes token scores",
+        summary="changes the logits before sampling",
         field="extensions.logits_processors",
         cardinality=Cardinality.MANY,
         roles=(ENGINE, WORKER),
@@ -239,7 +239,7 @@ _ROWS = (
     Kind(
         name="step_extension",
         interface="StepExtension",
-        summary="reads or changes data of each step",
+        summary="reads or changes the data of each step",
         field="extensions.step_extensions",
         cardinality=Cardinality.MANY,
         roles=(ENGINE, WORKER),
@@ -274,7 +274,7 @@ _ROWS = (
     Kind(
         name="hooks",
         interface="Hooks",
-        summary="is called at startup, steps, errors and shutdown",
+        summary="is called at startup, in every step, on errors and at shutdown",
         field="extensions.hooks",
         cardinality=Cardinality.MANY,
         roles=(FRONTEND,),
@@ -283,7 +283,7 @@ _ROWS = (
     Kind(
         name="worker_extension",
         interface="WorkerExtension",
-        summary="adds worker methods",
+        summary="adds methods to the worker",
         field="extensions.worker_extension_cls",
         cardinality=Cardinality.OPTIONAL,
         roles=(ENGINE, WORKER),
@@ -292,7 +292,7 @@ _ROWS = (
     Kind(
         name="kv_connector",
         interface="KVConnector",
-        summary="stores KV blocks elsewhere",
+        summary="stores KV blocks outside the KV cache and loads them back",
         field="extensions.kv_connector",
         cardinality=Cardinality.OPTIONAL,
         roles=(ENGINE, WORKER),
@@ -325,7 +325,7 @@ _ROWS = (
     Kind(
         name="tool_parser",
         interface="ToolParser",
-        summary="finds tool calls in output",
+        summary="finds tool calls in the generated text",
     ),
     Kind(
         name="reasoning_parser",
@@ -341,7 +341,7 @@ _ROWS = (
 )
 
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
-"""Maps each name to its kind."""
+"""All plugin kinds by name."""
 
 
 def get_kind(name: str) -> Kind:

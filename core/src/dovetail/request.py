@@ -99,7 +99,7 @@ class EngineCoreRequest:
 
 
 class SharedStepCounter:
-    """A counter of steps, shared by requests that compute one token in every step."""
+    """A counter of steps, shared by all requests of a decode batch."""
 
     __slots__ = ("num_steps",)
 
@@ -108,7 +108,7 @@ class SharedStepCounter:
 
 
 STATIC_COUNTER = SharedStepCounter()
-"""The counter of requests outside of the decode batch. It never changes."""
+"""The step counter of requests that are not in the decode batch. It always stays 0."""
 
 
 class Request:
@@ -117,9 +117,9 @@ class Request:
     token_ids: int32; the prompt, then the generated tokens.
     num_computed_tokens: tokens whose keys and values are in the cache after all plans in flight, if
         every draft is accepted.
-    num_tokens_with_pending: known tokens after all plans in flight, if every draft is accepted.
-        `num_in_flight` is the difference to `num_tokens`. When drafts are rejected, both counts
-        decrease by their number.
+    num_tokens_with_pending: known tokens after all plans in flight, if every draft is accepted;
+        `num_in_flight` more than `num_tokens`. When drafts are rejected, this count and
+        num_computed_tokens decrease by the number of rejected drafts.
     max_drafts: maximum number of drafts of the row. num_drafts: drafts after the last result.
     max_total_tokens: maximum length, prompt included.
     row: row of a running request, -1 otherwise.

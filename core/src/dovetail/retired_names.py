@@ -29,10 +29,10 @@ RETIRED_FEATURES: Mapping[str, str] = {"counts_on": "supports_advance"}
 
 
 def refuse_retired(module: str) -> Callable[[str], NoReturn]:
-    """Return the `__getattr__` of a module whose names were renamed. It never returns a value.
+    """Return a `__getattr__` for a module with renamed names; it always raises.
 
-    For an old name it raises ImportError, since Python drops the message of an AttributeError in
-    `from module import name`. For any other name it raises the usual AttributeError.
+    For an old name it raises ImportError with the new name, because `from module import name` would
+    drop the message of an AttributeError. For any other name it raises the usual AttributeError.
     """
     renamed = RETIRED_IMPORTS[module]
 

@@ -39,7 +39,7 @@ MAX_EXTRA_ARGS_BYTES = 2**18
 """Maximum size of the serialized `extra_args`; an engine's `LimitsConfig` may set less."""
 
 GREEDY_BELOW = 1e-5
-"""Lower temperatures are greedy, because dividing by them would make logits infinite."""
+"""With a lower temperature sampling is greedy, because dividing logits by it could overflow."""
 
 
 MAX_GRAMMAR_CHARS = 2**16
@@ -260,7 +260,7 @@ def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
 
 
 def _take_ids(name: str, given: object) -> tuple[int, ...] | None:
-    """Return token ids without repetitions, in the given order; None for None."""
+    """Return the token ids of a parameter without repetitions, in their order, or None if unset."""
     if given is None:
         return None
     if not isinstance(given, (list, tuple)):
@@ -283,7 +283,7 @@ def _check_ids(name: str, ids: Sequence[int]) -> None:
 
 
 def _take_section(given: object) -> StructuredOutputParams:
-    """Return a checked copy of the parameters; raise RequestError for another type."""
+    """Return a copy of the grammar parameters; raise RequestError if they have another type."""
     if not isinstance(given, StructuredOutputParams):
         raise refuse("structured_output", given, "None or StructuredOutputParams")
     return StructuredOutputParams(form=given.form, text=given.text)

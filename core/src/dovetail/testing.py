@@ -1,4 +1,4 @@
-"""The former location of the conformance kit. Importing it raises an error with the new one."""
+"""The former location of the conformance kit. Importing it raises an error with the new name."""
 
 raise ImportError(
     "dovetail.testing has moved to dovetail_devkit. Run: pip install dovetail-devkit\n"

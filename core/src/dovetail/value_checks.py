@@ -69,7 +69,7 @@ def _shown_container(value: Any, depth: int) -> str:
 
 
 def refuse(parameter: str, value: object, wanted: str) -> RequestError:
-    """Return the error for an invalid `value`, with the shortened value and what is accepted."""
+    """Return the error for an invalid `value`. wanted: the values that are accepted, for humans."""
     return RequestError(f"{parameter}={shorten(value)} must be {wanted}.", parameter=parameter)
 
 
@@ -157,8 +157,8 @@ def take_items(
 ) -> list[T]:
     """Return the items of an iterable; raise RequestError if there are more than `max_items`.
 
-    Reads at most `max_items` + 1 items, with the iterator of `given`; an error of the iterator
-    becomes a RequestError. what: a noun for the items, for the message.
+    Reads at most `max_items` + 1 items of `given`. An exception of its iterator becomes a
+    RequestError. what: a noun for the items, for the message.
     """
     built_in = type(given) in _BUILT_IN
     if built_in and len(given) > max_items:  # type: ignore[arg-type]  # those have a length
@@ -178,9 +178,9 @@ def _too_many(parameter: str, count: int | str, most: int, what: str, limit: str
 
 
 def guarded(parameter: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`; convert exceptions of a client's object to RequestError.
+    """Return the result of `read`, which may call methods of objects that a client passed.
 
-    KeyboardInterrupt and SystemExit are not converted.
+    Their exceptions are converted to RequestError, except KeyboardInterrupt and SystemExit.
     """
     try:
         return read()
@@ -205,8 +205,8 @@ def plain_copy(parameter: str, value: object, *, max_bytes: int, limit: str = ""
     """Return a deep copy of plain data: None, bool, int, float, str, bytes, lists and mappings.
 
     Tuples become lists and mappings become dicts, as after a transfer to another process.
-    max_bytes: approximate maximum of the serialized size. Raises RequestError for anything else,
-    for integers of more than 64 bits, and for more than 16 levels of nesting.
+    max_bytes: approximate maximum of the serialized size. Raises RequestError if the data is larger
+    or contains other types, integers of more than 64 bits, or more than 16 levels of nesting.
     """
     return guarded(parameter, lambda: _PlainCopy(parameter, max_bytes, limit).copy(value, 0))
 
@@ -244,8 +244,8 @@ class _PlainCopy:
             self._take(0 if type(value) not in _BUILT_IN else len(value))
             return [self.copy(item, depth + 1) for item in value]
         raise RequestError(
-            f"{self._parameter} holds {shorten(value)}, a {type(value).__name__}; it must be plain "
-            "data: None, booleans, numbers, strings, bytes, lists and mappings.",
+            f"{self._parameter} contains {shorten(value)} of the type {type(value).__name__}; it "
+            "must be plain data: None, booleans, numbers, strings, bytes, lists and mappings.",
             parameter=self._parameter,
         )
 

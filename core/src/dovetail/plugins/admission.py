@@ -155,7 +155,10 @@ class Admission:
 def check_needed(
     whose: str, needs: frozenset[str], provided: frozenset[str], platform: str
 ) -> None:
-    """Raise PluginError for needs of `whose` that neither core nor platform provides."""
+    """Raise PluginError if a plugin needs capabilities that core and platform do not provide.
+
+    whose: the plugin, for the message. provided: the capabilities of the core and the platform.
+    """
     missing = sorted(needs - provided)
     if missing:
         # Device names get no hint, because a similar name means another device.

@@ -21,7 +21,7 @@ _WINDOWED = "sliding_attention"
 def attention_requirements(
     facts: AttentionFacts, config: WorkerConfig, device_type: str
 ) -> AttentionRequirements:
-    """Return the requirements on a backend. device_type: torch's name."""
+    """Return the requirements on an attention backend. device_type: torch's name, such as "cpu"."""
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
@@ -41,7 +41,9 @@ def attention_requirements(
 
 
 def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
-    """Return the facts in config.json about a model's attention; None if no heads are stated.
+    """Return the facts in config.json about a model's attention.
+
+    Returns None if config.json does not contain the number and size of the attention heads.
 
     Only the usual field names are read. An architecture may have other defaults, so the worker
     decides from the layers of the loaded model.

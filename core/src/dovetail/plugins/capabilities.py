@@ -22,7 +22,7 @@ CORE_CAPABILITIES = frozenset(
 """The capabilities that the core provides on every platform."""
 
 DESCRIBES_ATTENTION = "describes_attention"
-"""The capability of a worker that describes a model's attention before it is loaded."""
+"""The capability of a worker that describes a model's attention before the model is loaded."""
 
 CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
     {

@@ -31,10 +31,11 @@ def complete_worker_cls(context: ExecutorContext) -> type[Any]:
 
 
 def extend_worker(worker_cls: type[Any], extension: type[Any]) -> type[Any]:
-    """Return a new subclass of both; raise ContractError with all conflicting names.
+    """Return a new class that inherits from the worker class and the extension.
 
-    Conflicts are names of the worker's class and of its contract, including optional parts, and a
-    constructor or another special method, because the worker's method would hide it.
+    Raises ContractError, naming every conflict, if the extension defines a name of the worker class
+    or of the worker's contract, including its optional parts. A constructor or another special
+    method is also a conflict, because the worker's method would hide it.
     """
     problems = list(_problems(worker_cls, extension))
     if problems:

@@ -38,7 +38,7 @@ class Subscriber:
 
 
 class _Manager(pluggy.PluginManager):
-    """Accepts every method with the name of a hook, with or without pluggy's marker."""
+    """A pluggy manager for which a method is a hook if it has a hook's name, marked or not."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         """Return the options of a method that is a hook; None for any other attribute."""
@@ -58,7 +58,11 @@ class HookPlugins:
     """The enabled hooks plugins of one engine or command line, in the order of the option."""
 
     def __init__(self, plugins: Mapping[str, object]) -> None:
-        """Register plugins (by name). Raises ContractError if a hook has wrong parameters."""
+        """Register `plugins`, which are given by name.
+
+        Raises ContractError if a plugin defines an unknown or an async hook, or a hook with wrong
+        parameters.
+        """
         self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         # pluggy calls the plugin that was registered last first.
@@ -120,7 +124,7 @@ def failure(subscriber: Subscriber, error: BaseException) -> str:
 
 
 def _check_names(plugin_name: str, plugin: object) -> None:
-    """Raise ContractError for a method named like a hook that does not exist or is async."""
+    """Raise ContractError for an async hook, or a method with a hook prefix that is not a hook."""
     for name in dir(type(plugin)):
         if name.startswith(_PREFIXES) and name not in HOOK_NAMES:
             raise ContractError(

@@ -183,7 +183,7 @@ def _is_of(module: ModuleType, member: object) -> bool:
 
 
 def _is_ours_alone(module: ModuleType) -> bool:
-    """Return whether `module` is the main module of a Dovetail process, without user classes."""
+    """Return whether `module` is Dovetail's own main module, which has no classes of the user."""
     spec = module.__spec__
     return module.__name__ == "__main__" and spec is not None and spec.name.startswith("dovetail.")
 

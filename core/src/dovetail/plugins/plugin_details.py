@@ -71,7 +71,7 @@ class LoadedClass:
 
 
 def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
-    """Return "kind:name" as (kind, reference); raise PluginError with the valid form."""
+    """Return "kind:name" as (kind, reference); raise PluginError if the text has another form."""
     kind, colon, reference = text.partition(":")
     if colon and reference and kind in KINDS:
         return kind, reference

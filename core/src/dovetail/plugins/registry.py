@@ -294,11 +294,11 @@ class PluginRegistry:
                 yield namesake_note(kept[one.name], one)
 
     def warn(self, sentence: str) -> None:
-        """Log a sentence, once."""
+        """Log a warning, unless this registry has logged the same sentence before."""
         self._warn((sentence,))
 
     def _warn(self, sentences: Iterable[str]) -> None:
-        """Log each sentence, once."""
+        """Log each sentence as a warning, unless it was logged before."""
         for sentence in sentences:
             if sentence not in self._warned:
                 self._warned.add(sentence)

@@ -58,4 +58,4 @@ def read_boot(descriptor: int) -> Boot:
     try:
         return Boot(settings=settings, **json.loads(head))
     except (ValueError, TypeError, RecursionError) as error:
-        raise MessageError(f"{len(head)} bytes are not a boot record: {error}") from None
+        raise MessageError(f"The memory does not contain a boot record: {error}") from None

@@ -28,7 +28,10 @@ _JOIN_S = 5.0
 
 
 class ChildGroup:
-    """Children by rank. failure: the first error of a child, or None."""
+    """Child processes that start and end together. children: the children, by rank.
+
+    failure: the first error of a child, or None.
+    """
 
     def __init__(self, phases: Sequence[str], clock: Clock) -> None:
         """phases: the phases of each child's start, in order; the first one is not reported."""

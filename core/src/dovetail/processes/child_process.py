@@ -222,7 +222,7 @@ class ChildProcess:
     def kill_tree(self) -> None:
         """Kill the child's session and its children, which have their own sessions.
 
-        The children would exit by themselves, unless they are stopped.
+        The children would exit by themselves, except those stopped by a signal.
         """
         for child in _children_of(self.pid):
             with suppress(ProcessLookupError):

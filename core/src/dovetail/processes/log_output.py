@@ -20,7 +20,10 @@ CORE_LOGGER = "dovetail"
 
 
 class LogOutput:
-    """The configuration of this process's logs. for_children: it, as text; "" if unset."""
+    """The configuration of this process's logs.
+
+    for_children: the configuration as text, for child processes; "" if logs are not configured.
+    """
 
     for_children = ""
 
@@ -54,14 +57,14 @@ def configure_logs_of_child(given: str) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """One line with time, level and message."""
+    """Formats a log record as one line with time, level and message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object in a line."""
+    """Formats a log record as one line with a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""

@@ -28,8 +28,9 @@ def watch_parent(
 ) -> None:
     """Start a thread that waits for the parent's end and then kills this process and its children.
 
-    control: this process's end of the socket. parent_pid: the process id of the parent. folder: the
-    folder to remove at that time, or "". on_message: called in the thread for each packet.
+    control: this process's end of the control socket. parent_pid: the process id of the parent.
+    folder: a folder to remove when the parent has ended, or "". on_message: called in the thread
+    for each packet on the socket.
     """
     # A stopped process gets SIGCONT when its parent dies, so it can notice.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)

@@ -71,15 +71,18 @@ def _parse(packet: bytes, descriptors: list[int]) -> StartReport:
     try:
         parts = json.loads(packet)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"{len(packet)} bytes are not a report: {error}") from None
+        raise MessageError(
+            f"A packet of {len(packet)} bytes is not a start report: {error}"
+        ) from None
     if not isinstance(parts, list) or [type(part) for part in parts] != [str] * 4:
         raise MessageError(
-            f"{len(packet)} bytes are not a report, which is a list of four strings."
+            f"A packet of {len(packet)} bytes is not a start report: it must be a JSON list of "
+            "four strings."
         )
     kind, name, text, detail = parts
     if kind not in _KINDS or len(descriptors) > (kind == "ready"):
         raise MessageError(
-            f"The report of kind {kind!r:.80} with {len(descriptors)} descriptors is invalid."
+            f"A start report of kind {kind!r:.80} with {len(descriptors)} descriptors is invalid."
         )
     return StartReport(kind, name, text, detail, _content(descriptors))
 
@@ -90,8 +93,10 @@ def _content(descriptors: list[int]) -> bytes:
         return b""
     size = os.fstat(descriptors[0]).st_size
     if size > MAX_READY_BYTES:
-        raise MessageError(f"A report has {size} bytes; the limit is {MAX_READY_BYTES}.")
+        raise MessageError(f"A start report has {size} bytes; the limit is {MAX_READY_BYTES}.")
     content = read_memory(descriptors[0], size)
     if len(content) != size:
-        raise MessageError(f"A report has {size} bytes, of which only {len(content)} can be read.")
+        raise MessageError(
+            f"A start report has {size} bytes, of which only {len(content)} can be read."
+        )
     return content

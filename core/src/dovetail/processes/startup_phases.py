@@ -70,7 +70,7 @@ class _Overdue(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class _Running:
-    """The current phase."""
+    """The startup phase that is running now."""
 
     name: str
     begun_ns: int

@@ -62,7 +62,10 @@ class ChildFailure(Exception):  # noqa: N818  # a phrase for the errors of calle
 
 
 class HandlerError(Exception):
-    """An error of the handler. kind: the class name. parameter: parameter of a RequestError."""
+    """An exception that the handler raised in the child.
+
+    kind: the name of its class. parameter: the parameter that it names, if it is a RequestError.
+    """
 
     def __init__(self, kind: str, message: str, parameter: str) -> None:
         super().__init__(message)
@@ -102,9 +105,9 @@ class BoundedChild:
     def call(self, text: bytes, blob: bytes = b"", *, timeout_s: float | None = None) -> Any:
         """Return the handler's value for a request; `text` is JSON, as `frames.encode` makes it.
 
-        timeout_s: None for the limit of the child. Raises HandlerError for an error of the handler,
-        ChildFailure if the child took too long, used too much memory or crashed. A ChildFailure and
-        every other error except HandlerError kill the child.
+        timeout_s: None for the limit of the child. Raises HandlerError if the handler raised, and
+        ChildFailure if the child took too long, used too much memory or crashed. After any error
+        except HandlerError the child is killed.
         """
         wait = self._deadline(self._limits.timeout_s if timeout_s is None else timeout_s)
         try:
@@ -140,7 +143,7 @@ class BoundedChild:
         return answer
 
     def _guard(self, action: Callable[[], Any]) -> Any:
-        """Call `action`, which uses the connection; convert its errors to ChildFailure."""
+        """Call `action`, which sends or receives; convert its errors to ChildFailure."""
         try:
             return action()
         except TimeoutError:

@@ -27,9 +27,10 @@ class ChildPool:
         on_fork_in_child(self._reset)
 
     def call(self, text: bytes, blob: bytes = b"") -> Any:
-        """Return the handler's value for a request; raise as `BoundedChild.call`, and StartError.
+        """Return the handler's value for a request; raise as `BoundedChild.call`.
 
-        While all children are busy, it waits for the earlier requests, which have deadlines.
+        Also raises StartError if a child cannot be started. If all children are busy, the call
+        waits until one has answered or has reached its deadline.
         """
         with self._slots:
             child = self._take()
@@ -45,7 +46,7 @@ class ChildPool:
             self._children.pop().close()
 
     def _reset(self) -> None:
-        """Start without children, also in a forked copy, because children belong to the parent."""
+        """Empty the pool. A forked copy starts empty too: the children belong to its parent."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._idle: list[BoundedChild] = []
         self._children: set[BoundedChild] = set()

@@ -18,7 +18,7 @@ class AdmissionGates:
     """The held requests, by id, with the gates that have not admitted them yet."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
-        """timeout_s: a request that is held for longer fails."""
+        """timeout_s: maximum time that a request may be held; then it fails."""
         self._gates = tuple(gates)
         self._timeout_s = timeout_s
         self._held: dict[str, tuple[Request, list[AdmissionGate]]] = {}
@@ -76,7 +76,7 @@ class AdmissionGates:
         return sorted(ready, key=lambda request: request.sequence)
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Remove and return requests that failed or were held for too long, with user messages."""
+        """Remove requests that failed or were held too long; return each with a user message."""
         failed = []
         for gate in self._gates:
             for request_id, message in gate.take_failed():

@@ -23,7 +23,8 @@ ADMISSION = attrgetter("admission")
 
 
 MAX_STOP_IDS = 32
-"""Maximum stop tokens per member, because each change of the members computes their union again."""
+"""Maximum stop tokens of a member. If members change, the union of their stop tokens is computed
+again, so its size must be limited."""
 
 
 def decodes(request: Request) -> bool:
@@ -37,13 +38,12 @@ def decodes(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStepRecord:
-    """The members in one step: columns in order of admission, never changed.
+    """The members of the decode batch in one step, as columns in order of admission.
 
-    order: admission numbers of the requests. token_ids: the token lists of the requests, to append
-    to.
-    stop_ids: every token that may end a member. capped: members that reach their length limit in
-    this step.
-    gone: by index, members that ended or lost their row before the result arrived.
+    The columns are never changed. order: admission numbers. token_ids: the lists of known tokens,
+    to which the step's result is appended. stop_ids: every token that may end a member. capped:
+    members that reach their length limit in this step. gone: members that ended or lost their row
+    before the result arrived, by index.
     """
 
     members: list[Request]
@@ -153,7 +153,8 @@ class DecodeBatch:
     def take_full_members(self) -> list[Request]:
         """Return the members whose last block is full, in order of admission. Call once per step.
 
-        Members that reach their length limit in the next step leave the batch after it.
+        Also records the members that reach their length limit in the next step; they leave the
+        batch after that step.
         """
         step = self._step_counter.num_steps
         for request in self._by_last_step.pop(step, ()):
@@ -191,7 +192,7 @@ class DecodeBatch:
         assert self.running == sorted([*members, *self.outside], key=ADMISSION)
         assert all(one in self for one in members) and not any(one in self for one in self.outside)
         assert list(self._rows) == [one.row for one in members], (
-            "a member has a different row than its request"
+            "the decode batch has another row for a request than the request itself"
         )
         assert list(self._starts) == [one.num_computed_tokens for one in members]
         assert [one.request_id for one in members] == self._ids
@@ -199,10 +200,10 @@ class DecodeBatch:
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
             assert one in self._by_phase[self._phase(one.num_computed_tokens)], (
-                "a request is not in the list of the step in which its block becomes full"
+                "the decode batch does not know when the last block of a request becomes full"
             )
             assert one in self._by_last_step[one.event_step], (
-                "a member is not in the list of its last step"
+                "the decode batch does not know the step in which a request reaches its limit"
             )
             assert one.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)
@@ -238,7 +239,7 @@ class DecodeBatch:
         request.use_counter(STATIC_COUNTER)
 
     def _copy_shared_columns(self) -> None:
-        """Before a change, copy the lists that the record of a step shares."""
+        """Copy the lists that the record of an earlier step shares, so that they can be changed."""
         if self._lent:
             self._members, self._order = self._members[:], self._order[:]
             self._ids, self._tokens = self._ids[:], self._tokens[:]
@@ -256,7 +257,7 @@ class DecodeBatch:
 
 
 def _advanced(starts: array[int]) -> array[int]:
-    """Return the column with every element increased by one; positions are below 2**31 - 1."""
+    """Return a copy of the positions, each increased by one. Positions are below 2**31 - 1."""
     moved = starts[:]
     increment(memoryview(moved), len(moved))
     return moved

@@ -43,7 +43,7 @@ class StepRecord:
 
     @property
     def requests(self) -> list[Request]:
-        """All requests, in plan order; an ended placeholder stands for each dropped one."""
+        """All requests, in plan order; dropped requests are replaced by ended placeholders."""
         members = self.decode_record.members if self.decode_record else []
         gone = self.decode_record.gone if self.decode_record else ()
         for place in gone:
@@ -117,7 +117,7 @@ class StepDraft:
                 self.counts[request] = self.counts.pop(request)
 
     def take_lost_tokens(self) -> int:
-        """Return the number of tokens that preempted and admitted requests must compute again."""
+        """Return how many tokens the requests admitted after a preemption must compute again."""
         total = 0
         for request in self.joined:
             lost, request.num_lost_tokens = request.num_lost_tokens, 0
@@ -140,7 +140,7 @@ class StepDraft:
         self.joined[request] = None
 
     def grow(self, request: Request, blocks: list[list[int]]) -> None:
-        """Record new `blocks` of a running request, one list per group."""
+        """Record the new blocks of a running request, one list for each KV-cache group."""
         if request not in self.joined:  # the join of a request contains all its blocks
             self._grown.setdefault(request, []).append(blocks)
 

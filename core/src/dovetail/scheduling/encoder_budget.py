@@ -30,7 +30,7 @@ class EncoderBudget:
         self._chunks = limits.enable_chunked_prefill
 
     def check(self, request: EngineCoreRequest) -> None:
-        """Raise RequestError for encoder inputs that exceed the limits of every step."""
+        """Raise RequestError if the encoder inputs of `request` do not fit into any step."""
         sizes = [item.num_tokens for item in request.encoder_inputs]
         most = min(self._max_tokens, self._cache.capacity)
         needed = max(sizes) if self._chunks else sum(sizes)
@@ -62,7 +62,7 @@ class EncoderBudget:
             self._wanted[request] = (indices, end)
 
     def revoke(self, request: Request) -> None:
-        """Remove the records of this step for `request`."""
+        """Remove the grant that was recorded for `request` in this step."""
         self._wanted.pop(request, None)
 
     def emit(self, builder: StepBuilder) -> None:

@@ -53,7 +53,7 @@ class HeldRequests:
         self._aside |= dict.fromkeys(requests)
 
     def reopen(self) -> list[Request]:
-        """Hold only requests at gates; return the others in order of arrival."""
+        """End the pause; return the requests that it held, in order of arrival."""
         self.closed = False
         let_go, self._aside = self._aside, {}
         return sorted(let_go, key=lambda request: request.sequence)
@@ -73,6 +73,6 @@ class HeldRequests:
         self._admission_gates.shutdown()
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Remove and return the requests that failed at a gate, each with a message."""
+        """Remove the requests that failed at a gate; return each with a message for its user."""
         gates = self._admission_gates
         return gates.take_failed(now_ns) if len(gates) else []

@@ -139,7 +139,7 @@ class Mechanism:
             self._decode_batch.remove_member(request)
 
     def _hold_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Ensure that a running request has blocks for `num_tokens`; return False if it cannot."""
+        """Allocate missing blocks of a running request; return False if there are not enough."""
         if num_tokens + self._lookahead > request.capacity:
             return self._grow(request, num_tokens)
         if not request.num_computed_tokens % self._state.kv_cache.block_size:
@@ -185,13 +185,13 @@ class Mechanism:
         return True
 
     def _with_lookahead(self, request: Request, num_tokens: int) -> int:
-        """Return the tokens to reserve blocks for, including drafts."""
+        """Return how many tokens need blocks if drafts follow the first `num_tokens` tokens."""
         return min(num_tokens + self._lookahead, request.max_total_tokens)
 
     # --- waiting requests -----------------------------------------------------------------------
 
     def admit_waiting(self) -> None:
-        """Admit in the policy's order until a request is denied."""
+        """Admit waiting requests in the policy's order until one is denied."""
         host, state = self._host, self._state
         while state.draft.tokens_left and (request := host.peek()) is not None:
             admit = self.preempt_and_admit if host.policy.preempts else self.admit
@@ -218,8 +218,8 @@ class Mechanism:
     def preempt_and_admit(self, request: Request, max_tokens: int = 0) -> Grant:
         """Admit a waiting request; preempt requests of a worse rank if that makes enough room.
 
-        Their blocks may become free only when a plan in flight has been executed. The request is
-        then not ready, and is the first to be admitted in a later step.
+        The blocks of preempted requests may become free only when a plan in flight has been
+        executed. `request` then keeps waiting, and is the first to be admitted in a later step.
         """
         state = self._state
         grant = self.admit(request, max_tokens)
@@ -259,7 +259,7 @@ class Mechanism:
         return num_tokens > 0 and state.kv_cache.fits(first, hit, span)
 
     def _admission_denial(self, request: Request) -> Denied | None:
-        """Return why `request` cannot be admitted in this step even with free blocks, or None."""
+        """Return a reason, other than missing rows or blocks, not to admit `request`, or None."""
         draft = self._state.draft
         if self.under_pressure:
             return Denied.PRESSURE
@@ -280,9 +280,9 @@ class Mechanism:
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
 
     def _piece(self, request: Request, start: int, max_tokens: int, whole: bool) -> int:
-        """Return the number of tokens from `start` to compute in this step; `_denial` explains a 0.
+        """Return how many tokens from `start` on to compute in this step.
 
-        whole: all of `max_tokens` or nothing.
+        If the number is 0, `_denial` has the reason. whole: compute all of `max_tokens` or nothing.
         """
         wanted = request.num_uncomputed_tokens + request.num_computed_tokens - start
         requested = min(wanted, max_tokens) if max_tokens else wanted
@@ -314,9 +314,9 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` a row and blocks; return False if there are not enough.
+        """Give `request` a row and blocks; return False if there are not enough blocks.
 
-        If keys and values must be loaded asynchronously first, it gets only blocks.
+        If its keys and values must be loaded asynchronously first, it gets only blocks.
         """
         state = self._state
         start = hit.num_tokens

@@ -18,7 +18,7 @@ from dovetail.scheduling.scheduler_state import SchedulerState
 
 _RUN, _PREEMPT_AND_ADMIT, _EVICT, _HOLD, _CONTINUE = ActionKind
 _ACTIONS_PER_REQUEST = 8
-"""Maximum actions of a policy per step, in addition to a number per request."""
+"""A policy may yield this many actions per unfinished request in a step, plus a constant."""
 
 
 class PolicyDriver:
@@ -42,7 +42,10 @@ class PolicyDriver:
             self._use_step()
 
     def _use_step(self) -> None:
-        """Continue running requests, or warn that a step without grants is idle."""
+        """Handle a step in which the policy granted nothing.
+
+        After a preemption, running requests continue. Otherwise warn if a request could run.
+        """
         mechanism = self._mechanism
         if mechanism.under_pressure:
             mechanism.continue_running()  # uses blocks that a preempted request has freed

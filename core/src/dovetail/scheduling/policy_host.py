@@ -25,7 +25,7 @@ class PolicyHost:
     """Calls a policy and owns the queue that the policy orders.
 
     policy, view: the active policy, and its view of the scheduler. waiting: the queue. plans,
-    wants_granted, wants_output: whether the policy overrides the method.
+    wants_granted, wants_output: whether the policy overrides `plan`, `on_granted`, `on_output`.
     """
 
     def __init__(self, context: SchedulerContext, policy: Policy, state: SchedulerState) -> None:
@@ -137,7 +137,9 @@ class PolicyHost:
         """Count an illegal action; in strict mode, raise PolicyError, which contains `mistake`."""
         self.num_illegal_actions += 1
         if self.strict:
-            raise PolicyError(f"the policy {self.name}, at step {self.view.step_id}: {mistake}")
+            raise PolicyError(
+                f"the policy {self.name} made a mistake at step {self.view.step_id}: {mistake}"
+            )
 
     def warn_idle(self) -> None:
         """Count a step without grants in which a request could run; warn about the first one."""

@@ -17,11 +17,11 @@ MAX_BLOCKS_FOUND = 32_768
 """Maximum cached blocks that one step assigns to admitted requests, because each takes time."""
 
 MIN_BLOCKS_HASHED = 256
-"""Blocks of each prompt that may be hashed beyond `MAX_BLOCKS_HASHED`, so that a long prompt does
-not delay a short one. At twice that limit the step admits no more requests."""
+"""A step may hash this many blocks of each prompt even beyond `MAX_BLOCKS_HASHED`, so that a long
+prompt does not delay short ones. At twice `MAX_BLOCKS_HASHED` the step admits no more requests."""
 
 MAX_SKIPPED = 4_096
-"""Maximum requests that one step skips; then it admits no more requests."""
+"""After this many requests are skipped, a step admits no more requests."""
 
 BLOCKS_A_LOOKUP = 64
 """Looking up this many blocks takes as long as allocating one block."""
@@ -52,10 +52,10 @@ class PrefixSharing:
         return None if self.follows(request, hit) else hit
 
     def postpone_lookup(self, request: Request) -> bool:
-        """Return whether `request` cannot be looked up in this step; then skip it.
+        """Return whether `request` cannot be looked up in this step; if so, it is skipped.
 
-        Its prompt is too long to be hashed in one step, or its leader still computes a shared
-        block.
+        The reason is that its prompt is too long to be hashed in one step, or that its leader still
+        computes a shared block.
         """
         draft = self._state.draft
         most = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - draft.num_blocks_hashed)
@@ -112,9 +112,10 @@ class PrefixSharing:
         return True
 
     def _keeps_leader(self, request: Request) -> bool:
-        """Return whether the leader of `request` in the last step still computes its next block.
+        """Return whether the leader of `request` still computes the next block of `request`.
 
-        This takes one comparison, whatever the length and number of the prompts.
+        The leader is that of the last step. The check compares one block key, so its cost does not
+        depend on the length and number of prompts.
         """
         leader = self._leaders_before.get(request)
         if leader is None or leader not in self._state.draft.counts:

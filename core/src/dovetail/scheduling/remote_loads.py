@@ -21,7 +21,11 @@ class RemoteLoads:
     """The requests with blocks and without a row, whose loads are in progress or have succeeded."""
 
     def __init__(self, context: SchedulerContext, kv_cache: KVCacheManager) -> None:
-        """At most as many requests as rows may wait for loads; others compute their tokens."""
+        """Create the object without requests.
+
+        At most `max_num_seqs` requests may wait for loads. Further requests load nothing and
+        compute their tokens.
+        """
         self._kv_cache = kv_cache
         self._remote: RemoteCache | None = None
         if context.kv_connector is not None:
@@ -66,11 +70,11 @@ class RemoteLoads:
         return waits
 
     def add(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Process a worker's report; return requests whose loads ended, and if they succeeded."""
+        """Process a worker's report; return (request, whether its load succeeded) for each load."""
         return [] if self._remote is None else self._remote.update(answer)
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:
-        """Cancel loads that exceed their timeout; return their requests as `add` returns them."""
+        """Cancel loads that exceed their timeout; return their requests in the form of `add`."""
         if self._remote is None or not self._remote.num_transfers:
             return []
         return self._remote.cancel_late_loads()
@@ -80,7 +84,7 @@ class RemoteLoads:
         self._arrived[request] = self._under_way.pop(request)
 
     def take_loaded(self) -> tuple[Request, int] | None:
-        """Remove and return the request that waits longest for a row, with its computed tokens."""
+        """Remove and return (request, number of computed tokens) of the longest-waiting request."""
         if not self._arrived:
             return None
         request = next(iter(self._arrived))

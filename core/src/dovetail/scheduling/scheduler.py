@@ -191,7 +191,7 @@ class Scheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Keep requests from running until `resume`; a later pause replaces the scope."""
+        """Stop requests from running until `resume`; a later call replaces the scope."""
         self.resume()
         self._pause = scope
         if scope is PauseScope.NEW:
@@ -314,7 +314,7 @@ class Scheduler(SchedulerInterface):
         self._end(request, status)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
-        """Record the end of a request that has neither row nor queue entry."""
+        """Record the end of a request that has no row and is not in the queue."""
         del self._state.requests[request.request_id]
         change_status(request, status)
         self._host.notify_finished(request)

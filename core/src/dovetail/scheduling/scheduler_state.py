@@ -53,13 +53,14 @@ class SchedulerState:
 
     @property
     def has_pending_releases(self) -> bool:
-        """Whether the next steps free rows or blocks; then no request is preempted."""
+        """Whether plans in flight will free rows or blocks; then no request is preempted."""
         return bool(self.rows.num_retiring or self.kv_cache.num_due)
 
     def num_cached_tokens(self, request: Request) -> int:
-        """Return how many tokens of the request are cached, as far as hashes are known.
+        """Return how many tokens of the request are in the prefix cache.
 
-        Each step computes at most `MAX_BLOCKS_HASHED` hashes for such calls; nothing else changes.
+        The number may be too small: such calls compute at most `MAX_BLOCKS_HASHED` block hashes in
+        each step, and only hashed blocks count. Nothing else changes.
         """
         most = MAX_BLOCKS_HASHED - self.draft.num_blocks_hashed
         num_tokens, num_hashed = self.kv_cache.find_cached(request, most)

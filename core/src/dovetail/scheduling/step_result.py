@@ -46,7 +46,7 @@ class StepResult:
     num_accepted: int = 0
 
     def outputs(self, stats: SchedulerStats, failed: Iterable[Finished] = ()) -> EngineCoreOutputs:
-        """Return the result in the form for front ends.
+        """Return the outputs of the step, as the engine core sends them to front ends.
 
         failed: requests that ended without a token in this step.
         """
@@ -186,7 +186,7 @@ def _final_status(request: Request) -> RequestStatus | None:
 
 
 def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: StepResult) -> None:
-    """Keep the log-probabilities of sampled tokens by request id, for requests that continue."""
+    """Collect the log-probabilities of sampled tokens by request id, for unfinished requests."""
     decode_record, kept, num_members = record.decode_record, step_result.logprobs, 0
     if decode_record is not None:
         num_members, names, gone = (
@@ -211,7 +211,10 @@ def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: S
 def _sort_prompt_logprobs(
     record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput, step_result: StepResult
 ) -> None:
-    """Keep the log-probabilities of prompt tokens that were not returned before."""
+    """Collect the log-probabilities of prompt tokens by request id, each token only once.
+
+    Tokens that are computed again after a preemption are left out.
+    """
     requests = record.requests
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]

@@ -14,7 +14,7 @@ from dovetail.scheduling.waiting_queue import WaitingQueue
 
 
 class WaitingView(Sequence[RequestView]):
-    """The requests that may be admitted now: a view of the queue that is sorted as it is read."""
+    """The requests that may be admitted now, in the policy's order; sorted only as far as read."""
 
     __slots__ = ("_queue",)
 
@@ -37,7 +37,7 @@ class WaitingView(Sequence[RequestView]):
         if isinstance(place, int) and place >= 0:
             for request in islice(self._queue, place, None):
                 return request
-            raise IndexError(f"index {place} is out of range: {len(self)} requests wait")
+            raise IndexError(f"index {place} is out of range: {len(self)} requests are waiting")
         return tuple(self._queue)[place]
 
 

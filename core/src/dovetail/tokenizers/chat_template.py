@@ -154,7 +154,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def take_step(self, context: Context) -> None:
-        """Count a step; called by the code that `_Metering` adds."""
+        """Count a step of a loop or macro; called by the code that `_Metering` adds."""
         budget = context.parent[STEPS_LEFT]
         budget[0] -= 1
         if budget[0] < 0:
@@ -163,7 +163,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
     def measured(self, value: Any) -> Any:
         """Return `value`; raise TemplateError if it is a text or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
-            _refuse(f"the template creates a value longer than {MAX_TEXT_CHARS}")
+            _refuse(f"the template creates a text or list that is longer than {MAX_TEXT_CHARS}")
         return value
 
     def call(

@@ -20,7 +20,8 @@ def build_core(
 ) -> tokenizers.Tokenizer:
     """Load a tokenizer.json and prepare the tokenizer with `prepare_core`.
 
-    Raises the library's errors: any Exception, or a PanicException, which is not an Exception.
+    Errors of the library are raised unchanged. They may have any class, including PanicException,
+    which is not a subclass of Exception.
     """
     import tokenizers
 
@@ -79,7 +80,10 @@ class PanicGuard:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether the library's Rust code panicked; such an error is not an Exception."""
+    """Return whether `error` reports a panic of the library's Rust code.
+
+    The class of such an error is not a subclass of Exception.
+    """
     return type(error).__name__ == "PanicException"
 
 

@@ -42,7 +42,7 @@ LONG_TEXT_CHARS = 4096
 MAX_ADDED_TOKENS = 100_000
 MAX_SPECIAL_TOKENS = 1024
 _REMEDY = (
-    "Create a valid one with `transformers`: "
+    "Create a valid tokenizer.json with `transformers`: "
     "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
 )
 
@@ -68,7 +68,7 @@ DEFAULT_OPTIONS = HuggingFaceOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFacts:
-    """Settings of a tokenizer from the files of a model directory other than tokenizer.json.
+    """The settings of a tokenizer in files of the model directory other than tokenizer.json.
 
     special_tokens: name to text, such as "eos_token" to "</s>"; variables of chat templates.
     eos_token_id: from generation_config.json or config.json, or None.
@@ -117,7 +117,7 @@ class TokenizerFacts:
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A tokenizer.json in the `tokenizers` library."""
+    """A tokenizer that the `tokenizers` library has loaded from a tokenizer.json."""
 
     options_model: ClassVar[type[BaseModel]] = HuggingFaceOptions
 
@@ -241,7 +241,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._guarded.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
-        """Return the piece of text of each token, or None if it depends on neighboring tokens."""
+        """Return the text of each single token, or None if texts depend on neighboring tokens."""
         from dovetail.tokenizers.token_pieces import make_token_pieces
 
         if skip_special_tokens not in self._pieces:
@@ -293,7 +293,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return found
 
     def _forced_surroundings(self) -> tuple[list[int], list[int]] | None:
-        """Return the ids to add before and after a text if the config overrides tokenizer.json."""
+        """Return the BOS and EOS ids to add before and after a text.
+
+        Returns None if tokenizer.json adds them as the configuration requires.
+        """
         bos, eos = self._id_of("bos_token"), self._id_of("eos_token")
         own: list[int] = self._core.encode("").ids
         wants_bos, wants_eos = self._facts.add_bos_token, self._facts.add_eos_token
@@ -308,7 +311,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the object in `file`; empty if the file does not exist."""
+    """Return the JSON object in `file`, or an empty dict if the file does not exist."""
     return read_json_object(file) if file_exists(file) else {}
 
 

@@ -45,10 +45,10 @@ class TemplateRenderer:
     ) -> str:
         """Return the prompt for `messages`. variables: further variables of the template.
 
-        Raises RequestError, parameter "messages", if `messages` is not a conversation or the
-        template rejects it, fails or exceeds a limit; parameter "chat_template" if the template is
-        not valid; the name of a variable that is not a JSON value. Raises StartError if no child
-        can be started.
+        Raises RequestError with the parameter "messages" if `messages` is not a conversation or the
+        template rejects it, fails or exceeds a limit; with the parameter "chat_template" if the
+        template is not valid; with the name of a variable if that is not a JSON value. Raises
+        StartError if no child can be started.
         """
         _check_template(template)
         check_messages(messages)

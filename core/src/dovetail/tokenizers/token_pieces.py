@@ -1,8 +1,8 @@
-"""Finds the piece of text of each token of a tokenizer.json, if pieces are independent.
+"""Finds the piece of text of each token of a tokenizer.json, if it does not depend on neighbors.
 
-The decoder's type shows whether the text of a token depends on its neighbors. The pieces come from
-the decoder. Joined pieces are compared with the tokenizer's `decode` for random sequences; after
-any difference the tokenizer has no pieces.
+The type of the decoder shows whether the text of a token depends on its neighbors. The decoder also
+yields the pieces. As a check, joined pieces are compared with the tokenizer's `decode` for random
+sequences; if any text differs, the pieces are not used.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _has_byte_tokens(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _find_anchor(core: PanicGuard, skipped: frozenset[int]) -> int | None:
-    """Return a token of plain letters, to decode other tokens after it."""
+    """Return a token of ASCII letters, which `_text_pieces` decodes before each other token."""
     special = core.get_added_tokens_decoder()
     for token in range(min(core.get_vocab_size(), _ANCHORS)):
         name = core.id_to_token(token) or ""

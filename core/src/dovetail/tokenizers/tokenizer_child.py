@@ -35,9 +35,10 @@ MAX_ADDED_CHARS = 4096
 MAX_AFFIX_CHARS = 64
 """Maximum length of `continuing_subword_prefix` and `end_of_word_suffix`."""
 MAX_WORD_CHARS = 256
-"""Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length."""
+"""Maximum `max_input_chars_per_word`, because WordPiece takes cubic time in a word's length."""
 MAX_PREFIX_BYTES = 1 << 15
-"""Maximum bytes of Unigram pieces that start at one position of a text; it limits the time."""
+"""Maximum total bytes of the Unigram pieces that can start at the same position of a text; this
+limits the time of tokenizing."""
 MAX_TEMPLATE_PIECES = 64
 MAX_TEXT_COPIES = 4
 """Maximum number of times that the templates together may repeat the tokens of a text."""
@@ -97,7 +98,7 @@ def _probe(core: tokenizers.Tokenizer) -> None:
 
 
 def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
-    """Return all components in the form of tokenizer.json, with sequences flattened."""
+    """Return the description of each component as in tokenizer.json; sequences are flattened."""
     found: list[Mapping[str, Any]] = []
     for place in _PLACES:
         part = getattr(core, place)
@@ -179,7 +180,7 @@ def _check_ids(core: tokenizers.Tokenizer) -> None:
 
 
 def _check_model(core: tokenizers.Tokenizer) -> None:
-    """Raise ModelError for models that could be slow for a text that the probes do not contain."""
+    """Raise ModelError if the tokenizer's model could be slow for texts other than the probes."""
     model = core.model
     for field in ("continuing_subword_prefix", "end_of_word_suffix"):
         affix = getattr(model, field, None) or ""
@@ -195,7 +196,7 @@ def _check_model(core: tokenizers.Tokenizer) -> None:
 
 
 def _check_prefixes(vocabulary: Iterable[str]) -> None:
-    """Raise ModelError if long pieces form a long chain of prefixes."""
+    """Raise ModelError if pieces that are prefixes of each other have too many bytes together."""
     chain: list[bytes] = []
     num_bytes = 0
     for piece in sorted(name.encode() for name in vocabulary):
@@ -217,7 +218,8 @@ def _probe_encoding(core: tokenizers.Tokenizer, components: list[Mapping[str, An
         most = MAX_GROWTH * MAX_TEXT_COPIES * len(text.encode()) + MAX_ADDED_CHARS
         if num_tokens > most:
             raise ModelError(
-                f"the tokenizer created {num_tokens} tokens from {len(text)} characters"
+                f"the tokenizer created {num_tokens} tokens from {len(text)} characters; at most "
+                f"{most} are allowed"
             )
 
 
@@ -264,4 +266,7 @@ def _probe_decoding(core: tokenizers.Tokenizer) -> None:
         text = core.decode([vocabulary[name] for name in sample], skip_special_tokens=False)
         most = MAX_GROWTH * sum(len(name) + 1 for name in sample) + MAX_ADDED_CHARS
         if len(text) > most:
-            raise ModelError(f"the tokenizer decoded {size} tokens to {len(text)} characters")
+            raise ModelError(
+                f"the tokenizer decoded {size} tokens to {len(text)} characters; at most {most} "
+                "are allowed"
+            )

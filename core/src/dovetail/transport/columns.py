@@ -40,7 +40,7 @@ class ColumnFrame:
 def pack_columns(
     kind: int, columns: Sequence[bytes | array[int]], numbers: tuple[int, int]
 ) -> bytes:
-    """Return the frame. Raises ValueError for more than MAX_COLUMNS."""
+    """Return a frame with these columns. Raises ValueError if there are more than MAX_COLUMNS."""
     count = len(columns)
     if count > MAX_COLUMNS:
         raise ValueError(f"{count} columns are too many; a frame has at most {MAX_COLUMNS}")
@@ -58,7 +58,10 @@ def frame_kind(frame: bytes) -> int:
 
 
 def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
-    """Decode a frame of `kind`. Raises MessageError if it is not valid or lacks columns."""
+    """Decode a frame of `kind`. Raises MessageError if it is not valid.
+
+    least: the minimum number of columns.
+    """
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     magic, version, found, count, reserved, *numbers = _HEAD.unpack_from(frame)
@@ -70,7 +73,8 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
     at = _HEAD.size + 4 * count
     if not least <= count <= MAX_COLUMNS or len(frame) < at:
         raise MessageError(
-            f"a frame of {len(frame)} bytes has {count} columns, not {least} or more."
+            f"a frame of {len(frame)} bytes has {count} columns; at least {least} and all of their "
+            "lengths are required."
         )
     lengths = _LENGTHS[count].unpack_from(frame, _HEAD.size)
     if at + sum(lengths) != len(frame):
@@ -92,7 +96,7 @@ def int32(column: memoryview | bytes, name: str) -> array[int]:
 
 
 def counts32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a column of int32; raise MessageError for negative values."""
+    """Return a copy of a column of int32; raise MessageError if it contains a negative value."""
     values = array("i")
     if not column:
         return values
@@ -110,7 +114,7 @@ def uint8(column: memoryview) -> array[int]:
 
 
 def flags8(column: memoryview, name: str) -> array[int]:
-    """Return a column of uint8; raise MessageError for values other than 0 and 1."""
+    """Return a copy of a column of uint8; raise MessageError if a value is neither 0 nor 1."""
     content = bytes(column)
     if content.translate(None, b"\0\1"):
         raise MessageError(f"{name} contains {max(content)}; only 0 and 1 are allowed.")

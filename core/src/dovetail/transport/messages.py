@@ -42,10 +42,10 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Call(Message, frozen=True, tag="call"):
-    """Call an operation of the engine port.
+    """Calls an operation of the engine.
 
-    number: repeated in the answer; 0 for a call without an answer. arguments: msgpack, as the
-    operation declares them; they are decoded and checked separately.
+    number: the answer has the same number; 0 for a call without an answer. arguments: the arguments
+    as msgpack; the operation declares their types, and they are decoded and checked separately.
     """
 
     number: int
@@ -68,10 +68,10 @@ class Stop(Message, frozen=True, tag="stop"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The engine has started. config: the resolved configuration, as JSON.
+    """The engine has started.
 
-    front_end: the number of the receiving front end; 0 is the owner. phases, cache_bytes: see
-    `EngineFacts`.
+    config: the resolved configuration, as JSON. front_end: the number of the front end that
+    receives this message; 0 for the engine's owner. phases, cache_bytes: see `EngineFacts`.
     """
 
     pid: int
@@ -86,7 +86,8 @@ class Ready(Message, frozen=True, tag="ready"):
 class Answer(Message, frozen=True, tag="answer"):
     """The answer to a call.
 
-    result: msgpack, as the operation declares it. error: the error, or None.
+    number: the number of the call. result: the result as msgpack; the operation declares its type.
+    error: the error, or None.
     """
 
     number: int
@@ -97,7 +98,7 @@ class Answer(Message, frozen=True, tag="answer"):
 class Outputs(Message, frozen=True, tag="outputs"):
     """The outputs of one step: `EngineCoreOutputs` as columns of bytes.
 
-    answers: to calls that added requests, some of which ran in this step.
+    answers: answers to calls that added requests of which at least one ran in this step.
     """
 
     request_ids: list[str]
@@ -173,7 +174,7 @@ def pack(message: Message) -> bytes:
     content = _MARK + encode(message)
     if len(content) > MAX_MESSAGE_BYTES:
         raise MessageError(
-            f"a {type(message).__name__} has {len(content)} bytes; the limit is "
+            f"a message of type {type(message).__name__} has {len(content)} bytes; the limit is "
             f"{MAX_MESSAGE_BYTES}."
         )
     return content
@@ -189,7 +190,7 @@ class MessageReader(Generic[M]):
         self._max_bytes = max_bytes
 
     def read(self, content: bytes) -> M:
-        """Decode a message; count an invalid message and raise MessageError."""
+        """Decode a message. If it is not valid, count it and raise MessageError."""
         try:
             return self._read(content)
         except MessageError:
@@ -197,7 +198,7 @@ class MessageReader(Generic[M]):
             raise
 
     def refuse(self, reason: str) -> MessageError:
-        """Count a decoded message that is not valid in the current state; return the error."""
+        """Count a message that was decoded but must not be sent now; return the error to raise."""
         self.num_refused += 1
         return MessageError(reason)
 

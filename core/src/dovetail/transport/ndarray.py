@@ -56,21 +56,23 @@ class NDArray:
         size = ELEMENT_BYTES.get(self.dtype)
         if size is None:
             raise MessageError(
-                f"an array of {self.dtype!r} cannot be sent; use {', '.join(ELEMENT_BYTES)}."
+                f"an array with elements of type {self.dtype!r} cannot be sent; use one of "
+                f"{', '.join(ELEMENT_BYTES)}."
             )
         if len(self.shape) > MAX_DIMENSIONS or any(extent < 0 for extent in self.shape):
             raise MessageError(f"the shape {self.shape} is not valid for an array.")
         if math.prod(self.shape) * size != len(self.data):
             raise MessageError(
-                f"an array of {self.dtype} and shape {self.shape} has "
-                f"{math.prod(self.shape) * size} bytes, not {len(self.data)}."
+                f"an array of type {self.dtype} and shape {self.shape} needs "
+                f"{math.prod(self.shape) * size} bytes, but its data has {len(self.data)}."
             )
 
     @classmethod
     def of(cls, exposing: object) -> NDArray:
-        """Return a copy of an object that exposes its memory; raise TypeError if it does not.
+        """Return a copy of an object that exposes its memory.
 
-        Raises MessageError for other element types.
+        Raises TypeError if the object does not expose its memory, and MessageError if its elements
+        have a type that is not in ELEMENT_BYTES.
         """
         memory = memoryview(exposing)  # type: ignore[arg-type]  # raises TypeError
         dtype = _DTYPES.get(memory.format)

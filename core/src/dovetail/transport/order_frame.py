@@ -45,14 +45,20 @@ class CallAnswer:
 
 
 def encode_sample(grammar: GrammarOutput | None) -> bytes:
-    """Return the frame that requests the tokens of the previous plan."""
+    """Return the frame that requests the tokens of the previous plan.
+
+    grammar: the tokens that may be sampled; None for any.
+    """
     if grammar is None:
         return pack_columns(SAMPLE, (b"", b""), (0, 0))
     return pack_columns(SAMPLE, (array("i", grammar.runs), grammar.bitmask), (1, 0))
 
 
 def decode_sample(frame: bytes) -> GrammarOutput | None:
-    """Return the allowed tokens, None for any; raise MessageError for other frames."""
+    """Return the allowed tokens in a frame of `encode_sample`, or None if any may be sampled.
+
+    Raises MessageError if the frame is not valid.
+    """
     found = unpack_columns(frame, SAMPLE, least=2)
     if not found.numbers[0]:
         return None
@@ -62,14 +68,14 @@ def decode_sample(frame: bytes) -> GrammarOutput | None:
 
 
 def encode_call(call: WorkerCall) -> bytes:
-    """Return the frame of a call; raise MessageError for an argument that cannot be sent."""
+    """Return the frame of a call; raise MessageError if an argument cannot be sent."""
     content = pack_value((call.operation, list(call.args), dict(call.kwargs)))
     rank = _EVERY_RANK if call.reply_rank is None else call.reply_rank
     return pack_columns(CALL, (content,), (call.number, rank))
 
 
 def decode_call(frame: bytes) -> WorkerCall:
-    """Decode the call in a frame; raise MessageError for other frames."""
+    """Decode the call in a frame; raise MessageError if the frame is not a valid call."""
     found = unpack_columns(frame, CALL, least=1)
     parts = unpack_value(found.columns[0])
     if not isinstance(parts, list) or [type(one) for one in parts] != [str, list, dict]:
@@ -85,14 +91,14 @@ def decode_call(frame: bytes) -> WorkerCall:
 
 
 def encode_answer(answer: CallAnswer) -> bytes:
-    """Return the frame of an answer; raise MessageError for a value that cannot be sent."""
+    """Return the frame of an answer; raise MessageError if its value cannot be sent."""
     if answer.error is not None:
         return pack_columns(ANSWER, (encode(astuple(answer.error)),), (answer.number, 1))
     return pack_columns(ANSWER, (pack_value(answer.value),), (answer.number, 0))
 
 
 def decode_answer(frame: bytes) -> CallAnswer:
-    """Decode the answer in a frame; raise MessageError for other frames."""
+    """Decode the answer in a frame; raise MessageError if the frame is not a valid answer."""
     found = unpack_columns(frame, ANSWER, least=1)
     number, failed = found.numbers
     if failed:

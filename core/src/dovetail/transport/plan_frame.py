@@ -84,14 +84,16 @@ def _check_runs(plan: SchedulerOutput) -> None:
         check_lengths(num_runs, num_drafts=plan.num_drafts)
     if plan.step_id < 0 or sum(plan.num_tokens) != plan.total_num_tokens or 0 in plan.num_tokens:
         raise MessageError(
-            f"plan {plan.step_id} declares {plan.total_num_tokens} tokens; its runs have "
-            f"{sum(plan.num_tokens)}, and each needs at least one."
+            f"plan {plan.step_id} declares {plan.total_num_tokens} tokens, but its runs have "
+            f"{sum(plan.num_tokens)}; each run needs at least one token."
         )
 
 
 def _blocks(columns: list[memoryview]) -> tuple[BlockColumns, ...]:
     if len(columns) % 3:
-        raise MessageError(f"received {len(columns)} block columns; each group has three.")
+        raise MessageError(
+            f"a plan has {len(columns)} block columns; each KV-cache group needs three."
+        )
     groups = []
     for place in range(0, len(columns), 3):
         rows, counts, ids = (counts32(column, "blocks") for column in columns[place : place + 3])

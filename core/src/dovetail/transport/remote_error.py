@@ -16,7 +16,11 @@ MAX_TEXT_CHARS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class RemoteError:
-    """kind: the class name, "" for other errors. detail: the error's parameter or digest."""
+    """An error in the form in which it is sent.
+
+    kind: the name of its class in `dovetail.errors`, "" for any other class. text: its message.
+    detail: the parameter of a RequestError or the digest of an EngineDeadError.
+    """
 
     kind: str
     text: str
@@ -37,7 +41,7 @@ class RemoteError:
         return cls(kind, _text(error))
 
     def error(self, whose: str = "") -> DovetailError:
-        """Return the error. whose: a prefix of its text."""
+        """Return an exception with this class and text. whose: a prefix for the text."""
         text = f"{whose}: {self.text}" if whose else self.text
         if self.kind == EngineDeadError.__name__:
             return EngineDeadError(text, digest=self.detail)

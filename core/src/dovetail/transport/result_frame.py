@@ -75,7 +75,8 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
     for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs):
         if any(not 0 <= run < len(num_sampled) for run in runs):
             raise MessageError(
-                f"received entries of the runs {sorted(runs)}, of only {len(num_sampled)} runs."
+                f"a result has entries for the runs {sorted(runs)}, but only {len(num_sampled)} "
+                "runs."
             )
     return ModelRunnerOutput(
         step_id=found.numbers[0],

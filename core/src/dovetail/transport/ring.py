@@ -35,7 +35,7 @@ MAX_FRAME_BYTES = 1 << 30
 SEND_TIMEOUT_S = 10.0
 NUM_SPINS = 100
 _NAP_MS = 20
-"""Maximum sleep before the counters are read again, which limits the delay after a lost wakeup."""
+"""A waiting process reads the counters at least this often, in case a wakeup was lost."""
 _NUM_LOOKS = 20
 
 
@@ -55,7 +55,7 @@ class _RingEnd:
             os.close(descriptor)
 
     def _attach(self) -> tuple[RingMemory, list[WakeupSocket]]:
-        """Return the memory and the wakeup sockets, which now own the descriptors."""
+        """Map the memory and open the wakeup sockets; both now own the descriptors."""
         memory_file, *wakeup_files = self.descriptors
         try:
             memory = RingMemory.attach(memory_file)
@@ -68,12 +68,12 @@ class _RingEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class RingReaderEnd(_RingEnd):
-    """A reader of a ring, as descriptors. index: number of the reader."""
+    """The descriptors that a reader of a ring needs. index: the number of the reader."""
 
     index: int
 
     def take(self, *, clock: Clock | None = None, num_spins: int = NUM_SPINS) -> RingReader:
-        """Return this reader, which now owns the descriptors; an error closes them."""
+        """Return the reader, which now owns the descriptors. They are closed if this raises."""
         memory, (wakeup,) = self._attach()
         if not 0 <= self.index < memory.shape.num_readers:
             memory.close()
@@ -86,10 +86,10 @@ class RingReaderEnd(_RingEnd):
 
 @dataclass(frozen=True, kw_only=True)
 class RingWriterEnd(_RingEnd):
-    """The writer of a ring, as descriptors, with a wakeup socket for each reader."""
+    """The descriptors that the writer of a ring needs, with a wakeup socket for each reader."""
 
     def take(self, *, clock: Clock | None = None) -> RingWriter:
-        """Return the writer, which now owns the descriptors; an error closes them."""
+        """Return the writer, which now owns the descriptors. They are closed if this raises."""
         memory, wakeups = self._attach()
         return RingWriter(memory, wakeups, clock=clock)
 
@@ -141,9 +141,9 @@ class RingWriter:
     def send(self, frame: bytes, *, timeout_s: float = SEND_TIMEOUT_S) -> None:
         """Send `frame` to every reader; wait for a free slot, at most `timeout_s` seconds.
 
-        Raises TimeoutError with the number of unread frames if nothing was sent; PeerLostError if a
-        reader has exited; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
-        PeerLostError, or if a long frame reached only some readers, every send raises.
+        Raises TimeoutError with the number of unread frames if no slot became free; PeerLostError
+        if a reader has exited; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
+        PeerLostError, or if a long frame reached only some readers, every later call raises.
         """
         if self._broken:
             raise TransportError(f"the ring is broken: {self._broken}")
@@ -276,9 +276,9 @@ class RingReader:
     def receive(self, *, timeout_s: float | None = None) -> bytes:
         """Return a copy of the next frame; wait for it, at most `timeout_s` seconds.
 
-        None waits until the writer exits. Raises TimeoutError; PeerLostError when the writer has
-        exited and all its frames were read; MessageError if the memory holds no complete frame
-        where one is expected: the ring is then unusable.
+        timeout_s: None to wait until the writer exits. Raises TimeoutError if no frame arrives in
+        this time; PeerLostError if the writer has exited and all its frames were read; MessageError
+        if the next slot does not contain a complete frame: the ring is then unusable.
         """
         if self._closed:
             raise TransportError("this reader is closed.")
@@ -346,11 +346,11 @@ class RingReader:
         return content
 
     def _take_descriptor(self, number: int, size: int, checksum: int) -> bytes:
-        """Return a frame whose descriptor was sent over the socket."""
+        """Return the content of a long frame, whose descriptor was sent over the wakeup socket."""
         self._wakeup.receive()
         descriptor = self._wakeup.descriptors.pop(number, None)
         if descriptor is None:
-            raise MessageError(f"frame {number} was to be sent by descriptor, but has not arrived.")
+            raise MessageError(f"the descriptor of frame {number} has not arrived.")
         try:
             found = os.fstat(descriptor).st_size
             if found != size or size > MAX_FRAME_BYTES:

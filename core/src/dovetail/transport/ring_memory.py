@@ -23,7 +23,7 @@ from dovetail.errors import CapacityError, MessageError
 MAX_READERS = 256
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
-_MAGIC = 0x44565247  # in native byte order: another byte order reads another value
+_MAGIC = 0x44565247  # written in native byte order, so another byte order is noticed
 _LAYOUT = 1
 _HEAD = Struct("=IIIII")
 _SLOT = Struct("=QIIII")
@@ -39,7 +39,8 @@ class RingShape:
     """The size of a ring.
 
     num_slots: maximum number of unread frames. slot_bytes: the longest frame that is sent through
-    memory; longer frames are sent by descriptor. Raises ValueError for invalid values.
+    memory; longer frames are sent by descriptor. Raises ValueError if a value is below 1 or above
+    its maximum.
     """
 
     num_readers: int
@@ -82,9 +83,9 @@ class Frame:
 
 
 def anonymous_file(num_bytes: int) -> int:
-    """Return the descriptor of shared memory without a name; the caller closes it.
+    """Return the descriptor of new shared memory without a name; the caller closes it.
 
-    Raises CapacityError if the system's limits do not allow it.
+    Raises CapacityError if the system's limits do not allow the allocation.
     """
     try:
         descriptor = _unnamed_file()
@@ -157,7 +158,7 @@ class RingMemory:
 
     @classmethod
     def attach(cls, descriptor: int) -> RingMemory:
-        """Map a ring that another process has created; raise MessageError for other memory."""
+        """Map a ring that another process has created; raise MessageError if it is not a ring."""
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size:

@@ -50,11 +50,11 @@ def pack_value(value: Any) -> bytes:
 
 
 def unpack_value(content: bytes | memoryview) -> Any:
-    """Decode what `pack_value` encoded. Raises MessageError if the bytes are not valid."""
+    """Decode a value that `pack_value` encoded. Raises MessageError if the bytes are not valid."""
     try:
         return msgspec.msgpack.decode(content, ext_hook=_read_extension)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
-        raise MessageError(f"{len(content)} bytes are not a value: {error}") from None
+        raise MessageError(f"{len(content)} bytes cannot be decoded: {error}") from None
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -62,7 +62,9 @@ def _plain(value: Any, depth: int) -> Any:
     if type(value) in _PLAIN:
         return value
     if depth > MAX_DEPTH:
-        raise MessageError(f"a value with more than {MAX_DEPTH} levels cannot be sent.")
+        raise MessageError(
+            f"a value that is nested more than {MAX_DEPTH} levels deep cannot be sent."
+        )
     if isinstance(value, Mapping):
         return {_key(key): _plain(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple, Set)):
@@ -75,8 +77,8 @@ def _plain(value: Any, depth: int) -> Any:
         return _array(NDArray.of(value))
     except TypeError:
         raise MessageError(
-            f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent: use "
-            "plain data, or an NDArray for a tensor."
+            f"an object of the class {type(value).__module__}.{type(value).__qualname__} cannot be "
+            "sent: use plain data, or an NDArray for a tensor."
         ) from None
 
 
@@ -108,7 +110,7 @@ def _read_extension(code: int, data: memoryview) -> Any:
     )
     hints = _HINTS.get(name)
     if hints is None or not packed.keys() <= hints.keys():
-        raise ValueError(f"{name!r} with {sorted(packed)} is not a valid record")
+        raise ValueError(f"{name!r} with the fields {sorted(packed)} is not a known dataclass")
     return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in packed.items()})
 
 

@@ -17,7 +17,7 @@ from struct import Struct
 from dovetail.errors import MessageError, PeerLostError
 
 MAX_DESCRIPTORS = 1024
-"""Maximum received descriptors that the caller has not taken yet."""
+"""Maximum number of received descriptors that the caller has not taken yet."""
 _NOTIFICATION = b"!"
 _DESCRIPTOR = Struct("=cQ")
 _DESCRIPTOR_KIND = b"p"
@@ -67,9 +67,9 @@ class WakeupSocket:
         return True
 
     def receive(self) -> None:
-        """Receive everything that has arrived, without waiting; set `lost` if the peer has exited.
+        """Receive all packets that have arrived; set `lost` if the peer has exited. Does not wait.
 
-        Raises MessageError for a packet of another form.
+        Raises MessageError if a packet is neither a notification nor a descriptor.
         """
         while not self.lost:
             try:
@@ -97,8 +97,8 @@ class WakeupSocket:
                 return
         _close_all(descriptors)
         raise MessageError(
-            f"unexpected packet: {len(packet)} bytes, {len(descriptors)} descriptors, "
-            f"{len(self.descriptors)} already waiting."
+            f"received an unexpected packet of {len(packet)} bytes with {len(descriptors)} "
+            f"descriptors; {len(self.descriptors)} earlier descriptors were not taken yet."
         )
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ _WireJoin = _twin(NewRequest, {"token_ids": bytes, "sampling_params": _WireParam
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`LogprobColumns` in a message, as raw columns."""
+    """The form of `LogprobColumns` in a message: each column as bytes."""
 
     counts: bytes
     token_ids: bytes
@@ -99,17 +99,17 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
-    """Return the log-probabilities of several requests or runs as raw columns."""
+    """Convert the log-probabilities of several requests or runs for a message."""
     return {key: WireLogprobs.of(one) for key, one in columns.items()}
 
 
 def read_logprobs(wire: Mapping[K, WireLogprobs]) -> dict[K, LogprobColumns]:
-    """Return the argument of `wire_logprobs`; raise as `WireLogprobs.columns`."""
+    """Convert the result of `wire_logprobs` back; raise as `WireLogprobs.columns`."""
     return {key: one.columns() for key, one in wire.items()}
 
 
 def wire_request(request: EngineCoreRequest) -> bytes:
-    """Encode a request; raise RequestError, with the parameter if known, if it cannot be sent."""
+    """Encode a request; raise RequestError if it cannot be sent, with the parameter if known."""
     packed = {one.name: getattr(request, one.name) for one in fields(request)}
     try:
         packed["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
@@ -125,9 +125,10 @@ def wire_request(request: EngineCoreRequest) -> bytes:
 
 
 def read_request(content: bytes) -> EngineCoreRequest:
-    """Decode the bytes of `wire_request`; the prompt is int32.
+    """Decode a request that `wire_request` encoded; its prompt becomes an array of int32.
 
-    Raises MessageError for other bytes, RequestError for parameters out of range.
+    Raises MessageError if the bytes are not valid, and RequestError if a sampling parameter is out
+    of range.
     """
     packed = decode(content, _WireRequest)
     given = {name: getattr(packed, name) for name in packed.__struct_fields__}
@@ -137,7 +138,7 @@ def read_request(content: bytes) -> EngineCoreRequest:
 
 
 def wire_join(join: NewRequest) -> msgspec.Struct:
-    """Return the struct of a request that gets a row."""
+    """Convert a join of a plan to a struct that can be sent."""
     packed = {one.name: getattr(join, one.name) for one in fields(join)}
     packed["token_ids"] = join.token_ids.tobytes()
     packed["sampling_params"] = _params(join.sampling_params)
@@ -153,20 +154,25 @@ class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def read_join(packed: Any) -> NewRequest:
-    """Return a decoded join as an object of the plan; raise MessageError if it is not valid."""
+    """Convert a decoded join to an object of the plan; raise MessageError if it is not valid."""
     given = {name: getattr(packed, name) for name in packed.__struct_fields__}
     given["token_ids"] = counts32(given["token_ids"], "token_ids")
     if given["row"] < 0 or not 0 < given["num_prompt_tokens"] <= len(given["token_ids"]):
-        raise MessageError(f"a join of row {given['row']} does not match its tokens.")
+        raise MessageError(
+            f"a joining request has the row {given['row']} and {given['num_prompt_tokens']} prompt "
+            f"tokens among {len(given['token_ids'])} tokens, which is not valid."
+        )
     try:
         given["sampling_params"] = _read_params(given["sampling_params"])
     except RequestError as error:
-        raise MessageError(f"a join's parameters are out of range: {error}") from None
+        raise MessageError(
+            f"the sampling parameters of a joining request are not valid: {error}"
+        ) from None
     return NewRequest(**given)
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
-    """Encode `value` as msgpack; raise MessageError if it is not a plain value.
+    """Encode `value` as msgpack; raise MessageError if msgpack does not support it.
 
     other: converts a type that msgpack does not support to a plain value, or raises TypeError.
     """

@@ -25,9 +25,10 @@ ADAPTERS: Adapters = MappingProxyType({})
 
 
 def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
-    """Return the earlier version that needs an adapter; "" if `api` has the current one.
+    """Return the earlier contract version to adapt; "" if the plugin supports the current one.
 
-    api: a range, or "" for any. Raises ContractError with both versions if there is no adapter.
+    api: the range of versions that the plugin supports, or "" for any. Raises ContractError if it
+    excludes the current version and there is no adapter.
     """
     current = contract_version(kind)
     now = parse_version(current)

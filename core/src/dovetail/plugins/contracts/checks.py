@@ -25,7 +25,7 @@ _PLAIN_BASES: tuple[object, ...] = (object, Protocol, Generic)
 
 
 class OtherContractError(ContractError):
-    """The class declares the contract of another kind."""
+    """A class declares the contract of another kind than that for which it was selected."""
 
 
 def has_plain_identity(cls: type) -> bool:

@@ -16,7 +16,8 @@ from dovetail.retired_names import RETIRED_FEATURES, renamed_hint
 from dovetail.value_checks import shorten
 
 FEATURE = "batch_invariant"
-"""The name of the attention feature and of the class attribute of other kinds."""
+"""Attention backends declare batch invariance as a feature of this name, other kinds of plugins as
+a class attribute of this name."""
 SEED_NOTE = (
     "It is not batch-invariant: the tokens of a seeded request may depend on the other "
     "requests in the batch."
@@ -70,7 +71,7 @@ def _is_positive(value: object) -> bool:
 def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
     """Return why a class does not support a device type; "" if it does.
 
-    device_type: torch's name; "" if unknown.
+    device_type: torch's name, such as "cuda"; "" if unknown.
     """
     types: frozenset[str] = frozenset()
     if "device_types" in get_kind(kind).declares:

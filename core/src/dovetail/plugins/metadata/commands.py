@@ -114,11 +114,7 @@ def _refusal(command: Command, ours: Collection[str] = ()) -> str:
     name, target = command.plugin.name, command.plugin.target
     if not _NAME.fullmatch(name):
         return f"{name!r} is not a valid command name: use lower-case words joined by dots"
-    return (
-        ""
-        if ":" in target
-        else f"{target!r} is not the target of a function: write 'module:function'"
-    )
+    return "" if ":" in target else f"{target!r} does not name a function: write 'module:function'"
 
 
 def _conflict(words: str, others: Iterable[str]) -> str:

@@ -68,7 +68,7 @@ class Candidate:
         return self.name, f"{self.kind}:{self.name}", self.target
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields of Candidate, to construct another object for the same plugin."""
+        """Return the fields that identify the plugin, to construct another object for it."""
         return {one.name: getattr(self, one.name) for one in fields(Candidate)}
 
     def __str__(self) -> str:

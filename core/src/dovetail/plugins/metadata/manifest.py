@@ -91,9 +91,10 @@ def read_manifest(installation: Installation) -> Manifest:
 
 
 def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str, Any]]:
-    """Return the unchecked tables of a kind outside of `KINDS` by name; imports nothing.
+    """Return the manifest tables of one kind, by name, without checking them or importing code.
 
-    A manifest that cannot be read is skipped; `read_manifest` reports it.
+    For kinds that are not in `KINDS`. A manifest that cannot be read is skipped; `read_manifest`
+    reports it.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for path in find_files(installation):
@@ -245,7 +246,7 @@ def _api_problem(value: object) -> str:
 def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
     """Return a check that a value is an array of strings that match `pattern`.
 
-    form: a description.
+    form: a description of such strings, for the message.
     """
 
     def check(value: object) -> str:
@@ -257,7 +258,10 @@ def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
 
 
 def _text(pattern: str, form: str) -> Callable[[object], str]:
-    """Return a check that a value is a string that matches `pattern`. form: its description."""
+    """Return a check that a value is a string that matches `pattern`.
+
+    form: a description of such a string, for the message.
+    """
 
     def check(value: object) -> str:
         good = isinstance(value, str) and re.fullmatch(pattern, value)

@@ -37,7 +37,7 @@ def read_metadata(
         raise ValueError(f"{name} cannot be read: {error}") from error
     if text is None or isinstance(text, str):
         return text
-    raise ValueError(f"{name} cannot be read: the result is {type(text).__name__!r}")
+    raise ValueError(f"{name} cannot be read: read_text returned {type(text).__name__!r}, not str")
 
 
 def read_regular_text(path: Path, *, max_bytes: int, cut: bool = False) -> str | None:

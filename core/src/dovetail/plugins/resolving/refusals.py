@@ -73,7 +73,7 @@ def not_in_distribution(
     return PluginNotFoundError(
         f"Distribution {asked.distribution!r} has no {kind} {asked.name!r}."
         f"{nearest(asked.distribution, [c.distribution for c in named])}\n"
-        f"It is in {listed(named)}. Write {named[0].reference}."
+        f"A plugin of this name is in {listed(named)}. Write {named[0].reference}."
     )
 
 

@@ -21,8 +21,8 @@ from dovetail.plugins.selection.verdict import FAILED, TAKEN, Criteria, Verdict
 def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
     """Return the verdict on the selected plugin, including its class.
 
-    Raises PluginNotFoundError, with every reason, if automatic selection finds no plugin. Raises
-    the error of a requested plugin, and with `plugins_strict` that of any candidate.
+    Raises PluginNotFoundError, with every reason, if automatic selection finds no plugin. If a
+    requested plugin fails, or with `plugins_strict` any candidate, its error is raised.
     """
     seen: list[Verdict] = []
     for verdict in judge(registry, kind, criteria):

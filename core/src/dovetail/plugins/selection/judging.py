@@ -195,7 +195,7 @@ def _judge_candidate(
 
 
 def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
-    """Select a usable plugin, unless batch invariance is required and it does not declare it."""
+    """Select a usable plugin; refuse it if it lacks a required declaration of batch invariance."""
     if not criteria.batch_invariant or verdict.batch_invariant is not False:
         return replace(verdict, state=TAKEN)
     missing = missing_promise(criteria.dtype)

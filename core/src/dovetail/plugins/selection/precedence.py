@@ -23,7 +23,8 @@ def automatic_order(
     """Return the candidates of automatic selection for `kind`, in the order to try them.
 
     preferred: plugins that the platform named `platform` prefers. If none of them is installed, a
-    worker causes an error, because other workers use another device; other kinds cause a warning.
+    warning is logged; for a worker, PluginNotFoundError is raised, because another worker would use
+    another device.
     """
     order = registry.automatic(kind, preferred)
     if not preferred or any(_is_installed(registry, kind, name) for name in preferred):
@@ -77,7 +78,7 @@ def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
 
 
 def _is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool:
-    """Return whether `reference` refers to a plugin of `kind`; raise other errors of `resolve`."""
+    """Return whether `reference` refers to an existing plugin of `kind`; raise as `resolve`."""
     try:
         registry.resolve(kind, reference)
     except PluginNotFoundError:

@@ -62,7 +62,7 @@ class Verdict(Candidate):
     deciding rule. reasons: phrases or sentences about the state. batch_invariant: whether it is
     batch-invariant in the dtype of the model; None for kinds that do not declare it, and for a
     class that was not loaded. cls: the class, if it was loaded. error: the error of a failed
-    candidate. is_fatal: whether an engine that starts raises it.
+    candidate. is_fatal: whether the engine raises that error at startup.
     """
 
     rank: int = 0
