@@ -267,6 +267,18 @@ def test_the_template_process_inherits_no_environment_or_files_of_its_parent(poo
         os.close(writing)
 
 
+def test_a_template_process_can_start_before_the_first_call(pool):
+    pool.start_child()
+    end_s = time.monotonic() + 30
+    while not pool._idle:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    (child,) = pool._children
+    text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
+    assert pool.call(text) == "[user]hi"
+    assert pool._children == {child}
+
+
 def test_a_killed_template_process_is_replaced(pool):
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
@@ -297,6 +309,7 @@ def test_a_forked_process_starts_its_own_template_processes(pool):
 def test_a_template_process_that_cannot_start_raises_a_typed_error(monkeypatch):
     pool = ChildPool(_TASK, TIGHT)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    pool.start_child()  # only the call reports that it has failed
     with pytest.raises(StartError, match="could not start"):
         pool.call(b"{}")
     monkeypatch.setattr(sys, "executable", "/bin/false")

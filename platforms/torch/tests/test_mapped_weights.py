@@ -178,6 +178,21 @@ def test_the_loader_returns_a_fingerprint_of_its_weights(tmp_path):
     assert loader.fingerprint() == fingerprint_files([tmp_path / "model.safetensors"])
 
 
+def test_a_fingerprint_depends_on_a_header_of_a_given_size_and_on_samples(tmp_path):
+    file = tmp_path / "model.gguf"
+    content = bytearray(b"GGUF\x03\0\0\0" + bytes(1 << 20))  # as a length, its start is huge
+
+    def fingerprint(header_bytes):
+        file.write_bytes(content)
+        os.utime(file, ns=(5, 5))
+        return fingerprint_files([file], {file: header_bytes})
+
+    first = {size: fingerprint(size) for size in (6000, 7000)}
+    content[6500] = 1  # between the samples
+    assert fingerprint(6000) == first[6000]
+    assert fingerprint(7000) != first[7000]
+
+
 def test_a_fingerprint_depends_on_file_contents_size_and_time_but_not_on_the_path(tmp_path):
     file, other = tmp_path / "a", tmp_path / "b"
     file.write_bytes(bytes(range(256)) * 400)

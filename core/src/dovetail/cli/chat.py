@@ -40,6 +40,7 @@ from dovetail.cli.terminal import (
 )
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import ConfigError, RequestError, nearest
+from dovetail.tokenizers.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +107,7 @@ def _chat_here(
     engine: OptionalModelOptions, sampling: SamplingOptions, system: str, template: str | None
 ) -> None:
     args = engine_args(engine)
+    TemplateRenderer().start_child()
     from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
     llm = LLMEngine.from_engine_args(args)

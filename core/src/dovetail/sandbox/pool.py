@@ -7,8 +7,10 @@ process that created it; a forked copy of that process starts its own children.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
+from dovetail.errors import StartError
 from dovetail.processes.ownership import on_fork_in_child
 from dovetail.sandbox.child import BoundedChild, ChildLimits, ChildTask
 
@@ -39,6 +41,10 @@ class ChildPool:
             finally:
                 self._give_back(child)
 
+    def start_child(self) -> None:
+        """Start a child in a background thread, so that the first call does not wait for it."""
+        threading.Thread(target=self._start_child, name="dovetail-sandbox", daemon=True).start()
+
     def close(self) -> None:
         """Kill all children; running requests fail. The pool can be used again."""
         self._idle.clear()
@@ -50,6 +56,10 @@ class ChildPool:
         self._slots = threading.BoundedSemaphore(self._size)
         self._idle: list[BoundedChild] = []
         self._children: set[BoundedChild] = set()
+
+    def _start_child(self) -> None:
+        with suppress(StartError), self._slots:  # the first call raises the error
+            self._give_back(self._take())
 
     def _take(self) -> BoundedChild:
         while self._idle:

@@ -1,9 +1,9 @@
 """Renders chat templates in a child process that is kept running and killed at a deadline.
 
 The child limits the time, memory and output of every template. It starts with the first
-conversation; afterwards it adds much less than a millisecond to a rendering. Renderers with the
-same limits share their children. `render` may be called from any thread and blocks until the answer
-or the deadline, so an event loop must call it with `asyncio.to_thread`.
+conversation or before; afterwards it adds much less than a millisecond to a rendering. Renderers
+with the same limits share their children. `render` may be called from any thread and blocks until
+the answer or the deadline, so an event loop must call it with `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ class TemplateRenderer:
         limits: ChildLimits = DEFAULT_LIMITS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Create the renderer; the child starts with the first call."""
+        """Create the renderer; its child starts with `start_child` or the first call."""
         self._pool = _pool(limits)
         self._now = now
+
+    def start_child(self) -> None:
+        """Start the child in the background, so that the first call does not wait for it."""
+        self._pool.start_child()
 
     def render(
         self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]

@@ -20,7 +20,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 _LOWEST_PRIORITY = 19
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 2 << 20  # a huge page
 _MADV_POPULATE_WRITE = 23
 """`madvise` advice of Linux 5.14: allocates pages as a write would, without writing."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

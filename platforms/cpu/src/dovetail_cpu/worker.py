@@ -116,11 +116,11 @@ class CPUWorker(TorchWorker):
 
     def compile_or_warm_up_model(self) -> None:
         """Run the model once, then write the packed weights in the background."""
+        self._pages = PageSupply(self._runner.cache_pages, self._ready_bytes())
+        self._pages.use(0)
         super().compile_or_warm_up_model()
         if self._cache is not None and not self._is_restored:
             self._cache.save()
-        self._pages = PageSupply(self._runner.cache_pages, self._ready_bytes())
-        self._pages.use(0)
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Run the model, and allocate pages of the cache for the next steps."""

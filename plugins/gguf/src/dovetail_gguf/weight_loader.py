@@ -45,7 +45,11 @@ class GGUFLoader(WeightLoader):
 
     def fingerprint(self) -> str:
         """Return the files' fingerprint; see `dovetail_torch.weights.fingerprint`."""
-        return fingerprint_files(self._open().paths)
+        file = self._open()
+        starts = dict.fromkeys(file.paths, 0)
+        for info in file.tensors.values():
+            starts[info.path] = min(starts[info.path] or info.offset, info.offset)
+        return fingerprint_files(file.paths, starts)
 
     def plan(self, model: nn.Module) -> None:
         """Set the block types of the linear layers; see `dovetail_torch.weights.block_plan`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -34,26 +34,29 @@ class Fingerprinted(Protocol):
         """
 
 
-def fingerprint_files(paths: Iterable[Path]) -> str:
-    """Return the fingerprint of safetensors files, in the order given: 32 hexadecimal digits.
+def fingerprint_files(paths: Iterable[Path], header_bytes: Mapping[Path, int] | None = None) -> str:
+    """Return the fingerprint of weight files, in the order given: 32 hexadecimal digits.
 
-    Reads each file's header and 64 samples of 4 KiB. Raises WeightError for a missing file.
+    header_bytes: size of each file's header; None for safetensors files, which begin with this
+    size. Reads each file's header and 64 samples of 4 KiB. Raises WeightError for a missing file.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
         try:
             with open_weight_file(path) as descriptor:
-                _add_file(digest, descriptor)
+                _add_file(digest, descriptor, header_bytes[path] if header_bytes else None)
         except OSError as error:
             raise WeightError(f"{path} cannot be read: {error}") from error
     return digest.hexdigest()
 
 
-def _add_file(digest: hashlib.blake2b, fd: int) -> None:
+def _add_file(digest: hashlib.blake2b, fd: int, header_bytes: int | None) -> None:
     facts = os.fstat(fd)
     length = os.pread(fd, _HEADER_LENGTH_BYTES, 0)
+    if header_bytes is None:
+        header_bytes = int.from_bytes(length, "little")
     # The loader rejects invalid lengths; this limit only bounds the memory.
-    header_bytes = min(int.from_bytes(length, "little"), MAX_HEADER_BYTES)
+    header_bytes = min(header_bytes, MAX_HEADER_BYTES)
     digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode() + length)
     digest.update(os.pread(fd, header_bytes, _HEADER_LENGTH_BYTES))
     step = max(_SAMPLE_BYTES, facts.st_size // _NUM_SAMPLES)
