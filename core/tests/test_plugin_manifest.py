@@ -160,7 +160,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
             '[[plugin]]\nkind = "policy"\n',
             "the table does not identify a plugin; set kind and name",
         ),
-        (HEAD + "ranks = 3", "'ranks' is not a key. Did you mean 'rank'?"),
+        (HEAD + "ranks = 3", "'ranks' is not a known key. Did you mean 'rank'?"),
         (HEAD + "rank = true", "write an integer"),
         (HEAD + "rank = 1.5", "write an integer"),
         (HEAD + 'api = "^0.1"', "'^0.1' is not a range of versions; write a range such as"),

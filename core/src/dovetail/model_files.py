@@ -108,7 +108,7 @@ def read_model_file(path: Path, *, max_bytes: int | None = None) -> bytes:
 def read_model_text(path: Path, *, max_bytes: int | None = None) -> str:
     """Return the text of a UTF-8 file, without a byte order mark.
 
-    Raises ModelError if the file is not UTF-8, and as `read_model_file`.
+    Raises ModelError if the file is not UTF-8, and the errors of `read_model_file`.
     """
     content = read_model_file(path, max_bytes=max_bytes)
     try:
@@ -120,7 +120,8 @@ def read_model_text(path: Path, *, max_bytes: int | None = None) -> str:
 def read_json_object(path: Path, *, max_bytes: int | None = None) -> dict[str, Any]:
     """Return the JSON object in a file.
 
-    Raises ModelError if the file does not contain a JSON object, and as `read_model_file`.
+    Raises ModelError if the file does not contain a JSON object, and the errors of
+    `read_model_file`.
     """
     value = parse_json(path, read_model_file(path, max_bytes=max_bytes))
     if not isinstance(value, dict):

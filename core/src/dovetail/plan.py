@@ -232,7 +232,10 @@ class StepBuilder:
         self._samples.extend(array("B", (1,)) * len(rows))
 
     def build(self) -> SchedulerOutput:
-        """Return the plan and start the next one; raise ValueError if it cannot be executed."""
+        """Return the plan and start the next one.
+
+        Raises ValueError if no worker could execute the plan.
+        """
         if self._num_drafts:
             self._pad_drafts()
         self._check()

@@ -69,7 +69,7 @@ class EncoderInput:
 class EngineCoreRequest:
     """A request as the front end sends it to the engine core. Immutable and serializable.
 
-    prompt_token_ids: int32 ids, at least one. max_tokens: resolved, ≥ 1.
+    prompt_token_ids: int32 ids, at least one. max_tokens: at least 1; the model's length allows it.
     stop_token_ids: tokens that end it, including EOS unless `ignore_eos` is set.
     bad_words_token_ids: token sequences that must not be generated.
     seed: 64 bits; always set, so that the tokens do not depend on the rest of the batch.
@@ -266,7 +266,9 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known and pending tokens and drafts not computed yet; 0 if the last token is in flight.
+        """Number of known tokens, pending tokens and drafts that are not computed yet.
+
+        The number is 0 if the last token is in flight.
 
         While plans are in flight, the maximum number of drafts is counted.
         """

@@ -42,7 +42,7 @@ class RowAllocator:
         return row, self._generations[row]
 
     def release(self, row: int, *, last_step: int) -> None:
-        """Release `row`. It is free when `last_step`, the last step that uses it, is executed.
+        """Release `row`. It becomes free when `last_step` is executed, the last step that uses it.
 
         Raises ValueError if the row is not in use.
         """

@@ -104,7 +104,10 @@ def load_file(path: Path, origin: Origin) -> ModuleType:
 
 
 def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object:
-    """Return `module.attribute`, possibly nested; raise as `load_target` if it does not exist."""
+    """Return `module.attribute`, where `attribute` may have dots.
+
+    Raises the errors of `load_target` if the attribute does not exist.
+    """
     found: object = module
     for part in attribute.split("."):
         try:

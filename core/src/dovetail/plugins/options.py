@@ -63,10 +63,10 @@ class PluginOptions:
     ) -> Mapping[str, Any]:
         """Return the frozen options of a plugin, including the defaults of its model.
 
-        model: None for a plugin without a model. Such a plugin takes no options, unless it has a
-        context and no manifest: then it gets them unchecked.
+        model: None for a plugin without a model. Such a plugin takes no options, except a plugin
+        without a manifest whose constructor takes a context: it gets its options unchecked.
         shared: whether the name may also mean a plugin of another kind. Raises ConfigError with
-        plugin, option and remedy, and ContractError for an invalid model.
+        plugin, option and remedy if an option is not valid, ContractError if the model is not.
         """
         key = self._key(description)
         given: Mapping[str, Any] = self._given.get(key, _NONE)

@@ -92,9 +92,9 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
 
 
 def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) -> PluginDetails:
-    """Return the details of a plugin without importing it; raise as `PluginRegistry.describe`.
+    """Return the details of a plugin without importing it, even if the user's rules deny it.
 
-    A plugin that the user's rules deny is also described.
+    Raises the errors of `PluginRegistry.describe`.
     """
     about = registry.describe(kind, reference)
     version = contract_version(kind)
@@ -112,7 +112,7 @@ def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) 
 
 
 def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedClass:
-    """Import a plugin, check it and return its details; raise as `PluginRegistry.load`."""
+    """Import and check a plugin, return its details; raise the errors of `PluginRegistry.load`."""
     cls = registry.load(kind, reference)
     resolution = next(
         one for one in reversed(registry.resolutions) if one.kind == kind and _is(one.target, cls)

@@ -111,7 +111,8 @@ class PluginRegistry:
     def set_aside(self) -> tuple[str, ...]:
         """Sentences about plugins that are not used, with the reason.
 
-        Unreadable entry points, broken manifests read so far, and failed automatic candidates.
+        The reason is an unreadable entry point, a broken manifest that was read, or the failure of
+        an automatic candidate.
         """
         read = (*self._discovery.set_aside, *self._describer.problems)
         return (*read, *self._failures.values())
@@ -120,8 +121,8 @@ class PluginRegistry:
     def warnings(self) -> tuple[str, ...]:
         """Sentences about suspicious installations.
 
-        Several distributions with one name, third-party distributions with a first-party name, and
-        third-party plugins with the name of a first-party plugin.
+        They report distributions with the same name, third-party distributions with a first-party
+        name, and third-party plugins with the name of a first-party plugin.
         """
         namesakes = (note for kind in KINDS for note in self._namesakes(kind))
         return (*self._discovery.warnings, *namesakes)
@@ -155,7 +156,8 @@ class PluginRegistry:
     def describe(self, kind: str, reference: str | type) -> Description:
         """Return the description of a plugin without importing it.
 
-        Raises as `resolve`, and PluginLoadError if its distribution's manifest is broken.
+        Raises the errors of `resolve`, and PluginLoadError if its distribution's manifest is
+        broken.
         """
         return self._describer.describe(self.resolve(kind, reference))
 
@@ -174,7 +176,7 @@ class PluginRegistry:
     def unmet_needs(self, kind: str, reference: str | type) -> str:
         """Return a phrase about needs that the bound platform does not meet; "" for none.
 
-        Imports nothing. Raises as `describe`.
+        Imports nothing. Raises the errors of `describe`.
         """
         missing = self.describe(kind, reference).entry.needs - (self._provided or frozenset())
         if self._provided is None or not missing:
@@ -186,17 +188,18 @@ class PluginRegistry:
     def probe(self, kind: str, reference: str | type) -> Probe:
         """Run the probe in a plugin's manifest. A plugin without a probe is usable.
 
-        Raises as `describe`; PluginLoadError if the probe cannot be imported or raises.
+        Raises the errors of `describe`, and PluginLoadError if the probe cannot be imported or
+        raises.
         """
         return self._admission.probe(self.describe(kind, reference))
 
     def load(self, kind: str, reference: str | type) -> type[Any]:
         """Import the class to which `reference` refers, check its contract and return it.
 
-        Raises as `describe`; also PluginLoadError if the import fails, PluginNotFoundError if the
-        module or class of a class path does not exist, ContractError for violations of the contract
-        or another contract version, ConfigError for invalid options, and PluginError if the
-        platform does not meet its needs.
+        Raises the errors of `describe`; PluginLoadError if the import fails; PluginNotFoundError if
+        the module or class of a class path does not exist; ContractError if the class violates the
+        contract or has another contract version; ConfigError if options are not valid; PluginError
+        if the platform does not meet the needs of the plugin.
         """
         key = (kind, reference)
         if key not in self._loaded:
@@ -310,7 +313,7 @@ class PluginRegistry:
             check_needed(str(about), needs, self._provided, self._platform)
 
     def _kinds_with_options(self, name: str) -> list[str]:
-        """Return the kinds in which a plugin of that name declares an options model."""
+        """Return the kinds of the plugins called `name` that declare an options model."""
         return [
             kind
             for kind in KINDS

@@ -33,7 +33,7 @@ from dovetail.transport.ring_memory import memory_of
 from dovetail.transport.wakeup_socket import hang_up
 
 END_TIMEOUT_S = 5.0
-"""Maximum time for the end of a process that was killed."""
+"""Maximum time to wait until a killed process has ended."""
 FIRST_PHASE = "start"
 """The phase of a child before its first report."""
 
@@ -164,7 +164,7 @@ class ChildProcess:
 
         phase_timeout_s: time limit of each phase of its start. Raises the error that the child
         reported, or EngineDeadError if the child ended without a report or a phase took too long.
-        The error's `phase` is set.
+        The attribute `phase` of the error is the phase of the child's start.
         """
         clock = clock or MonotonicClock()
         phase, begun_ns = self.phase, clock.now_ns()
@@ -222,7 +222,7 @@ class ChildProcess:
     def kill_tree(self) -> None:
         """Kill the child's session and its children, which have their own sessions.
 
-        The children would exit by themselves, except those stopped by a signal.
+        Its children would exit by themselves, unless a signal has stopped them.
         """
         for child in _children_of(self.pid):
             with suppress(ProcessLookupError):

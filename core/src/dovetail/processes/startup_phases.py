@@ -39,7 +39,7 @@ PHASES = (
     "scheduler",
     "core",
 )
-"""The phases of a start with a core executor, in order; `start.…` are fault points."""
+"""The phases of a start with an executor of the core, in order. `start.PHASE` is a fault point."""
 
 REPORT_S = 10.0
 """Interval in seconds at which a running phase is logged."""
@@ -243,9 +243,9 @@ _current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None
 
 
 def enter_phase(name: str) -> None:
-    """Enter another phase of this thread's start; do nothing outside of a start.
+    """Enter the next phase of the engine start that runs in this thread; do nothing without one.
 
-    For executors, because they take most of the time of a start.
+    Executors call this function, because their work takes most of the time of a start.
     """
     start = _current.get()
     if start is not None:

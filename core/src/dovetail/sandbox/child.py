@@ -154,7 +154,7 @@ class BoundedChild:
             raise ChildFailure("the child process sent an invalid answer") from None
         except (FrameError, OSError) as error:
             if "bytes" in str(error):
-                raise ChildFailure(f"the child process sent {error}") from None
+                raise ChildFailure(f"the child process sent a long answer: {error}") from None
             raise ChildFailure(self._how_it_ended()) from None
 
     def _how_it_ended(self) -> str:

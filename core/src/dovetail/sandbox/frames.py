@@ -22,7 +22,7 @@ class FrameError(Exception):
 
 
 def encode(value: object) -> bytes:
-    """Return a JSON value as the text of a frame; raise as `json.dumps`."""
+    """Return a JSON value as the text of a frame; raise the errors of `json.dumps`."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -68,6 +68,6 @@ def receive_frame(
 
     text_bytes, blob_bytes = HEAD.unpack(receive(HEAD.size))
     if text_bytes + blob_bytes > max_bytes:
-        raise FrameError(f"a frame of more than {max_bytes} bytes")
+        raise FrameError(f"the frame has more than {max_bytes} bytes")
     text = receive(text_bytes).decode("utf-8", "surrogatepass")
     return json.loads(text), receive(blob_bytes)

@@ -29,10 +29,10 @@ class ChildPool:
         on_fork_in_child(self._reset)
 
     def call(self, text: bytes, blob: bytes = b"") -> Any:
-        """Return the handler's value for a request; raise as `BoundedChild.call`.
+        """Return the handler's value for a request.
 
-        Also raises StartError if a child cannot be started. If all children are busy, the call
-        waits until one has answered or has reached its deadline.
+        Raises the errors of `BoundedChild.call`, and StartError if a child cannot be started. If
+        all children are busy, the call waits until one has answered or has reached its deadline.
         """
         with self._slots:
             child = self._take()

@@ -50,7 +50,7 @@ class AdmissionGates:
         return holding
 
     def hold(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> None:
-        """Hold `request`, which is WAITING, for `gates`. It gets the status of the first gate."""
+        """Hold `request`, which is WAITING, for `gates`; change its status to the first gate's."""
         self._held[request.request_id] = (request, gates)
         self._since_ns[request.request_id] = now_ns
         change_status(request, gates[0].status)

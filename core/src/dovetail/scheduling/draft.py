@@ -77,8 +77,8 @@ class StepDraft:
 
     decode_batch: the batch whose members run one token each, before other requests; None if it does
     not run. counts: other requests that run and their numbers of tokens. held: requests that the
-    policy pauses in this step. computing: keys of the first blocks of runs over known tokens, with
-    their requests.
+    policy pauses in this step. computing: maps the key of the first block of each run over known
+    tokens to the request.
     num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
     joined: requests that get a row. evicted: requests that lost their row in this step.
     tokens_left: remaining token budget of the step.

@@ -33,7 +33,7 @@ class HeldRequests:
         return self._admission_gates.find_holding_gates(new)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
-        """Add a new request; return False if it may be queued immediately."""
+        """Hold a new request if it has gates or a pause is in effect; return whether it is held."""
         if gates:
             self._admission_gates.hold(request, gates, now_ns)
         elif self.closed:

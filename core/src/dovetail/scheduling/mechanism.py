@@ -27,8 +27,8 @@ class Mechanism:
     """Grants and revokes actions, one step at a time.
 
     max_piece: maximum prompt tokens of one request in a step. in_decode_batch: whether decoding
-    requests may be batched; the plans are the same, but cheaper. under_pressure: whether this step
-    has preempted a request for lack of blocks.
+    requests may be batched; this makes planning faster and does not change the plans.
+    under_pressure: whether this step has preempted a request for lack of blocks.
     """
 
     def __init__(self, state: SchedulerState, host: PolicyHost) -> None:

@@ -114,8 +114,8 @@ class PrefixSharing:
     def _keeps_leader(self, request: Request) -> bool:
         """Return whether the leader of `request` still computes the next block of `request`.
 
-        The leader is that of the last step. The check compares one block key, so its cost does not
-        depend on the length and number of prompts.
+        Only the leader of the last step is considered. The check compares one block key, so its
+        cost does not depend on the length and number of prompts.
         """
         leader = self._leaders_before.get(request)
         if leader is None or leader not in self._state.draft.counts:

@@ -74,7 +74,7 @@ class RemoteLoads:
         return [] if self._remote is None else self._remote.update(answer)
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:
-        """Cancel loads that exceed their timeout; return their requests in the form of `add`."""
+        """Cancel loads that exceed their timeout; return them in the form that `add` returns."""
         if self._remote is None or not self._remote.num_transfers:
             return []
         return self._remote.cancel_late_loads()

@@ -278,7 +278,7 @@ class Scheduler(SchedulerInterface):
         return news
 
     def _process_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
-        """Let requests whose loads succeeded wait for a row; the others compute their tokens."""
+        """Let requests whose load succeeded wait for a row; queue the others again."""
         loads = self._state.loads
         for request, is_well in ended:
             if request in loads:

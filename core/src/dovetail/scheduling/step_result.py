@@ -1,7 +1,7 @@
-"""Processes a step's result for the requests that ran: tokens, ends, log-probabilities.
+"""Processes the result of a step for the requests that ran in it.
 
-It appends tokens to requests and finds ended requests. The scheduler then frees their rows and
-blocks.
+It appends the sampled tokens to the requests, finds requests that have ended, and collects
+log-probabilities. The scheduler then frees the rows and blocks of ended requests.
 """
 
 from __future__ import annotations
@@ -165,7 +165,10 @@ def _process_run(
 def _count_drafts(
     step_result: StepResult, request: Request, num_planned: int, num_sampled: int
 ) -> None:
-    """Count the verified and accepted drafts of a run, of at most `num_planned`."""
+    """Count the verified and accepted drafts of a run.
+
+    num_planned: maximum number of drafts in the plan; the worker may have held fewer.
+    """
     step_result.num_drafts += min(num_planned, request.num_drafts)
     step_result.num_accepted += num_sampled - 1
     request.take_back(1 + num_planned - num_sampled)

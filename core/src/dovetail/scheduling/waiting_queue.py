@@ -38,7 +38,7 @@ class WaitingQueue(Protocol):
         """Add a preempted request; it is ready from the next `begin_step` on."""
 
     def discard(self, request: Request) -> None:
-        """Remove a request of the queue."""
+        """Remove a request from the queue."""
 
     def begin_step(self) -> None:
         """Update the order; called once before each step."""
@@ -92,7 +92,7 @@ class HeapQueue:
         self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
-        """Remove a request of the queue; its entry is dropped when a step begins."""
+        """Remove a request from the queue; its entry in the heap is dropped when a step begins."""
         if self._late.pop(request.sequence, None) is None:
             del self._tickets[request.sequence]
 
@@ -146,7 +146,7 @@ class SortedQueue:
         self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
-        """Remove a request of the queue."""
+        """Remove a request from the queue."""
         if self._late.pop(request.sequence, None) is None:
             del self._requests[request.sequence]
 

@@ -36,7 +36,7 @@ MAX_PRODUCT = 1 << 26
 """Maximum product of the arguments' sizes, for functions that multiply them."""
 MAX_CACHED = 32
 STEPS_LEFT = "steps left"
-"""The variable that counts the remaining steps. No template can use its name: it has a space."""
+"""The variable that counts the remaining steps. Templates cannot use a name with a space."""
 MULTIPLIERS = frozenset({"replace", "join", "translate"})
 WIDE_FIELD = re.compile(r"\d{5,}")
 

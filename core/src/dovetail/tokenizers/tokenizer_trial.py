@@ -32,7 +32,7 @@ MAX_REMEMBERED = 256
 PROBE_TIMEOUT_S = 5.0
 """Time limit for tokenizing about 30,000 characters. Published tokenizers need less than 0.1 s."""
 _CHECKS = 2
-"""Version of the checks in `tokenizer_child`. A change repeats all tests."""
+"""Version of the checks in `tokenizer_child`. After a change every tokenizer is tested again."""
 _TASK = ChildTask(
     handler="dovetail.tokenizers.tokenizer_child:check",
     packages=("tokenizers", "huggingface_hub"),

@@ -64,7 +64,7 @@ class Detach(Message, frozen=True, tag="detach"):
 
 
 class Stop(Message, frozen=True, tag="stop"):
-    """Shut the engine down; unfinished requests end. Only the owner may send this message."""
+    """Shuts the engine down; unfinished requests end. Only the owner may send this message."""
 
 
 class Ready(Message, frozen=True, tag="ready"):

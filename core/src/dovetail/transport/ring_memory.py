@@ -103,7 +103,10 @@ def anonymous_file(num_bytes: int) -> int:
 
 
 def memory_of(content: bytes) -> int:
-    """Return the descriptor of shared memory with `content`; raise as `anonymous_file`."""
+    """Return the descriptor of new shared memory with `content`; the caller closes it.
+
+    Raises CapacityError if the system's limits do not allow the allocation.
+    """
     descriptor = anonymous_file(len(content))
     try:
         left = memoryview(content)

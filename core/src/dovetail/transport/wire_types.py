@@ -104,7 +104,7 @@ def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
 
 
 def read_logprobs(wire: Mapping[K, WireLogprobs]) -> dict[K, LogprobColumns]:
-    """Convert the result of `wire_logprobs` back; raise as `WireLogprobs.columns`."""
+    """Convert the result of `wire_logprobs` back; raise MessageError if it is not consistent."""
     return {key: one.columns() for key, one in wire.items()}
 
 

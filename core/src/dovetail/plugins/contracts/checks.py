@@ -25,7 +25,7 @@ _PLAIN_BASES: tuple[object, ...] = (object, Protocol, Generic)
 
 
 class OtherContractError(ContractError):
-    """A class declares the contract of another kind than that for which it was selected."""
+    """Raised for a class that declares the contract of another plugin kind."""
 
 
 def has_plain_identity(cls: type) -> bool:

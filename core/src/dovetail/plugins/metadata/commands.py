@@ -105,7 +105,10 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
 
 
 def _refusal(command: Command, ours: Collection[str] = ()) -> str:
-    """Return why a command is refused. ours: first-party commands, which take precedence."""
+    """Return why a command is refused; "" if it is not.
+
+    ours: the words of first-party commands, which take precedence.
+    """
     if not command.plugin.first_party:
         if command.words in ours:
             return "a first-party command has the same words and takes precedence"

@@ -102,7 +102,7 @@ class Installation:
 
     @property
     def is_impostor(self) -> bool:
-        """Whether the name is first-party, but plugins are outside of the first-party package."""
+        """Whether a distribution has a first-party name, but plugins in other packages."""
         own = first_party_package(self.distribution)
         return bool(own) and self.packages != (own,)
 
@@ -113,8 +113,8 @@ class Discovery:
 
     candidates: for every kind, first-party plugins first, then by distribution and name.
     set_aside: sentences about declared plugins that cannot be read.
-    warnings: sentences about several distributions with one name, and third-party distributions
-    with a first-party name. installations: by the normalized name of the distribution.
+    warnings: sentences about distributions with the same name, and third-party distributions with a
+    first-party name. installations: maps normalized names to distributions with plugins.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
@@ -137,8 +137,8 @@ class Discovery:
 def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     """Return the plugins of `installed`, or of every distribution on `sys.path`.
 
-    Of several distributions with one name the first is used, as in `import`. For a first-party
-    name, a distribution with plugins in the first-party package takes precedence.
+    Of several distributions with the same name the first is used, as in `import`. If the name is
+    first-party, a distribution with plugins in the first-party package takes precedence.
     """
     set_aside: list[str] = []
     by_name: dict[str, list[Installation]] = {}
@@ -248,7 +248,7 @@ def _rank(candidate: Candidate) -> tuple[bool, str, str, str]:
 
 
 def read_identity(distribution: Distribution) -> tuple[str, str]:
-    """Return the first name and the first version; raise ValueError if they cannot be read.
+    """Return the name and the version of a distribution; raise ValueError if they cannot be read.
 
     Does not use the email parser of the standard library, because it is slow.
     """

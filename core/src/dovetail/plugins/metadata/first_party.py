@@ -1,8 +1,8 @@
 """The fixed list of first-party distributions, each with the package of its plugins.
 
-Distributions with similar names are third-party distributions. A plugin in another package than
-that of its distribution is a third-party plugin. A test compares the list with the members of the
-repository.
+Distributions with similar names are third-party distributions. A plugin of a first-party
+distribution counts as third-party if it is in another package. A test compares the list with the
+members of the repository.
 """
 
 from __future__ import annotations

@@ -198,7 +198,8 @@ def _is_of_another_core(table: Mapping[str, Any], declared: frozenset[tuple[str,
 def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> Iterator[str]:
     for key in table:
         if key not in _CHECKS:
-            yield f"{shorten(key)} is not a key.{nearest(key, _CHECKS)} Keys: {', '.join(_CHECKS)}"
+            known = ", ".join(_CHECKS)
+            yield f"{shorten(key)} is not a known key.{nearest(key, _CHECKS)} Keys: {known}"
     for key, check in _CHECKS.items():
         problem = check(table[key]) if key in table else ""
         if problem:

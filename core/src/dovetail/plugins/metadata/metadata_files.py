@@ -15,7 +15,7 @@ from pathlib import Path
 MAX_ENTRY_POINTS_BYTES = 1 << 20
 MAX_RECORD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 1 << 18
-"""Bytes of METADATA that are read. Its first lines have name and version."""
+"""Only this many bytes of METADATA are read, because its first lines contain name and version."""
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 
@@ -41,7 +41,10 @@ def read_metadata(
 
 
 def read_regular_text(path: Path, *, max_bytes: int, cut: bool = False) -> str | None:
-    """Return the text of a file, or None if it does not exist; raise as `read_metadata`."""
+    """Return the text of a file, or None if it does not exist.
+
+    Raises the errors of `read_metadata`.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

@@ -54,7 +54,7 @@ class ClassRules:
         return "", ""
 
     def _rule_on_code(self, kind: str, cls: type[Any]) -> str:
-        """Return the rule on a plugin from which the class copies methods; "" for none."""
+        """Return the rule that denies a plugin whose methods `cls` contains; "" for none."""
         for value in _fact(cls, "__dict__").values():
             function = getattr(value, "__func__", value)
             if not inspect.isfunction(function):
@@ -67,7 +67,10 @@ class ClassRules:
         return ""
 
     def _rule_on(self, kind: str, cls: type[Any], *, every: bool) -> str:
-        """Return the rule that forbids a class. every: also check rules on its distribution."""
+        """Return the rule that denies a class; "" for none.
+
+        every: whether rules on the distribution of the class are also checked.
+        """
         candidates = self._discovery.candidates[kind]
         declared = [one for one in candidates if self._is_class_of(one, cls)]
         for one in declared:

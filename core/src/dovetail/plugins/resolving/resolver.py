@@ -45,7 +45,10 @@ class Resolver:
         return self._discovery.candidates[get_kind(kind).name]
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
-        """Return the plugin to which `reference` refers; raise as `PluginRegistry.resolve`."""
+        """Return the plugin to which `reference` refers.
+
+        Raises the errors of `PluginRegistry.resolve`.
+        """
         get_kind(kind)
         if isinstance(reference, type):
             target = f"{reference.__module__}:{reference.__qualname__}"
@@ -179,7 +182,10 @@ class Resolver:
         return self._direct(kind, asked.attribute, asked.target)
 
     def _direct(self, kind: str, name: str, target: str) -> Resolution:
-        """Return the resolution of a class path, unless a rule denies the owner of its package."""
+        """Return the resolution of a class path; raise PluginError if a rule denies it.
+
+        A rule may name the distribution that owns the package of the class.
+        """
         ours = bool(first_party_owner(target))
         for owner in self._discovery.owners(target) or ("",):
             if rule := self._policy.denial(kind, name, owner, first_party=ours):

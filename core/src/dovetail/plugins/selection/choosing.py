@@ -59,7 +59,7 @@ def choose(
 ) -> type[Any]:
     """Return the class of the requested or automatically selected plugin for `platform`.
 
-    Raises as `select`.
+    Raises the errors of `select`.
     """
     cls = select(registry, kind, Criteria(references=(reference,), platform=platform)).cls
     assert cls is not None

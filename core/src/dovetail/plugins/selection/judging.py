@@ -126,7 +126,7 @@ def _scheduler(
             name=scheduler_cls.__name__,
             target=f"{scheduler_cls.__module__}:{scheduler_cls.__qualname__}",
             place=place,
-            standing="the core's own scheduler",
+            standing="the core's scheduler runs the requested policy",
             state=TAKEN,
             rule="policy",
             reasons=(f"{reference_text(reference)} is a policy",),

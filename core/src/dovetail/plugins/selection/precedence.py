@@ -78,7 +78,10 @@ def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
 
 
 def _is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool:
-    """Return whether `reference` refers to an existing plugin of `kind`; raise as `resolve`."""
+    """Return whether `reference` refers to an existing plugin of `kind`.
+
+    Raises the errors of `PluginRegistry.resolve` for other problems of the reference.
+    """
     try:
         registry.resolve(kind, reference)
     except PluginNotFoundError:

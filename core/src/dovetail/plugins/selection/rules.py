@@ -171,6 +171,7 @@ def attention_refusals(
     own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(required))
     if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):
         raise ContractError(
-            f"The {whose} returned {shorten(own)} for refusals; it must return a list of reasons."
+            f"The {whose} returned {shorten(own)} from its method refusals; it must return a list "
+            "of reasons."
         )
     return [*backend.capabilities.refusals(required), *own]
