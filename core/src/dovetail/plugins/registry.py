@@ -237,7 +237,7 @@ class PluginRegistry:
         return {} if found is None else found.options
 
     def resolution_of(self, kind: str, cls: type[Any] | None) -> Resolution | None:
-        """Return the resolution of a loaded class, or None."""
+        """Return the resolution of a class that this registry has loaded, or None."""
         found = (p for (k, _), p in self._loaded.items() if k == kind and p.cls is cls)
         plugin = next(found, None)
         return None if plugin is None else plugin.resolution

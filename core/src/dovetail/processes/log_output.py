@@ -29,7 +29,7 @@ class LogOutput:
 
 
 def configure_logs(level: str, form: str, *, more: Sequence[str] = ()) -> None:
-    """Let Dovetail's loggers write to stderr, and other loggers their warnings.
+    """Write the logs of Dovetail and the warnings of other loggers to stderr.
 
     level: one of `LEVELS`. form: one of `FORMATS`. more: further loggers with this level.
     """

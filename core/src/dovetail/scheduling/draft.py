@@ -136,7 +136,7 @@ class StepDraft:
         )
 
     def join(self, request: Request) -> None:
-        """Record that `request` gets its row and its blocks with this step."""
+        """Record that `request` is admitted: this step gives it a row and blocks."""
         self.joined[request] = None
 
     def grow(self, request: Request, blocks: list[list[int]]) -> None:

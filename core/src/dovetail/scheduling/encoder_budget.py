@@ -21,7 +21,7 @@ Need = tuple[Request, int]
 
 
 class EncoderBudget:
-    """The encoder inputs of each step, within the limits."""
+    """Decides which encoder inputs each step encodes, so that the limits are kept."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._wanted: dict[Request, tuple[list[int], int]] = {}

@@ -133,7 +133,7 @@ def member_problems(interface: Any, cls: type) -> Iterator[str]:
 
 
 def _is_protocols_own(definition: object) -> bool:
-    """Return whether this is the constructor that `typing` adds to a Protocol without one."""
+    """Return whether `typing` has added this constructor to a Protocol that defines none."""
     return getattr(definition, "__module__", "") == "typing"
 
 
@@ -158,7 +158,7 @@ def _members(interface: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _misfits(name: str, expected: Any, actual: Any, cls: type) -> Iterator[str]:
-    """Yield the differences that prevent callers from using `actual` like `expected`."""
+    """Yield the differences that prevent callers from using `actual` in place of `expected`."""
     if actual is expected:
         return
     if isinstance(expected, property):

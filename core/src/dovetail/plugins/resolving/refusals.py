@@ -1,4 +1,4 @@
-"""Errors for references without a plugin, with several plugins, or denied by the user's rules."""
+"""Errors for references to no plugin, to several plugins or to a plugin that the user denied."""
 
 from __future__ import annotations
 
