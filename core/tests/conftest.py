@@ -146,7 +146,7 @@ class Driver:
         self.stats = None
 
     def add(self, name, prompt, *, max_tokens=4, stop=(), params=None, **fields):
-        """Add a request. prompt: token ids, or a number of ids that no other request has."""
+        """Add a request. prompt: token ids, or the length of a prompt with unique token ids."""
         if isinstance(prompt, int):
             first = sum(map(ord, name)) * 1000
             prompt = [first + place for place in range(prompt)]
@@ -225,5 +225,5 @@ def drive():
 
 @pytest.fixture
 def alone():
-    """Return the tokens expected for a prompt in any batch: `alone(prompt, num_tokens)`."""
+    """Return the function `alone(prompt, num_tokens)`, which returns the expected tokens."""
     return continuation

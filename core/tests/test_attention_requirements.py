@@ -81,7 +81,7 @@ def test_requirements_from_config_json_equal_those_of_the_worker(
     assert [explanation.criteria.requirements] == requirements_used
 
 
-def test_without_a_model_explain_reports_unknown_requirements():
+def test_explain_reports_unknown_attention_requirements_if_no_model_is_given():
     explanation = explain_choice("attention")
     assert explanation.criteria.requirements is None
     assert "--model" in explanation.criteria.why

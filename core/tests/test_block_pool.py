@@ -66,7 +66,7 @@ def test_a_cached_prefix_ends_at_the_first_missing_block():
     assert pool.find([key(7), key(0)]) == []
 
 
-def test_the_first_block_with_a_hash_stays_in_the_cache():
+def test_of_two_blocks_with_the_same_hash_only_the_first_is_cached():
     pool = BlockPool(4)
     first, second = pool.allocate(2)
     pool.commit(first, key(1))

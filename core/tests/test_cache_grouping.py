@@ -177,7 +177,7 @@ def test_small_states_share_the_page_of_a_large_state():
     assert config.num_buffers == 1 and config.page_size_bytes == 5120
 
 
-def test_layers_of_equal_pages_keep_their_block_size():
+def test_layers_with_pages_of_equal_size_keep_their_block_size():
     groups = group(spec(64), spec(), spec(num_kv_heads=1, head_size=16), max_model_len=32768)
     assert {one.spec.block_size for one in groups} == {SIZE}
 

@@ -24,7 +24,7 @@ def full(window=0):
         (NoCacheSpec(block_size=SIZE), CacheKind(SIZE)),
     ],
 )
-def test_each_cache_spec_has_the_expected_cache_kind(spec, kind):
+def test_the_cache_kind_of_a_layer_follows_from_its_cache_spec(spec, kind):
     assert kind_of(spec) == kind
 
 

@@ -108,7 +108,7 @@ def test_every_unset_config_field_is_resolved() -> None:
     assert config.model.dtype == "auto"
 
 
-def test_several_workers_run_in_separate_processes() -> None:
+def test_the_multiproc_executor_is_the_default_for_several_workers() -> None:
     resolved = resolve(config_of(parallel__tensor_parallel_size=2), FakePlatform())
     assert resolved.parallel.executor_backend == "multiproc"
     assert "tensor_parallel_size=2" in resolved.explain()[-1].reason
@@ -215,7 +215,7 @@ def test_max_model_len_has_a_default_if_config_json_states_no_length() -> None:
         ),
     ],
 )
-def test_the_error_for_an_impossible_length_names_its_field(
+def test_the_error_for_an_impossible_length_in_config_json_states_the_length(
     fields: dict[str, Any], words: str
 ) -> None:
     hostile = {"max_position_embeddings": 64, **fields}
@@ -272,7 +272,9 @@ def test_max_model_len_can_be_the_scaled_length_of_linear_rope() -> None:
         {"rope_scaling": {"type": "linear", "factor": float("inf")}},
     ],
 )
-def test_the_error_for_an_unusable_length_names_the_config_field(hf_config: dict) -> None:
+def test_the_error_for_a_length_that_is_not_a_positive_number_names_the_field(
+    hf_config: dict,
+) -> None:
     with pytest.raises(ModelError, match=r"(max_position_embeddings|factor)=.*must be a positive"):
         resolve(config_of(hf_config), FakePlatform())
 

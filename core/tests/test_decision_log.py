@@ -103,7 +103,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def record(path):
-    """Make a recorded scheduler: `record(**context)`."""
+    """Make a scheduler that records a decision log: `record(**context)`."""
     made = []
 
     def make(**given):
@@ -162,7 +162,7 @@ def test_a_rejected_request_is_not_recorded(record, path):
 
 def test_the_log_header_restores_the_scheduler_context(record, path):
     class Own(Policy):
-        """A policy."""
+        """A policy class that is not installed as a plugin."""
 
         def __init__(self, options):
             self.options = options

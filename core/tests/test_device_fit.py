@@ -1,4 +1,4 @@
-"""Plugins for another device than the platform's are rejected with a reason."""
+"""Plugins that do not support the platform's device are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_if_no_plugin_supports_the_device_every_reason_is_reported(plugin_site):
         choose(registry, platform, "ops", "elsewhere")
 
 
-def test_the_error_for_an_unusable_platform_lists_the_usable_ones(box):
+def test_the_error_for_an_unusable_platform_lists_usable_platforms(box):
     registry, _ = box
     with pytest.raises(PluginError) as refusal:
         choose_platform(registry, "absent")
@@ -140,7 +140,7 @@ def test_the_error_for_an_unusable_platform_lists_the_usable_ones(box):
     assert message in str(refusal.value)
 
 
-def test_the_error_for_an_unsuitable_attention_backend_lists_the_suitable_ones(plugin_site):
+def test_the_error_for_an_unsuitable_attention_backend_lists_suitable_backends(plugin_site):
     parts = PARTS.replace("class Anywhere(FakeOps):", "class Any(FakeAttentionBackend):")
     plugin_site.add("dovetail-box", {"attention": {"any": ".parts:Any"}}, parts=parts)
     registry = plugin_site.registry()

@@ -23,7 +23,7 @@ class Late:
 
 
 class Executor:
-    """An executor with the strict worker. `breaks`: the failing step and method."""
+    """An executor with the strict worker. breaks, where: the step and the method that fail."""
 
     def __init__(self, worker, depth, breaks=None, where="sample"):
         self.worker, self.max_concurrent_steps = worker, depth
@@ -161,7 +161,9 @@ def test_at_depth_2_a_plan_in_flight_counts_as_work(make):
         ({"sampling_params": SamplingParams(stop_token_ids=[VOCAB])}, "stop_token_ids"),
     ],
 )
-def test_an_invalid_request_is_rejected_and_the_others_continue(make, alone, changes, parameter):
+def test_an_invalid_request_is_rejected_and_other_requests_continue(
+    make, alone, changes, parameter
+):
     core, _ = make()
     core.add_request(request("victim"))
     first = core.step()

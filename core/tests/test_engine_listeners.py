@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, seed=1)
 
 
 class Kept:
-    """Records its instances by class."""
+    """A base class of listeners that records all instances by class."""
 
     made: ClassVar[dict] = {}
 
@@ -91,7 +91,7 @@ def test_hooks_are_notified_of_all_engine_events(make):
 
 
 def test_an_engine_without_listeners_makes_no_extra_calls(make):
-    """Outputs are read from the client directly."""
+    """Without listeners, the engine reads outputs from the client directly."""
     silent = make().llm_engine
     assert silent._next_outputs == silent._get_outputs
 

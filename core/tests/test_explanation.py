@@ -274,7 +274,7 @@ def test_the_explained_plugin_is_selected_and_each_rejection_has_a_reason(world,
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_candidates_after_the_selected_one_are_not_checked(world, seed):
+def test_candidates_after_the_selected_candidate_are_not_checked(world, seed):
     rng = random.Random(seed)
     installed = random_world(world, rng)
     for kind in sorted({kind for kind, _ in installed} - {"platform"}):

@@ -35,7 +35,7 @@ def test_a_fault_point_has_no_effect_unless_requested():
     fault("an unknown point")  # names are not checked
 
 
-def test_a_fault_occurs_once_at_the_requested_hit():
+def test_a_fault_occurs_once_at_the_requested_hit_of_its_fault_point():
     with arm("core.launch:raise@3; core.update:delay=0"):
         fault("core.launch")
         fault("core.update")

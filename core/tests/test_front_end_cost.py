@@ -1,4 +1,4 @@
-"""The CPU cost of a token in the front end, as ratios within one run."""
+"""The CPU time of the front end per token, compared with a reference in the same run."""
 
 from array import array
 from time import thread_time_ns
@@ -46,7 +46,7 @@ def token_cost_ns(tokenizer=None, prompt_len=8, kind=DELTA, **params):
 
 
 def outputs_cost_ns():
-    """Return the minimum CPU time to create the two objects of every output."""
+    """Return the minimum CPU time per token to create only the two output objects."""
     metrics, prompt, times = RequestMetrics(1), [1], []
     for _ in range(NUM_STEPS):
         start_ns = thread_time_ns()

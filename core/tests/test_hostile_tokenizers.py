@@ -218,7 +218,7 @@ def test_a_text_that_the_library_cannot_encode_rejects_one_request(tmp_path):
 
 
 class Panicking:
-    """Raises an error that is not an Exception, as the library does in a panic."""
+    """A fake tokenizer that raises a panic of the library, which is not an `Exception`."""
 
     class PanicException(BaseException):  # the library uses this class name
         pass
@@ -304,7 +304,7 @@ class Sparse:
     special_token_ids = frozenset({5, 2**62 - 1})
 
 
-def test_the_error_for_ids_beyond_the_vocabulary_states_only_their_number():
+def test_a_tokenizer_with_a_huge_vocabulary_is_checked_without_listing_its_ids():
     with pytest.raises(ModelError, match="belongs to another model"):
         check_tokenizer(Sparse(), 100)
     check_tokenizer(Sparse(), 2**62 - 1)

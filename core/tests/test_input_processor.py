@@ -142,7 +142,7 @@ def test_bad_words_outside_of_a_small_vocabulary_are_rejected(caplog):
 
 
 @pytest.mark.parametrize("vocab_size", [100, 255])
-def test_a_tokenizer_of_a_larger_model_is_refused(vocab_size):
+def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_is_rejected(vocab_size):
     with pytest.raises(
         ModelError, match=rf"ids up to 258.* has only {vocab_size} .*.*tokenizer.json"
     ):

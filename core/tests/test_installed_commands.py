@@ -97,7 +97,7 @@ def test_an_invalid_command_name_is_skipped_with_the_reason(name, reason, zoo):
     assert name not in [one.plugin.name for one in found.usable]
 
 
-def test_a_command_name_may_be_a_prefix_of_another(zoo):
+def test_a_command_name_may_be_a_prefix_of_another_command_name(zoo):
     zoo.add("near-one", {"command": {"gen": ":run", "zoo.feed-two": ":run"}})
     found = find(zoo, "generate")
     assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}

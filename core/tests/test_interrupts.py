@@ -34,7 +34,7 @@ def expected(llm):
 
 
 def interrupted(llm, monkeypatch, target, name):
-    """Raise KeyboardInterrupt in `target.name`."""
+    """Run `generate` with a method that raises KeyboardInterrupt: `name` of `target`."""
 
     def interrupt(*arguments):
         raise KeyboardInterrupt

@@ -112,7 +112,7 @@ def test_an_allocation_first_frees_blocks_outside_of_the_window():
         cache.check_integrity([one])
 
 
-def test_a_model_with_one_state_has_one_block_and_no_prefix_hits():
+def test_a_request_of_a_model_with_only_a_state_has_one_block_and_no_prefix_hits():
     cache = manager(STATE)
     one = computed(cache, range(30))
     assert [len(table) for table in one.blocks] == [1]
@@ -131,7 +131,7 @@ def test_a_state_without_snapshots_prevents_all_prefix_hits():
     assert admitted(cache, range(12)).num_committed_blocks == 0
 
 
-def test_snapshots_are_found_at_block_boundaries_only():
+def test_state_snapshots_are_found_at_block_boundaries_only():
     cache = manager(SNAPSHOTS)
     one = admitted(cache, range(11))
     one.num_computed_tokens = 11

@@ -1,4 +1,4 @@
-"""Status transitions of a request are exactly those of the table."""
+"""A request can make only the status transitions of the table `TRANSITIONS`."""
 
 import ast
 from itertools import product
@@ -23,7 +23,7 @@ def make(status):
 
 
 def may_follow(before, after):
-    """Return whether a transition is allowed; the table must agree."""
+    """Return whether a transition is allowed, by rules that are independent of the table."""
     if before.finished:
         return False
     if after in {S.FINISHED_ABORTED, S.FINISHED_ERROR}:
@@ -42,7 +42,7 @@ def may_follow(before, after):
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(S, S)), ids=lambda status: status.name)
-def test_only_status_changes_in_the_table_are_allowed(before, after):
+def test_only_status_changes_in_the_transition_table_are_allowed(before, after):
     request = make(before)
     if may_follow(before, after):
         change_status(request, after)

@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
 class FixedTextWorker(WorkerBase):
-    """Generates the bytes of `PIECE` for every request."""
+    """A worker that generates the bytes of `PIECE` for every request."""
 
     made: ClassVar[list] = []
 
@@ -255,7 +255,7 @@ def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engin
     assert not one.has_unfinished_requests() and not one.client.core.has_work()
 
 
-def test_the_error_for_a_model_without_generation_lists_its_tasks(engine):
+def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(engine):
     one = engine({"tasks": ["embed"]})
     assert one.supported_tasks == ("embed",)
     with pytest.raises(UserError, match="FixedTextModel cannot generate; it supports: embed"):

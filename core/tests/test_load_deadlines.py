@@ -68,7 +68,7 @@ def spoil(driver, transfer):
 
 
 def answer(driver, side, **outcome):
-    """Report an outcome of the worker side with an empty step."""
+    """Run an empty step in which the connector's worker side reports an outcome."""
     side.outcome = KVOutcome(**outcome)
     plan = driver.scheduler.schedule()
     output = replace(driver.worker.execute(plan), kv_transfer=b"ended")

@@ -66,7 +66,7 @@ def test_logprobs_compare_and_concatenate_like_a_list():
         assert type(copied) is list and copied == PLAIN
 
 
-def test_returned_logprobs_do_not_change_when_more_arrive():
+def test_returned_logprobs_do_not_change_when_later_logprobs_arrive():
     store = make_store()
     shown = LogprobSequence(store)
     store.add_unknown()
@@ -75,7 +75,7 @@ def test_returned_logprobs_do_not_change_when_more_arrive():
 
 @pytest.fixture
 def no_collector():
-    """Disable the garbage collector: its time depends on all objects of the pytest process."""
+    """Disable the garbage collector, because all objects of pytest add to its CPU time."""
     gc.collect()
     gc.disable()
     yield
@@ -85,7 +85,7 @@ def no_collector():
 @pytest.mark.clock
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
 def test_millions_of_logprobs_are_stored_as_columns_until_they_are_read(kind, no_collector):
-    """9,000 prompt tokens, and 1,024 completions, with 1,024 log-probabilities each."""
+    """The request has 9,000 prompt tokens, 1,024 completions and 1,024 logprobs per token."""
     num = 1_025
     prompt = _columns(9_000, num)
     one = _columns(1, num)

@@ -216,7 +216,7 @@ def test_only_verified_tokens_are_committed():
 
 
 class RowExecutor:
-    """An executor with a row model."""
+    """An executor that computes steps with `RowModel` and counts empty plans."""
 
     def __init__(self, limits, kv_cache, depth):
         self.max_concurrent_steps, self.num_empty = depth, 0

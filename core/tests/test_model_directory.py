@@ -69,7 +69,7 @@ def test_a_path_in_a_missing_directory_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "no" / "where")
 
 
-def test_the_error_for_a_hub_name_without_the_source_states_how_to_install_it(
+def test_the_error_for_a_hub_name_states_how_to_install_the_missing_model_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,9 @@ def test_missing_architectures_are_rejected(tmp_path: Path) -> None:
     assert "has no architectures" in refusal(make(tmp_path / "tiny", config={}))
 
 
-def test_auto_map_is_recorded_and_rejected_with_trust_remote_code(tmp_path: Path) -> None:
+def test_auto_map_is_ignored_with_a_note_and_rejected_with_trust_remote_code(
+    tmp_path: Path,
+) -> None:
     path = make(tmp_path / "tiny", config={**CONFIG, "auto_map": {"AutoModel": "m.M"}})
     (note,) = ModelDirectory.open(path).notes
     assert "auto_map" in note and "ignored" in note
@@ -166,7 +168,9 @@ def test_auto_map_is_recorded_and_rejected_with_trust_remote_code(tmp_path: Path
         ({}, {}, set()),
     ],
 )
-def test_eos_token_ids_are_read(config: dict, generation: dict, expected: set[int]) -> None:
+def test_eos_token_ids_are_read_from_config_and_generation_config(
+    config: dict, generation: dict, expected: set[int]
+) -> None:
     assert eos_token_ids(config, generation) == frozenset(expected)
 
 

@@ -76,7 +76,7 @@ def refusal(name, **options):
     return message
 
 
-def test_a_source_name_selects_its_model(site):
+def test_the_name_of_a_model_source_selects_its_model(site):
     assert ModelDirectory.open("tiny-toy").path == site.path / "weights"
     config = EngineArgs("tiny-toy").create_engine_config()
     assert config.model.model_dir == config.model.tokenizer_dir == site.path / "weights"

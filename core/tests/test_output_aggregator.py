@@ -19,7 +19,7 @@ def output(kv_transfer=b"", tokens=(7,)):
 
 
 class Side(FakeSchedulerSide):
-    """Parses a result: `b"1 2 -3"`: transfers 1 and 2 ended; 3 failed in block 30 + rank."""
+    """A fake connector: `b"1 2 -3"` means that transfers 1 and 2 ended and transfer 3 failed."""
 
     def update(self, answer, rank=0):
         ended = [int(number) for number in answer.split()]
@@ -43,7 +43,7 @@ def test_the_result_of_rank_0_is_returned_with_the_kv_transfers_of_all_ranks():
     assert message == [(0, b"a"), (1, b"b")]
 
 
-def test_results_are_not_gathered_without_transfers():
+def test_without_kv_transfers_the_result_of_rank_0_is_returned_unchanged():
     first = output()
     assert aggregate_outputs([first, output(tokens=())]) is first
 
@@ -61,7 +61,7 @@ def test_a_transfer_finishes_when_all_ranks_have_finished_it():
     assert step(b"4", b"", b"4") == KVOutcome(failed={4: (41,)})
 
 
-def test_a_transfer_that_a_rank_reports_twice_is_counted_once():
+def test_a_rank_that_reports_a_transfer_twice_raises_a_contract_error():
     outcomes = OutcomeAggregator(2)
     outcomes.add(0, KVOutcome(done=(1,)))
     with pytest.raises(ContractError, match="rank 0 ends transfer 1 twice"):
@@ -69,12 +69,12 @@ def test_a_transfer_that_a_rank_reports_twice_is_counted_once():
 
 
 @pytest.mark.parametrize("gathered", [[b"1"], [b"1", b"", b""]], ids=["one rank", "three"])
-def test_results_of_all_ranks_are_required(gathered):
+def test_an_aggregated_result_of_too_few_or_too_many_ranks_is_rejected(gathered):
     result = aggregate_outputs([output(one) for one in gathered]).kv_transfer
     with pytest.raises(ContractError, match="of 2 ranks"):
         RankedSide(Side(2), 2).update(result)
 
 
-def test_a_result_that_was_not_gathered_is_rejected():
+def test_a_result_that_was_not_aggregated_over_the_ranks_is_rejected():
     with pytest.raises(ContractError, match=r"reports of 1 of 2 ranks.*aggregate_outputs"):
         RankedSide(Side(2), 2).update(b"1")

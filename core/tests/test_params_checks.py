@@ -13,7 +13,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Worker(FakeWorker):
-    """Declares logits processors; no test reads the tokens."""
+    """A worker that declares support for logits processors but does not apply them."""
 
     provides = frozenset({"logits_processors"})
 

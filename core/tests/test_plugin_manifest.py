@@ -31,7 +31,7 @@ verified = "Acme One, 2026-11-21"
 
 
 def broken_by(plugin_site, manifest, entries=None):
-    """Install a distribution with a manifest and return why its plugin cannot be described."""
+    """Install a distribution with a broken manifest; return the reason in the error message."""
     plugin_site.add(
         "acme", entries or {"policy": {"fair": ":Fair"}}, manifest=manifest, init=FAILS_ON_IMPORT
     )
@@ -89,7 +89,7 @@ def test_a_plugin_given_by_its_class_has_no_manifest(plugin_site):
     assert plugin_site.registry().describe("policy", "acme:Fair").entry.rank == 7
 
 
-def test_unknown_kinds_of_another_core_version_are_ignored(plugin_site):
+def test_unknown_plugin_kinds_in_a_manifest_are_ignored(plugin_site):
     manifest = '[[plugin]]\nkind = "oracle"\nname = "delphi"\nfumes = true\n' + FULL
     entries = {"policy": {"fair": ":Fair"}, "oracle": {"delphi": ":Delphi"}}
     plugin_site.add("acme", entries, manifest=manifest)

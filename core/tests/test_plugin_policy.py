@@ -43,8 +43,10 @@ def order(registry, *preferred):
 
 
 def install(site, *names, **more):
-    """Install distributions with a policy named like the distribution; `more`: name to manifest
-    keys."""
+    """Install distributions that each declare a policy of the same name.
+
+    more: maps the name of a distribution to keys of its manifest.
+    """
     for name in names:
         manifest = entry(name, **more[name]) if name in more else None
         site.add(name, {"policy": {name: ".parts:Fair"}}, manifest=manifest, parts=PARTS)

@@ -263,7 +263,7 @@ def test_every_form_of_a_reference_loads_the_same_class_once(
     assert fresh(site).load("policy", "mine_mod:Mine.Inner").__qualname__ == "Mine.Inner"
 
 
-def test_the_dotted_form_finds_packages_and_nested_classes(
+def test_a_dotted_reference_finds_packages_and_nested_classes(
     site: Path, registry: PluginRegistry
 ) -> None:
     package = site / "dotted_pkg"
@@ -389,7 +389,7 @@ def test_local_files_are_rejected_unless_allowed(site: Path, registry: PluginReg
     assert fresh(site, trust_local_code=True).load("policy", f"{path}:Changed")
 
 
-def test_files_that_no_longer_exist_or_fail_are_reported(site: Path) -> None:
+def test_a_plugin_file_that_is_missing_or_fails_is_reported(site: Path) -> None:
     trusting = fresh(site, trust_local_code=True)
     text = message(lambda: trusting.load("policy", "./gone.py:A"), PluginNotFoundError)
     assert "does not exist" in text

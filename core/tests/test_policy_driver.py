@@ -18,7 +18,10 @@ from dovetail.sampling_params import SamplingParams
 
 
 class Scripted(Policy):
-    """Plans each step with the next script, a function from view to generator, or by default."""
+    """A policy that plans each step with the next script, or by default after the last script.
+
+    A script is a function that takes the view of the step and returns a generator of actions.
+    """
 
     def __init__(self):
         self.scripts, self.answers = [], []
@@ -48,7 +51,7 @@ def by_name(requests):
 
 @pytest.fixture
 def steer(drive):
-    """Return a driver with a scripted policy; `driver.plan_by(script)` gives (runs, answers)."""
+    """Return a driver with a scripted policy; `driver.plan_by(script)` returns runs and answers."""
 
     def make(*, running="", waiting="", prompt=4, max_tokens=9, **limits):
         driver = drive(policy=Scripted, **{"strict": True, **limits})
@@ -72,7 +75,7 @@ def steer(drive):
 
 
 def action(*names_and_actions):
-    """Return a script from pairs of request name and action."""
+    """Return a script that yields actions; each argument is (request name, action class)."""
 
     def script(view):
         known = by_name([*view.running, *view.waiting])
@@ -124,7 +127,7 @@ def test_a_policy_is_notified_of_the_prefix_hit_of_an_admission(steer):
     assert answers == [Grant(num_tokens=1, num_cached=8)]
 
 
-def test_the_action_the_token_budget_and_the_prefill_threshold_limit_a_chunk(steer):
+def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_threshold(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16, max_num_seqs=8)
     runs, _ = driver.plan_by(action(("b", lambda one: Run(one, 5)), ("a", Run)))
     assert runs == {"b": (0, 5), "a": (0, 11)}
@@ -208,7 +211,7 @@ def test_a_request_with_its_last_token_in_flight_has_nothing_to_compute(steer):
     assert driver.scheduler.view.num_uncomputed_tokens(driver.scheduler.view.running[0]) == 0
 
 
-def test_a_step_that_preempted_for_blocks_admits_no_request(steer):
+def test_a_step_that_preempts_a_request_for_blocks_admits_no_request(steer):
     driver = steer(running="ab", num_blocks=2, waiting="0")
     runs, answers = driver.plan_by(
         action(("a", Run), ("b", Run), ("0", Run), ("0", PreemptAndAdmit))

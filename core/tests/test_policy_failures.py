@@ -9,7 +9,7 @@ from dovetail.interfaces import CONTINUE, Denied, Grant, PauseScope, Policy, Pre
 
 
 class Failing(Policy):
-    """Fails in the third call of the hook `fails_in`."""
+    """A policy that raises in the third call of the hook `fails_in`."""
 
     fails_in = ""
     calls_left = 3
@@ -46,7 +46,7 @@ class Failing(Policy):
 
 
 class FailingPlan(Failing):
-    """Fails in `plan`, after some actions."""
+    """A policy that raises in `plan` after it has yielded some actions."""
 
     def plan(self, view):
         yield CONTINUE
@@ -73,7 +73,7 @@ def failing(cls, hook):
 
 
 def play(driver, alone, depth):
-    """Run requests with preemptions and aborts; return its prompts and the plans' runs."""
+    """Run requests with preemptions and an abort; check their tokens and return all plans."""
     prompts, plans = {}, []
     for place in range(12):
         name = f"r{place:02}"

@@ -119,7 +119,7 @@ def test_no_request_waits_for_a_prefix_across_salts_or_with_prompt_logprobs(driv
     assert driver.step() == dict.fromkeys("ab", (0, LENGTH))
 
 
-def test_a_longer_prompt_uses_the_last_full_block_of_a_shorter_one(drive):
+def test_a_longer_prompt_uses_the_last_full_block_of_a_shorter_prompt(drive):
     driver = drive(**BIG, max_num_batched_tokens=16384)
     driver.add("a", SHARED[:32], max_tokens=1)
     driver.add("b", SHARED[:33], max_tokens=1)
@@ -180,7 +180,7 @@ def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkey
 
 
 class AsksOfAll(Policy):
-    """Queries the cached tokens of every request, like the policy `dlpm`, and records them."""
+    """A policy that, like `dlpm`, queries the number of cached tokens of every request."""
 
     static_rank = False
 
@@ -217,7 +217,7 @@ def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkey
 
 
 @pytest.mark.parametrize("windows", [(0, 0), (0, 12), (12,)])
-def test_equal_prompts_are_computed_once_with_every_cache_shape(windows):
+def test_equal_prompts_are_computed_once_with_full_attention_and_sliding_windows(windows):
     context = SchedulerContext(
         limits=SchedulerLimits(
             max_num_seqs=8,

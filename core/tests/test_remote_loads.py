@@ -200,7 +200,7 @@ def test_no_output_is_returned_for_a_request_evicted_while_its_load_fails():
     driver.drain()
 
 
-def test_a_request_with_the_id_of_an_aborted_one_starts_without_its_state():
+def test_a_request_that_reuses_the_id_of_an_aborted_request_starts_without_its_state():
     driver, _ = evict_while_its_load_fails()
     driver.abort(["a"])
     driver.drain()

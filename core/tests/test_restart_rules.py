@@ -128,7 +128,7 @@ def test_a_prompt_with_changing_parameters_is_rejected_after_one_more_crash(trac
         tracker.admit("p", request("p", temperature=0.9))
 
 
-def test_a_request_that_ran_with_a_crashing_one_is_not_rejected(tracker):
+def test_a_request_that_ran_with_a_crashing_request_is_not_rejected(tracker):
     crashing, other = request("p", (6, 6)), request("i")
     for restarts_left in (4, 3, 2):
         tracker.admit("p", crashing)
@@ -168,7 +168,7 @@ def test_an_external_kill_is_not_blamed_on_a_request_until_few_restarts_are_left
         tracker.admit("a", alone)
 
 
-def test_several_requests_with_one_prompt_are_not_blamed_until_few_restarts_are_left(tracker):
+def test_requests_with_the_same_prompt_are_not_blamed_until_few_restarts_are_left(tracker):
     crowd = [request(f"{number}") for number in range(4)]
     for restarts_left in (4, 3):
         die(tracker, *crowd, restarts_left=restarts_left)

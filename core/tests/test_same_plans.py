@@ -30,7 +30,7 @@ class Priority(Policy):
 
 
 class Oldest(Policy):
-    """Preempts the oldest request, so that grants of a step are rolled back."""
+    """A policy that preempts the oldest request, so that grants of a step are rolled back."""
 
     def victim(self, running, view):
         return running[0]
@@ -111,7 +111,7 @@ def test_the_inlined_default_plan_and_single_actions_give_the_same_plans(policy)
 
 
 def test_decoding_requests_are_in_the_decode_batch(drive):
-    """Otherwise the comparison above would not test the decode batch."""
+    """If the decode batch were empty, the tests of equal plans would not test it."""
     driver = drive()
     for name in "abc":
         driver.add(name, 6, max_tokens=20)
@@ -127,7 +127,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
 
 
 def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
-    """Each change of the batch merges the stop tokens of its members; many tokens are slow."""
+    """Each change of the decode batch merges the stop tokens of all members, which takes time."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)
     driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))

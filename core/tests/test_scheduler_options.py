@@ -29,7 +29,7 @@ class PlainWorker(FakeWorker):
 
 
 class CountingWorker(FakeWorker):
-    """Counts the steps with at least one run."""
+    """A worker that counts the steps with at least one run."""
 
     num_steps = 0
 
@@ -158,7 +158,7 @@ def test_encoder_inputs_are_encoded_within_the_configured_budget(tmp_path):
 
 
 class SlowGate(AdmissionGate):
-    """Holds requests with the adapter "slow" for three steps; fails requests with "bad"."""
+    """A gate that holds requests with the adapter "slow" for three steps and rejects "bad"."""
 
     def __init__(self, context):
         self.num_steps = context.options.get("num_steps", 3)

@@ -19,7 +19,7 @@ class ByPriority(Policy):
 
 
 class ByPriorityNow(ByPriority):
-    """The same policy with a dynamic rank."""
+    """The policy `ByPriority` with ranks that are computed again in each step."""
 
     static_rank = False
 
@@ -226,7 +226,7 @@ def test_a_policy_without_victims_preempts_no_running_request(drive):
     assert driver.waiting() == ["vip"]
 
 
-def test_preempted_requests_are_admitted_again_although_others_were_admitted_first(drive, policy):
+def test_preempted_requests_are_admitted_again_after_requests_of_higher_priority(drive, policy):
     driver = drive(max_num_seqs=3, policy=policy)
     for name in "abc":
         driver.add(name, 3, max_tokens=6, priority=5)
@@ -289,7 +289,7 @@ def test_blocks_of_preempted_requests_are_free_after_their_last_step(drive, alon
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_no_request_waits_for_one_of_lower_priority(drive, policy, depth):
+def test_no_request_waits_for_a_request_of_lower_priority(drive, policy, depth):
     driver = drive(max_num_seqs=2, num_blocks=12, policy=policy)
     priorities = {f"r{place}": (place * 7) % 5 for place in range(12)}
     for name, priority in priorities.items():

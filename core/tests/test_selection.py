@@ -97,7 +97,7 @@ class Whole(Scheduler):
 
 @pytest.fixture
 def make(tmp_path, monkeypatch, count_as_member):
-    """Make a registry of distributions: name to the lines of its entry_points.txt."""
+    """Make a registry; each argument maps a distribution to the text of its entry_points.txt."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "parts.py").write_text(PARTS)
 
@@ -211,7 +211,7 @@ def test_a_third_party_plugin_is_selected_automatically_only_if_preferred(make):
     assert choose(registry, box(ops=("alpha@acme",)), "ops", "auto").__name__ == "Alpha"
 
 
-def test_an_unknown_explicit_plugin_is_not_replaced_by_a_preferred_one(make):
+def test_an_unknown_explicit_plugin_is_not_replaced_by_a_preferred_plugin(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha"))
     with pytest.raises(PluginNotFoundError, match=r"'alfa'.*Did you mean 'alpha'"):
         choose(registry, box(ops=("alpha",)), "ops", "alfa")

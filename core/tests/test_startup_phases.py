@@ -131,7 +131,7 @@ def test_the_error_for_a_plugin_whose_import_hangs_names_it(tmp_path, monkeypatc
     assert "hangs_at_import.py:2" in message, "where it was"
 
 
-def test_a_late_startup_phase_outside_of_the_main_thread_is_reported(caplog):
+def test_a_startup_phase_in_another_thread_that_exceeds_its_deadline_is_logged(caplog):
     found = []
 
     def run():

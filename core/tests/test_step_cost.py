@@ -25,7 +25,7 @@ COLUMNS = LogprobColumns(
 
 
 class LogprobExecutor(NullExecutor):
-    """Adds log-probabilities to the first runs of each step. logprobs: run to columns."""
+    """An executor that adds log-probabilities to the results of the first runs of each step."""
 
     def __init__(self, num_runs):
         super().__init__()

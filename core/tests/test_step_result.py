@@ -154,7 +154,7 @@ def test_outputs_list_finished_requests_with_their_reasons():
 
 
 def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more):
-    """Process the result of a step of the decode batch and the requests in `rest`."""
+    """Process the result of a step with a decode batch and with the other requests `rest`."""
     decode_record = DecodeStepRecord(
         members=requests,
         order=[one.admission for one in requests],

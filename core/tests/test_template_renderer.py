@@ -169,7 +169,7 @@ def test_simultaneous_malicious_templates_do_not_delay_a_valid_chat(pool):
 
 
 @pytest.mark.clock
-def test_a_running_template_process_adds_less_than_a_millisecond(renderer):
+def test_rendering_in_a_running_template_process_adds_less_than_a_millisecond(renderer):
     messages = [{"role": "user", "content": "hi " * 100}] * 20
     environment = ChatTemplateEnvironment(now=datetime.now)
     template = environment.compile_template(PLAIN)
@@ -220,7 +220,7 @@ def test_a_recursive_list_as_a_template_argument_is_rejected(renderer):
     assert refusal.value.parameter == "tools"
 
 
-def test_template_arguments_may_be_any_mappings_sequences_and_unusual_strings(renderer):
+def test_template_arguments_may_be_any_mappings_sequences_and_strings(renderer):
     chat = UserList([UserDict(role="user", content=("a\ud800", "é😀\0", 2**70, 1.5, None, True))])
     text = renderer.render("{{ messages[0].content | tojson }}|{{ messages[0].role }}", chat, {})
     assert text == '["a\ud800", "é😀\\u0000", 1180591620717411303424, 1.5, null, true]|user'
@@ -233,7 +233,7 @@ def test_an_invalid_chat_template_is_rejected(renderer, template):
     assert refusal.value.parameter == "chat_template" and len(str(refusal.value)) < 300
 
 
-def test_an_error_with_unusual_characters_can_be_shown(renderer):
+def test_a_template_error_with_unusual_characters_can_be_encoded(renderer):
     with pytest.raises(RequestError, match=r"\\ud800 é") as refusal:
         renderer.render("{{ raise_exception('\\ud800 \\u00e9') }}", TALK, {})
     assert str(refusal.value).encode()
@@ -290,7 +290,7 @@ def test_a_killed_template_process_is_replaced(pool):
 
 
 def test_a_forked_process_starts_its_own_template_processes(pool):
-    """A forked process does not use or stop the child of its parent and closes the connections."""
+    """A forked process neither uses nor stops its parent's child, and closes its connection."""
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
     before = children()

@@ -91,7 +91,7 @@ def oracle():
 
 
 def check_alike(oracle, renderer, template, tokens):
-    """Compare all conversations; return the number that both sides render."""
+    """Compare the prompts of both renderers; return the number of rendered conversations."""
     rendered = 0
     for (messages, variables), prompt in product(CONVERSATIONS.values(), (True, False)):
         variables = {**variables, "add_generation_prompt": prompt}

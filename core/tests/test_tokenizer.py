@@ -83,7 +83,7 @@ def test_add_bos_token_and_add_eos_token_override_the_file(directory, own_bos, b
     assert tokenizer.encode("cat") == [*before, *bare, *([1] if eos else [])]
 
 
-def test_the_eos_token_is_read_from_several_files(directory):
+def test_the_eos_token_is_read_from_every_file_that_can_define_it(directory):
     (directory / "tokenizer_config.json").unlink()
     assert HuggingFaceTokenizer.from_directory(directory).eos_token_id is None
     write(directory, "config.json", eos_token_id=5)
@@ -146,7 +146,7 @@ def test_a_text_with_a_lone_surrogate_is_rejected(directory):
 TALK = [{"role": "user", "content": "hi"}]
 
 
-def test_the_chat_template_is_found_in_all_locations(directory):
+def test_the_chat_template_is_found_in_every_file_that_can_contain_it(directory):
     def render(**variables):
         tokenizer = HuggingFaceTokenizer.from_directory(directory)
         return tokenizer.apply_chat_template(TALK, **variables)

@@ -13,7 +13,7 @@ from dovetail_devkit.contexts import make_config, write_fake_config
 
 
 class Worker:
-    """A worker that records calls and threads. `fails`: method to the error to raise."""
+    """A worker that records calls and threads. fails: maps a method to the error that it raises."""
 
     made: ClassVar[list] = []
     fail_at_start: ClassVar[dict] = {}
@@ -165,7 +165,7 @@ def test_the_error_for_an_unknown_operation_names_the_operation(make, name):
     executor.shutdown()
 
 
-def test_a_timeout_applies_if_a_worker_thread_runs_the_call(make, asynchronous):
+def test_a_call_in_a_worker_thread_can_time_out(make, asynchronous):
     executor, _ = make()
     if not asynchronous:
         executor.shutdown()
@@ -241,7 +241,7 @@ def test_a_finished_result_handle_returns_its_result():
 
 
 class LateHandle:
-    """A result handle that counts calls; it raises if its worker `fails` at "result"."""
+    """A result handle that counts calls and raises the worker's error for "result", if any."""
 
     def __init__(self, worker, output):
         self.worker, self.output, self.num_asked = worker, output, 0
@@ -257,7 +257,7 @@ class LateHandle:
 
 
 class LateWorker(Worker):
-    """A worker that returns handles."""
+    """A worker that returns result handles instead of results."""
 
     provides = frozenset({"async_output"})
 

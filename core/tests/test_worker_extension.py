@@ -16,7 +16,7 @@ from dovetail_devkit.fakes.worker_extension import FakeWorkerExtension
 
 
 class Counts:
-    """Counts the worker's calls."""
+    """A worker extension that returns the number of the worker's calls."""
 
     COUNTED = "calls"
 
@@ -100,7 +100,7 @@ def test_an_unknown_extension_is_refused(start):
         start("nobody")
 
 
-def test_worker_extension_cls_is_applied_and_empty_means_none(model):
+def test_the_option_worker_extension_cls_sets_the_extension_and_defaults_to_none(model):
     config = EngineArgs(model, worker_extension_cls=Counts).create_engine_config()
     assert config.extensions.worker_extension_cls is Counts
     assert EngineArgs(model).create_engine_config().extensions.worker_extension_cls is None

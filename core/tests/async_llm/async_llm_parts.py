@@ -1,6 +1,7 @@
-"""Test plugins that a child process can import: a worker controlled by its config.json.
+"""Test plugins that a child process can import.
 
-step_s: duration of each step in seconds. fails_at: number of the step that raises.
+The model's config.json controls the worker. Its keys are step_s, the duration of each step in
+seconds, and fails_at, the number of the step that raises an error.
 """
 
 import time

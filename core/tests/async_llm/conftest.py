@@ -48,7 +48,7 @@ class Bench:
         return self.made[-1]
 
     def direct(self, **options):
-        """Return an `LLM` with the same options."""
+        """Return an `LLM` with the options that `start` accepts."""
         return LLM(**self.options(**options))
 
     def run(self, coroutine, timeout_s=20):
@@ -66,7 +66,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """Engines of a test module in one event loop: `bench.run(coroutine)`."""
+    """An event loop and its engines for a test module; `bench.run` runs a coroutine in the loop."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(HERE))
         import async_llm_parts

@@ -114,7 +114,7 @@ def test_an_invalid_address_or_option_is_rejected(llm):
         AsyncLLM.attach(llm.address, max_waiting=-1)
 
 
-def test_the_example_in_the_documentation_runs(tmp_path):
+def test_the_documented_example_of_two_api_processes_runs(tmp_path):
     """Two API processes share one engine, as docs/processes.md shows."""
     page = (HERE.parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
     section = page.partition("## Several front ends")[2]

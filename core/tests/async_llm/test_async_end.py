@@ -25,7 +25,7 @@ async def collect(stream):
 
 
 async def wait_in_every_way(llm, *calls):
-    """Start every kind of waiting call; return the results. calls: additional coroutines."""
+    """Await streams of all output kinds and the coroutines `calls`; return results and errors."""
     late = llm.generate("late", LONG)
     await anext(late)
     waits = [collect(llm.generate("a", LONG, output_kind=kind)) for kind in RequestOutputKind]
@@ -227,7 +227,7 @@ def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
-def test_the_error_for_a_killed_idle_worker_names_it_within_a_second(bench, used):
+def test_the_error_names_a_killed_idle_worker_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")
     pid = llm.client.process_id
     (worker,) = children_of(pid)

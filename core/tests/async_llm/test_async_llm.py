@@ -1,4 +1,4 @@
-"""`AsyncLLM`: streams of outputs, rejected requests and other calls."""
+"""`AsyncLLM`: streams of outputs, rejected requests, and calls such as `collective_rpc`."""
 
 import asyncio
 from random import Random
@@ -250,7 +250,7 @@ def test_listeners_are_notified_of_steps_and_rejections(bench):
     assert bench.parts.RecordingHooks.recorded == ["bad", "stop"]
 
 
-def test_the_error_for_a_model_without_generation_lists_its_tasks(bench):
+def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(bench):
     one = bench.start(worker_config={"tasks": ["embed"]})
     with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
         one.generate("say")

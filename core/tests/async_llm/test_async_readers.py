@@ -78,7 +78,7 @@ def test_a_reader_that_stops_reading_delays_no_other_request(bench):
 
 @pytest.fixture
 def no_collector():
-    """Disable the garbage collector: its time depends on all objects of the pytest process."""
+    """Disable the garbage collector, because all objects of pytest add to its CPU time."""
     gc.collect()
     gc.disable()
     yield

@@ -13,7 +13,7 @@ PARAMS = SamplingParams(max_tokens=NUM_TOKENS, seed=3, ignore_eos=True)
 
 
 class Sink:
-    """Keeps the outputs that it takes."""
+    """A sink that stores the outputs that it takes in a list."""
 
     def __init__(self, *, ready=True, error=None):
         self.ready, self.error = ready, error
@@ -46,7 +46,7 @@ def paced(bench):
     return bench.start(worker_config={"step_s": 0.002})
 
 
-def test_a_ready_sink_takes_all_outputs_for_which_the_reader_waits(bench, paced):
+def test_a_ready_sink_takes_all_outputs_except_the_last(bench, paced):
     sink = Sink()
     (last,) = bench.run(collect(paced, sink))
     assert last.finished
@@ -54,14 +54,14 @@ def test_a_ready_sink_takes_all_outputs_for_which_the_reader_waits(bench, paced)
     assert tokens_of([*sink.taken, last]) == tokens_of(bench.run(collect(paced)))
 
 
-def test_a_reader_gets_the_outputs_for_which_its_sink_is_not_ready(bench, paced):
+def test_a_reader_gets_all_outputs_if_its_sink_is_not_ready(bench, paced):
     sink = Sink(ready=False)
     outputs = bench.run(collect(paced, sink))
     assert not sink.taken
     assert len(tokens_of(outputs)) == NUM_TOKENS
 
 
-def test_a_sink_takes_no_output_before_the_reader_has_processed_the_previous_one(bench, paced):
+def test_a_sink_takes_no_output_before_the_reader_has_processed_the_previous_output(bench, paced):
     sink = Sink(ready=False)
 
     async def read():

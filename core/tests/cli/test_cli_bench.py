@@ -134,7 +134,7 @@ def test_run_times_are_measured_from_the_start_of_the_run() -> None:
     assert (run.first_token_s, run.total_s) == (0.5, 3.0)
 
 
-def test_the_shared_benchmark_cases_have_the_recorded_sizes(monkeypatch) -> None:
+def test_the_sizes_of_the_shared_benchmark_cases_are_unchanged(monkeypatch) -> None:
     spec = util.spec_from_file_location("bench_cases", CASES_FILE)
     module = util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bench_cases", module)

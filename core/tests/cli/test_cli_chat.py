@@ -79,7 +79,7 @@ def test_the_chat_history_is_kept_until_it_is_reset(session) -> None:
     assert chat.messages == []
 
 
-def test_the_model_sees_system_prompt_and_history(session, monkeypatch) -> None:
+def test_the_model_receives_the_system_prompt_and_the_history(session, monkeypatch) -> None:
     chat = session(system="Be brief.")
     seen = []
     add_request = LLMEngine.add_request

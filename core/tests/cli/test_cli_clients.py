@@ -16,10 +16,10 @@ from dovetail.cli import main
 
 
 class FakeServer:
-    """A server whose answers the test sets.
+    """A server with answers that the test sets.
 
-    lines: of the streamed response; a callable is called when its turn comes. status, body: of a
-    refusal. requests: (method, path, headers, body).
+    lines: lines of the streamed response, or functions that return a line. status, body: of an
+    error response. requests: (method, path, headers, body) of each received request.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     fake: FakeServer
 
     def log_message(self, *given: Any) -> None:
-        """Print nothing."""
+        """Print no message about a request."""
 
     def do_GET(self) -> None:
         self.fake.requests.append(("GET", self.path, self.headers, None))
@@ -64,7 +64,7 @@ class QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing."""
+        """Print no traceback if a client closes its connection."""
 
 
 @pytest.fixture
@@ -129,7 +129,9 @@ def test_the_api_key_comes_from_a_file_or_the_environment(
         (302, b"", "302: no message"),
     ],
 )
-def test_a_refusal_is_reported_in_at_most_three_lines(fake, capsys, status, body, expected) -> None:
+def test_an_error_response_of_the_server_is_reported_in_at_most_three_lines(
+    fake, capsys, status, body, expected
+) -> None:
     fake.status, fake.body = status, body
     assert main(["complete", "x", "--url", fake.url]) == 2
     error = capsys.readouterr().err
@@ -149,7 +151,7 @@ def test_a_refusal_is_reported_in_at_most_three_lines(fake, capsys, status, body
         ([b"data: " + b"x" * 3_000_000], "does not respond with the OpenAI API"),
     ],
 )
-def test_a_stream_that_ends_wrong_is_reported(fake, capsys, lines, expected) -> None:
+def test_an_incomplete_or_invalid_stream_is_reported(fake, capsys, lines, expected) -> None:
     fake.lines = lines
     assert main(["complete", "x", "--url", fake.url]) == 2
     assert expected in capsys.readouterr().err
@@ -238,6 +240,6 @@ def test_a_refused_message_does_not_end_the_chat(fake, monkeypatch, capsys) -> N
         (["--url", "http://x", "--chat-template", "f"], "--chat-template has no effect"),
     ],
 )
-def test_options_that_contradict_are_refused(capsys, options, expected) -> None:
+def test_contradictory_options_are_rejected(capsys, options, expected) -> None:
     assert main(["chat", *options]) == 2
     assert expected in capsys.readouterr().err

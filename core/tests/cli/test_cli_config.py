@@ -63,7 +63,9 @@ def test_a_file_sets_options_and_the_command_line_has_precedence(write, show) ->
     assert show()["model"] == ("(missing)", "default")
 
 
-def test_the_origin_column_is_optional(write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_the_origin_of_options_on_request(
+    write, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write("seed: 3\n")
     command = ["config", "show", "--command", "chat", "--config", file]
     assert main(command) == 0
@@ -73,7 +75,7 @@ def test_the_origin_column_is_optional(write, capsys: pytest.CaptureFixture[str]
     assert row.split() == ["seed", "3", f"{file},", "line", "1"]
 
 
-def test_a_command_uses_the_options_of_the_file(
+def test_a_command_uses_the_options_of_the_configuration_file(
     write, spell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = spell("abcdef")
@@ -123,7 +125,7 @@ def test_a_command_uses_the_options_of_the_file(
         ("#" * (MAX_BYTES + 1), "more than 65536 bytes"),
     ],
 )
-def test_a_wrong_file_is_refused_with_file_and_line(
+def test_the_error_for_an_invalid_configuration_file_names_the_file(
     write, text, expected, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(text)
@@ -134,19 +136,21 @@ def test_a_wrong_file_is_refused_with_file_and_line(
     assert len(error.splitlines()) <= 3
 
 
-def test_an_alias_bomb_is_refused(write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_file_with_nested_yaml_aliases_is_rejected(
+    write, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = ["a0: &a0 [x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert main(["generate", "--config", write("\n".join(lines)), "--model", "demo", "x"]) == 2
     assert "anchors and aliases are not allowed" in capsys.readouterr().err
 
 
-def test_a_missing_file_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_configuration_file_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--config", "/no/such.yaml", "--model", "demo", "x"]) == 2
     assert "--config /no/such.yaml cannot be read" in capsys.readouterr().err
 
 
-def test_an_empty_file_changes_nothing(write, show) -> None:
+def test_an_empty_configuration_file_changes_no_option(write, show) -> None:
     assert show("--config", write("# nothing\n")) == show()
 
 
@@ -158,7 +162,7 @@ def test_an_empty_file_changes_nothing(write, show) -> None:
         (["--command", "generate", "--model", "demo", "--seed", "x"], "Invalid value"),
     ],
 )
-def test_wrong_arguments_of_config_show_are_refused(
+def test_invalid_arguments_of_config_show_are_rejected(
     options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "show", *options]) == 2

@@ -106,7 +106,7 @@ def test_the_demo_model_runs_its_tasks_and_its_answers_are_graded(demo_model, ca
 PART = ("--scheduler-cls", "priority")
 
 
-def test_another_model_answers_simple_questions(checkpoint, capsys) -> None:
+def test_the_demo_asks_other_models_simple_questions(checkpoint, capsys) -> None:
     assert main(["demo", "--model", str(checkpoint), *PART]) == 0
     output = capsys.readouterr().out
     assert "Name the capital of France." in output

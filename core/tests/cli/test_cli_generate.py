@@ -77,7 +77,7 @@ def test_prompts_are_read_from_a_file_and_from_stdin(spell, capsys, monkeypatch,
     assert capsys.readouterr().out.split() == ["abc"] * 3
 
 
-def test_a_rejected_prompt_is_reported_and_the_others_are_answered(spell, capsys) -> None:
+def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_answered(spell, capsys) -> None:
     options = spell("abc", length=16)
     assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2
     output = capsys.readouterr()

@@ -67,7 +67,7 @@ def test_explain_reports_a_plugin_kind_that_the_engine_does_not_use(capsys):
         (["ops", "--max-num-seq", "3"], "--max-num-seqs"),
     ],
 )
-def test_invalid_arguments_are_reported_briefly(arguments, output, capsys):
+def test_invalid_arguments_are_reported_in_at_most_three_lines(arguments, output, capsys):
     assert main(["plugins", "explain", *arguments]) == 2
     error = capsys.readouterr().err
     assert output in error and len(error.splitlines()) <= 3

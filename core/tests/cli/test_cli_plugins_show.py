@@ -99,7 +99,7 @@ def test_the_json_option_prints_one_object(site, capsys):
     assert output["loaded"] is None
 
 
-def test_a_violated_contract_is_reported(site, capsys):
+def test_a_plugin_that_violates_its_contract_is_reported(site, capsys):
     assert main(["plugins", "show", "policy:wrong", "--load", "--json"]) == 1
     output = capsys.readouterr()
     assert "does not meet the contract" in json.loads(output.out)["problem"]

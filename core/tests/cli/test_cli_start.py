@@ -96,6 +96,6 @@ def test_help_all_shows_every_engine_option(read_help) -> None:
     assert {f"--{name.replace('_', '-')}" for name in MAIN} <= shown
 
 
-def test_help_all_is_a_prompt_after_the_delimiter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_after_a_double_dash_is_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", "./no-such-model", "--", "--help-all"]) == 2
     assert "does not exist" in capsys.readouterr().err

@@ -1,7 +1,8 @@
-"""Test plugins that a child process can import: a worker controlled by its config.json.
+"""Test plugins that a child process can import.
 
-step_s: duration of each step in seconds. fails_at: number of the step that raises. dies_of: the
-process is killed if a prompt begins with this token. start: "hangs", "exits" or "raises".
+The model's config.json controls the worker. step_s: duration of each step in seconds. fails_at:
+number of the step that raises an error. dies_of: the process is killed if a prompt begins with
+this token. start: "hangs", "exits" or "raises", the fault at startup.
 """
 
 import os
@@ -89,13 +90,13 @@ class Sleepy(ControlledWorker):
 
 
 class Asking(ControlledWorker):
-    """A worker that declares logits processors; no test reads the modified logits."""
+    """A worker that declares support for logits processors but does not apply them."""
 
     provides = ControlledWorker.provides | {"logits_processors"}
 
 
 class NeverOpens(Scheduler):
-    """Provides an admission gate that never opens for request ids that begin with "held"."""
+    """A scheduler with an admission gate that never opens for ids that begin with "held"."""
 
     def __init__(self, context):
         gate = FakeGate(lambda request: request.request_id.startswith("held"))

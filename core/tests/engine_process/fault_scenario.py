@@ -1,8 +1,8 @@
 """Run a supervised engine from start to end and print JSON. Arguments: MODEL EXECUTOR.
 
-With any fault in DOVETAIL_FAULTS it prints one line and exits. Keys of the line: outcome is
-"served" or the class of the error; message is the text of the error or of the failed requests;
-tokens are those of the last served request, which is always the same.
+The program prints one line and exits, whatever fault DOVETAIL_FAULTS requests. Keys of the line:
+outcome is "served" or the class of the error; message is the text of the error or of the failed
+requests; tokens are those of the last served request, which is the same in every run.
 """
 
 import gc

@@ -1,6 +1,7 @@
 """Call a new engine operation through every kind of client. Argument: MODEL.
 
-Prints one line of JSON: the result of each client. Runs with a copy of the core on its path.
+The program imports a copy of the core with the new operation. It prints one line of JSON: the
+result of each client.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Engines that are dropped, left open at exit, or copied by a fork.
+"""Drop an engine, leave it open at exit, or fork its process; print the observations.
 
 Arguments: MODEL KIND WHAT. KIND is the kind of engine and WHAT the action; both are defined below.
-Prints one line of JSON: the observations and the resources that the engine has leaked.
+The program prints one line of JSON: the observations and the resources that the engine leaked.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def config(model, **options):
 
 
 class Having:
-    """An engine. busy: add a request. serve: run one request to its end."""
+    """The owner of an engine. `busy` adds a long request; `serve` runs a request to its end."""
 
     def __init__(self, model):
         self.engine = self.make(model)
@@ -165,7 +165,7 @@ class AsyncFrontEnd(Having):
 
 
 def drop(having):
-    """Drop used and unused engines in several ways; return the longest time."""
+    """Drop the references to engines in several ways; return the longest shutdown in seconds."""
     kind, model = type(having), sys.argv[1]
     having.engine = None
     slowest = 0.0
@@ -308,7 +308,7 @@ def by_collection(having):
 
 
 def by_use(having):
-    """Return 7 if a use of the engine does not raise."""
+    """Use the engine in a forked child; exit with status 7 if no error is raised."""
     for call in (having.serve, having.busy, having.serve):
         try:
             call()

@@ -39,12 +39,12 @@ def valid_messages(traffic):
 
 
 def call(number, name, *arguments):
-    """Return a call of an operation with random arguments."""
+    """Return the message that calls an operation; its arguments may be invalid."""
     return pack(Call(number, name, msgspec.msgpack.encode(arguments)))
 
 
 def mutated(rng, content):
-    """Return a message with bytes changed, removed or repeated, or of another version."""
+    """Return a copy of a message with changed, missing or repeated bytes, or a wrong version."""
     changed = bytearray(content)
     kind = rng.randrange(5)
     if kind == 0:
@@ -94,7 +94,7 @@ def with_pickles(traffic, bomb):
 
 
 def num_refused(contents):
-    """Return the number of invalid messages for an engine."""
+    """Return the number of messages that an engine must reject as invalid."""
     reader, count = engine_reader(), 0
     for content in contents:
         try:

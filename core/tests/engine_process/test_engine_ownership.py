@@ -1,4 +1,4 @@
-"""An engine ends with its owner; a forked child can neither use, stop nor keep it."""
+"""An engine ends with its owner. A forked child cannot use it, stop it or keep it alive."""
 
 import json
 import os

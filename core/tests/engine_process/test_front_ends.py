@@ -220,7 +220,7 @@ def test_all_front_ends_are_notified_when_the_engine_ends(client_of, attach, tra
     asyncio.run(serve_two())
 
 
-def test_only_the_owner_ends_the_engine(client_of, attach, traffic):
+def test_an_attached_front_end_cannot_shut_the_engine_down(client_of, attach, traffic):
     owner = client_of("sync")
     attach(owner).shutdown()
     with traffic.raw_front_end(owner.address) as (to_engine, _):
@@ -282,5 +282,5 @@ def test_a_front_end_that_never_reads_the_results_of_its_calls_is_detached(
     assert len(serve(owner, traffic, traffic.request("a", max_tokens=3))[0]["a"]) == 3
 
 
-def test_the_limits_of_the_flow_control_window_are_consistent():
+def test_the_buffer_for_a_slow_front_end_is_larger_than_the_flow_control_window():
     assert outgoing.MAX_UNREAD_BYTES < outgoing.MAX_KEPT_BYTES

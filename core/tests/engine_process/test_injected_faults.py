@@ -1,4 +1,4 @@
-"""After a fault at any point of startup or a step, nothing hangs or leaks, and errors name it."""
+"""After a fault during startup or a step, no process hangs and no resource leaks."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def communicate(process, faults):
 
 
 def survivors(mark):
-    """Return processes of a scenario that exist five seconds after it."""
+    """Return the processes of a scenario that still exist five seconds after its end."""
     for _ in range(50):
         found = [pid for pid in os.listdir("/proc") if pid.isdecimal() and has_mark(pid, mark)]
         if not found:

@@ -75,7 +75,7 @@ SEEN = {}
 
 
 def same_as_before(name, found):
-    """Check that the result equals that of the other kind of engine."""
+    """Check that both kinds of engines give the same result for the test `name`."""
     assert SEEN.setdefault(name, found) == found
 
 
@@ -216,7 +216,7 @@ def test_generate_raises_an_error_when_the_engine_is_killed(make):
         llm.generate("again", greedy())
 
 
-def test_the_error_for_a_class_that_cannot_be_imported_in_another_process_names_it(parts, tmp_path):
+def test_the_error_for_a_class_that_another_process_cannot_import_names_the_class(parts, tmp_path):
     class Hidden(parts.ControlledWorker):
         pass
 

@@ -1,4 +1,4 @@
-"""A new engine operation needs two edits: a declaration in the port, a method of the core."""
+"""A new engine operation needs two edits: a declaration in the port and a method of the core."""
 
 import json
 import os

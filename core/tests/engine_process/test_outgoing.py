@@ -129,7 +129,9 @@ def closing(client):
     client.shutdown()
 
 
-def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config, parts, traffic):
+def test_requests_continue_if_their_outputs_exceed_the_message_limit(
+    client_of, engine_config, parts, traffic
+):
     """One request has prompt log-probabilities in many messages; the other requests have none."""
     requests = [
         traffic.request("prompt", range(90), 30, prompt_logprobs=20),

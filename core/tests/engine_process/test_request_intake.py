@@ -10,7 +10,7 @@ from dovetail_devkit.suites.scheduler import make_request
 
 
 class SlowCore:
-    """Needs a third of a time slice to add a request and rejects the request "bad"."""
+    """A fake engine core that needs a third of a time slice to add a request, and rejects "bad"."""
 
     def __init__(self, clock, runs):
         self.clock, self.runs, self.taken = clock, runs, []
@@ -26,7 +26,7 @@ class SlowCore:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_requests_are_admitted_in_time_slices_and_delay_only_the_steps_of_an_idle_engine(runs):
+def test_requests_are_added_in_time_slices_and_delay_no_step_of_a_busy_engine(runs):
     clock = ManualClock()
     core = SlowCore(clock, runs)
     intake = RequestIntake(clock)

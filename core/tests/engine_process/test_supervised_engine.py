@@ -22,7 +22,7 @@ from dovetail_devkit.rigs.process_tree import children_of
 ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
 MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
 WAIT_S = 30.0
-"""Of a state, on a loaded machine."""
+"""The time limit for reaching a state of the engine; it is long for loaded machines."""
 
 
 @pytest.fixture
@@ -141,7 +141,9 @@ def test_requests_of_an_event_loop_are_served_after_a_restart(supervised, traffi
     asyncio.run(serve())
 
 
-def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_others(supervised, traffic):
+def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_other_clients(
+    supervised, traffic
+):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     messages = []
     for number in range(6):
@@ -177,7 +179,7 @@ def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, t
     assert client.num_restarts == 4 and client.state is EngineState.READY
 
 
-def test_a_request_that_ran_with_a_crashing_one_is_served_eventually(supervised, traffic):
+def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervised, traffic):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     refused, served = set(), 0
     for number in range(6):

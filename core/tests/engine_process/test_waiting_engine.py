@@ -63,7 +63,7 @@ def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ah
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("blocker", ["gate", "load"])
-def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, traffic, blocker):
+def test_a_waiting_request_delays_no_other_request_and_can_be_aborted(waiting, traffic, blocker):
     client = waiting(blocker)
     for _ in range(20):
         client.get_outputs(0.01)

@@ -13,10 +13,10 @@ from dovetail_devkit.executor.workers import ObedientWorker
 
 
 class FaultyWorker(ObedientWorker):
-    """A worker with faults at startup or in step 1, given by its options.
+    """A worker with a fault at startup or in step 1; its options `start` and `step` select it.
 
-    start, step: the fault of each rank: "hangs", "dawdles", "exits", "exits late", "raises",
-    "refuses", "loses its peer", or another text for no fault.
+    Both options list one fault per rank: "hangs", "dawdles", "exits", "exits late", "raises",
+    "refuses", "loses its peer", or "" for no fault.
     """
 
     def load_model(self):
@@ -82,7 +82,7 @@ class FaultyWorker(ObedientWorker):
 
 
 class Extra:
-    """A worker extension."""
+    """A worker extension that adds the operation `twice`."""
 
     def twice(self):
         return 2 * self._context.rank

@@ -24,7 +24,7 @@ PATIENCE_S = 20.0
 
 
 def reported(*resolutions):
-    """Return the report of a worker that has loaded these plugins."""
+    """Return the bytes with which a worker reports its loaded plugins to the executor."""
     return describe_plugins(SimpleNamespace(resolutions=resolutions))
 
 

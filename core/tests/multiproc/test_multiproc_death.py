@@ -77,7 +77,7 @@ def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, v
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_step_that_raises_reports_its_own_error(make, rank):
+def test_the_error_of_a_failed_step_is_raised_even_if_the_other_worker_hangs(make, rank):
     ways = ["hangs", "hangs"]  # as if the worker waited for its peer
     ways[rank] = "refuses"
     executor = make(2, step=ways)

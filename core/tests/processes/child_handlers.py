@@ -1,4 +1,4 @@
-"""Handlers for a sandboxed child in tests. Imports nothing."""
+"""Handlers for a sandboxed child process in tests. This module imports no other module."""
 
 
 def answer(request, blob):
@@ -6,7 +6,7 @@ def answer(request, blob):
 
 
 def __getattr__(name):
-    """Fail in the way that the handler's name states, while the handler is loaded."""
+    """Fail when the child loads a handler: exit for the name "exits", else raise an error."""
     if name == "exits":
         import os
 
