@@ -53,7 +53,7 @@ def continuation(prompt, num_tokens):
 
 
 class StrictWorker:
-    """Executes plans and asserts the contracts of `SchedulerOutput` and `WorkerBase`."""
+    """A worker that executes plans and checks the contracts of plans and workers."""
 
     def __init__(self, block_size, num_blocks):
         self.block_size, self.num_blocks = block_size, num_blocks

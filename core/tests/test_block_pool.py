@@ -26,7 +26,7 @@ def test_a_pool_has_at_least_one_block_in_addition_to_block_0(num_blocks):
         BlockPool(num_blocks)
 
 
-def test_an_allocation_above_the_free_blocks_is_rejected_as_a_whole():
+def test_an_allocation_of_more_blocks_than_are_free_allocates_no_block():
     pool = BlockPool(4)
     with pytest.raises(LookupError, match="4 blocks are requested, but only 3 are free"):
         pool.allocate(4)
@@ -88,7 +88,7 @@ def test_the_least_recently_used_block_is_evicted_first():
     assert pool.num_evictions == 3
 
 
-def test_reusing_an_uncached_block_is_not_an_eviction():
+def test_reusing_an_uncached_block_is_not_counted_as_an_eviction():
     pool = BlockPool(3)
     pool.free(pool.allocate(2))
     pool.allocate(2)

@@ -26,7 +26,7 @@ def shape(groups):
     return [(one.spec.sliding_window, len(one.layer_names)) for one in groups]
 
 
-def test_equal_layers_share_a_cache_group():
+def test_layers_with_equal_cache_specs_share_a_cache_group():
     (one,) = group(spec(), spec(), spec())
     assert one.layer_names == ("layer0", "layer1", "layer2") and one.spec == spec()
 
@@ -36,7 +36,7 @@ def test_a_model_without_a_cache_has_one_cache_group_that_counts_tokens():
     assert one.spec == NoCacheSpec(block_size=SIZE) and one.bytes_per_block == 0
 
 
-def test_a_group_of_sliding_windows_frees_its_blocks():
+def test_sliding_window_layers_form_a_cache_group_with_their_window():
     assert shape(group(spec(64), spec(64))) == [(64, 2)]
 
 
@@ -123,7 +123,7 @@ def test_a_sequence_uses_at_most_1_3_times_the_bytes_that_it_needs(name, length)
     assert len(groups) <= 8
 
 
-def test_8_full_layers_and_24_large_states_need_0_3_gib_for_8192_tokens():
+def test_8_full_attention_layers_and_24_large_states_need_0_3_gib_for_8192_tokens():
     groups = group(*MODELS["8 full layers and 24 large states"], max_model_len=8192, step=2048)
     assert allocated(groups, 8192, 2048) < 0.32 * 2**30
 

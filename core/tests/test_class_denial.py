@@ -1,4 +1,4 @@
-"""A rule of plugins_deny denies a class under each of its names."""
+"""A `plugins_deny` rule rejects a class by whichever name the user selects the class."""
 
 import importlib
 from pathlib import Path

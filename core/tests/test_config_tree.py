@@ -251,7 +251,7 @@ def test_a_configuration_round_trips_through_json() -> None:
     )
 
 
-def test_json_contains_the_names_of_classes() -> None:
+def test_the_json_of_a_configuration_contains_classes_by_name() -> None:
     config = make(scheduler=RequestedScheduler(scheduler_cls=Outer.SomePlugin))
     name = json.loads(config.model_dump_json())["scheduler"]["scheduler_cls"]
     assert name == f"{__name__}:Outer.SomePlugin"

@@ -264,7 +264,7 @@ def test_a_character_begun_in_the_prompt_belongs_to_the_output(name):
         assert "".join(stream(tokenizer, prompt, more)) == "a"
 
 
-def test_flush_returns_a_partial_character_at_the_end():
+def test_flushing_the_detokenizer_returns_a_partial_character():
     pieces = stream(ByteTokenizer(), list(b"x"), list("aé".encode())[:-1])
     assert pieces == ["a", "", REPLACEMENT]
 

@@ -121,7 +121,7 @@ class World:
         (folder / f"{self.parts}.py").write_text(PARTS)
 
     def install(self, distribution, plugins, manifest=""):
-        """plugins: (kind, name, class)."""
+        """Add a distribution. plugins: tuples of kind, name and class."""
         package = f"{self.parts}_{distribution.replace('-', '_')}"
         (self.folder / package).mkdir()
         if distribution.startswith("dovetail-"):

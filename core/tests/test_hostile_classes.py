@@ -75,7 +75,7 @@ class RaisingOptions(BaseModel):
 
 
 class Hostile:
-    """A container for the classes, so that pytest does not inspect them."""
+    """A container for hostile classes, because pytest inspects the classes of a module."""
 
     class ExitsMeta(Quiet, metaclass=Exits):
         pass

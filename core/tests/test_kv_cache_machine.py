@@ -46,7 +46,7 @@ BEGINNINGS = [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2), (1, 2, 3, 4, 9, 9, 9, 9), (5,) 
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Admits, computes, grows and frees requests in a cache with the groups `specs`."""
+    """A state machine that admits, computes, grows and frees requests in a cache with `specs`."""
 
     specs = SHAPES["full"]
 

@@ -40,7 +40,7 @@ def served(cache, tokens, **changes):
     return blocks
 
 
-def test_a_request_gets_the_blocks_of_its_tokens():
+def test_a_request_gets_as_many_blocks_as_its_tokens_need():
     cache, one = manager(), request(range(9))
     assert cache.max_tokens == 40
     assert cache.admit(one, NOTHING, 9)

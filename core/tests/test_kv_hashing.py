@@ -44,7 +44,7 @@ def test_a_block_hash_covers_the_tokens_of_the_block_and_all_previous_tokens():
     assert not set(first) & set(plain)
 
 
-def test_block_hashes_are_computed_once_and_appended():
+def test_hashing_more_blocks_of_a_request_keeps_the_earlier_hashes():
     requested = hashes(range(8))
     made = Request(
         EngineCoreRequest(

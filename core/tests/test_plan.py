@@ -92,7 +92,7 @@ def test_a_plan_builder_numbers_its_plans_and_starts_each_plan_empty():
     assert list(first.rows) == [3], "the first plan must not change"
 
 
-def test_a_plan_without_runs_can_contain_leaves():
+def test_a_plan_without_runs_can_release_rows():
     builder = StepBuilder()
     builder.leave(2)
     plan = builder.build()
@@ -129,7 +129,7 @@ def test_a_plan_is_frozen():
         plan.step_id = 3
 
 
-def test_a_join_contains_a_copy_of_the_tokens_of_the_request():
+def test_a_plan_contains_a_copy_of_the_tokens_of_a_joining_request():
     made = request()
     made.row, made.generation = 2, 4
     made.token_ids.append(99)

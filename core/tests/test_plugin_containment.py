@@ -54,7 +54,7 @@ def test_the_modules_of_a_class_that_violates_its_contract_stay_imported(plugin_
     assert loaded("acme") == ["acme", "acme.parts"]
 
 
-def test_core_modules_are_never_removed():
+def test_a_failed_import_never_removes_core_modules():
     module = sys.modules["dovetail.clock"]
     with pytest.raises(ValueError), contained("dovetail", ManualClock()):
         del sys.modules["dovetail.clock"]

@@ -118,7 +118,7 @@ def test_a_plugin_selected_by_class_can_have_options(acme):
     registry.check_option_names([("policy", "acme.other:Fair")])
 
 
-def test_options_must_be_a_mapping(acme):
+def test_plugin_options_must_be_a_mapping(acme):
     with pytest.raises(ConfigError, match="'fair' is 3; give its options as a mapping"):
         acme(fair=3).check_option_names([])
 

@@ -362,7 +362,7 @@ def test_a_plugin_that_is_not_a_class_is_rejected(
     assert "not as an object of the class 'Policy'" in text
 
 
-def test_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:
+def test_a_plugin_given_as_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:
     class Local(Policy):
         pass
 

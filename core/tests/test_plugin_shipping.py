@@ -95,7 +95,7 @@ class Oldest:
 
 
 def adapt_oldest(cls):
-    """Adapt a class of policy contract 0.0."""
+    """Return a policy class that adapts a class of policy contract version 0.0."""
 
     class Adapted(Policy):
         def __init__(self):
@@ -129,7 +129,7 @@ def test_a_plugin_of_an_earlier_contract_version_is_adapted(plugin_site):
     )
 
 
-def test_the_latest_matching_adapter_is_used(plugin_site):
+def test_a_contract_adapter_of_another_plugin_kind_is_not_used(plugin_site):
     def never(cls):
         raise AssertionError
 

@@ -117,7 +117,7 @@ def test_a_policy_that_does_not_fail_is_not_replaced(drive, alone):
 
 def test_fcfs_plans_the_rest_of_a_step_after_the_policy_fails(drive):
     class Half(Policy):
-        """Grants one running request, admits the last, pauses another, and raises."""
+        """A policy that yields two actions in the second step and then raises."""
 
         def plan(self, view):
             if view.step_id == 0:

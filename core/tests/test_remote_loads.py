@@ -131,7 +131,7 @@ def test_blocks_of_a_finished_request_are_stored_before_reuse(driver):
     assert driver.scheduler.view.num_free_blocks == 19
 
 
-def test_a_loaded_request_is_the_next_to_be_admitted():
+def test_a_request_with_loaded_blocks_is_admitted_before_other_waiting_requests():
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, connected=True)
@@ -167,7 +167,7 @@ def test_random_scheduler_calls_with_a_failing_connector_follow_the_contract():
 
 
 class Urgent(Policy):
-    """Urgent requests are served first and preempt a running request for its seat."""
+    """A policy that preempts running requests to give their seats to urgent requests."""
 
     preempts = True
 

@@ -14,7 +14,7 @@ from dovetail_devkit.scheduler.random_programs import Program, make_kv_cache
 
 S = RequestStatus
 HELD, FREE = 0, 3
-"""Seeds: the gate holds requests with the first seed and admits those with the second."""
+"""Seeds of requests: the gate holds requests with seed `HELD` and admits other requests."""
 
 
 def request(name, num_prompt=9, *, seed=FREE, max_tokens=4, first=0):

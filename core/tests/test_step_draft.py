@@ -55,7 +55,9 @@ def test_a_partial_prefill_has_no_pending_token(draft):
     assert (one.num_computed_tokens, one.num_tokens_with_pending) == (5, 6)
 
 
-def test_a_join_contains_all_blocks_and_growth_only_the_new_blocks(draft):
+def test_a_plan_contains_all_blocks_of_a_joining_request_and_only_new_blocks_of_a_running_request(
+    draft,
+):
     joining, growing = request(3, blocks=(1, 2)), request(4, blocks=(5, 6))
     draft.join(joining)
     draft.grow(growing, [[6]])

@@ -109,7 +109,7 @@ def test_the_option_worker_extension_cls_sets_the_extension_and_defaults_to_none
 class Abstract(abc.ABC):
     @abc.abstractmethod
     def to_be_written(self):
-        """Do nothing."""
+        """Return nothing; a subclass must define this abstract method."""
 
 
 class Slotted:
@@ -148,13 +148,13 @@ def with_member(name, value):
         (type("Deep", (with_member("shutdown", 1),), {}), "shutdown is also a member of"),
     ],
 )
-def test_an_existing_attribute_name_is_rejected(start, extension, message):
+def test_an_extension_that_defines_an_existing_attribute_is_rejected(start, extension, message):
     with pytest.raises(ContractError, match=message) as caught:
         start(extension)
     assert "cannot extend the worker dovetail_devkit.fakes.worker:FakeWorker" in str(caught.value)
 
 
-def test_all_conflicting_names_are_reported_together():
+def test_all_conflicting_names_of_an_extension_are_reported_together():
     both = type("Both", (), {"load_model": 1, "profile": 2, "fresh": 3})
     with pytest.raises(ContractError) as caught:
         extend_worker(FakeWorker, both)

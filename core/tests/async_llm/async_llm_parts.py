@@ -15,7 +15,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Paced(FakeWorker):
-    """A worker controlled by the model's config.json."""
+    """A worker that reads its step time and its fault from the model's config.json."""
 
     def execute_model(self, plan):
         worker_config = self._config.model.hf_config

@@ -120,7 +120,7 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
 def test_many_log_probabilities_do_not_block_the_event_loop(
     bench, wide, no_collector, monkeypatch, sliced
 ):
-    """Each chunk takes 1 ms, and a step has far more than 50 chunks."""
+    """Each chunk takes 1 ms, so a step with all its chunks in one iteration takes over 50 ms."""
     process = wide._front.outputs.process_chunk
 
     def process_slowly(chunk):

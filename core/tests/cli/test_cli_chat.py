@@ -118,7 +118,7 @@ def test_an_interrupted_answer_is_kept_in_the_chat_history(session) -> None:
     assert len(chat.messages) == 4
 
 
-def test_closing_an_answer_ends_its_request(session) -> None:
+def test_closing_the_stream_of_an_answer_aborts_its_request(session) -> None:
     chat = session("abcdefgh", loop=True)
     answer = chat.answer("one", interrupted=never)
     assert next(answer) == "a"
@@ -127,7 +127,7 @@ def test_closing_an_answer_ends_its_request(session) -> None:
     assert "".join(chat.answer("two", interrupted=after(2))) == "ab"
 
 
-def test_the_oldest_turns_are_dropped_first(session) -> None:
+def test_the_oldest_turns_of_a_long_chat_are_dropped_first(session) -> None:
     chat = session("abc", length=128)
     for number in range(8):
         list(chat.answer(f"question {number}", interrupted=never))

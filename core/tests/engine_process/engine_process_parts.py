@@ -21,7 +21,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 class ControlledWorker(FakeWorker):
-    """A worker controlled by the model's config.json."""
+    """A worker that reads its step time and its faults from the model's config.json."""
 
     def load_model(self):
         super().load_model()
@@ -104,7 +104,7 @@ class NeverOpens(Scheduler):
 
 
 class NeverLoads(Scheduler):
-    """Provides a KV connector that claims every offered block and never finishes a load."""
+    """A scheduler with a KV connector that claims every block and never finishes a load."""
 
     def __init__(self, context):
         super().__init__(replace(context, kv_connector=EndlessSide()))

@@ -73,7 +73,7 @@ def serve(client, result):
 
 
 def serve_one(client, number):
-    """Run the standard request and a request that is aborted; return the tokens of the former."""
+    """Run the standard request, and abort another request; return the standard request's tokens."""
     client.add_request(request(f"r{number}", range(20), 12))
     client.add_request(request(f"aborted{number}", max_tokens=300))
     client.call_workers("echo", (number,))

@@ -236,7 +236,7 @@ def leave_and_use(having):
 
 
 class User:
-    """Uses an engine in its finalizer, which runs after the engine's finalizers."""
+    """An object that uses the engine in a finalizer, after the engine's finalizers have run."""
 
     def __init__(self, having):
         self.having, self.itself = having, self

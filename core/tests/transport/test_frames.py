@@ -214,7 +214,7 @@ def test_an_inconsistent_plan_is_rejected(change):
         {"token_ids": array("i", [1, -1, 1, 1, 1, 1, 1])},
     ],
 )
-def test_an_inconsistent_join_is_rejected(given):
+def test_inconsistent_data_of_a_joining_request_is_rejected(given):
     builder = StepBuilder()
     builder.join(join(**given))
     with pytest.raises(MessageError):

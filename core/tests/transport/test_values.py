@@ -213,5 +213,5 @@ def test_dovetail_errors_keep_their_class(error, kind, text):
 
 
 @pytest.mark.parametrize("kind", ["nearest", "Iterable", "__builtins__", "SystemExit", ""])
-def test_only_error_classes_are_looked_up_by_name(kind):
+def test_a_remote_error_can_only_create_error_classes_of_dovetail(kind):
     assert type(RemoteError(kind, "x").error()) is DovetailError
