@@ -169,10 +169,19 @@ def test_a_killed_engine_ends_its_requests_with_an_error_and_is_restarted(small)
     assert small.complete(prompt=PROMPT).json["choices"][0]["text"] == expected
 
 
+def refuses_connections(server):
+    try:
+        server.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(small):
     pause(small)
     sent = Sent(small, LONG | {"stream": True, "max_tokens": 20})
     wait_until(lambda: load_of(small) == 1)
+    quiet = small.connect()
     small.process.send_signal(signal.SIGTERM)
     wait_until(lambda: small.get("/ready").status == 503)
     assert small.get("/ready").json["status"] == "draining"
@@ -184,6 +193,10 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(small):
     status, content = sent.read()
     assert status == 200 and content.endswith(b"data: [DONE]\n\n")
     assert content.count(b"[DONE]") == 1 and b'"error"' not in content
+    wait_until(lambda: refuses_connections(small))
+    with quiet:  # a request on an older connection is still answered
+        quiet.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert quiet.recv(4096).startswith(b"HTTP/1.1 503")
     assert small.process.wait(WAIT_S) == 0
 
 

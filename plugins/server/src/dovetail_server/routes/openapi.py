@@ -100,7 +100,7 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.path == METRICS_PATH:
         content = {"text/plain": {"schema": {"type": "string"}}}
     if generates:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # OpenAPI 3.1 has no schemas for events
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('*', 'name')}",
         "responses": {

@@ -23,6 +23,8 @@ from dovetail_server.settings import ServerSettings
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNREAD_TIMEOUT_S = 2.0
 """Time in which a connection that closes reads the rest of a request."""
+_FIRST_REQUEST_TIMEOUT_S = 0.5
+"""Time in which the first request of a connection may arrive while the server shuts down."""
 
 _CONNECTIONS_FULL = APIError(
     "The server has too many open connections. Try again later.",
@@ -59,6 +61,7 @@ class Connection(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None
         self._receives = False
         self._closes = False
+        self._shuts_down = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse the connection if there are too many; otherwise wait for its headers."""
@@ -104,6 +107,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = _RequestTransport(self)
+            self.cycle.keep_alive = self.cycle.keep_alive and not self._shuts_down
 
     def on_message_complete(self) -> None:
         """Cancel the timer for reading the body."""
@@ -114,6 +118,17 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse data that cannot be parsed."""
         self._refuse(self._error)
+
+    def shutdown(self) -> None:
+        """Close the connection after the running request, or after the first, which is refused.
+
+        A new connection waits for its request, because otherwise the client is not told the reason.
+        """
+        self._shuts_down = True
+        if self.cycle is None and not self.transport.is_closing():
+            self._expect(_FIRST_REQUEST_TIMEOUT_S)
+        else:
+            super().shutdown()
 
     def close_after_request(self) -> None:
         """Close the connection; if its request is incomplete, discard the rest of it before."""
@@ -153,7 +168,7 @@ class Connection(HttpToolsProtocol):
 
     def _expire(self) -> None:
         self._reading = None
-        if self._closes:
+        if self._closes or (self._shuts_down and self.cycle is None):
             self.transport.close()
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # the running request is told that its client has left
