@@ -26,7 +26,7 @@ QUOTES = '"""'
 DOWNLOADS = "dovetail.downloads"
 """The logger that receives the progress of downloads (`dovetail.config.model_sources`)."""
 _REPLACE_LINE = "\x1b[1A\x1b[K"
-"""Moves to the start of the previous line and clears it."""
+"""Control sequence that moves the cursor to the start of the previous line and clears this line."""
 
 Ask = Callable[[str], str]
 """Prints a prompt and returns the next line without its newline. Raises EOFError at the end of the

@@ -254,7 +254,7 @@ class InprocChannel(Channel):
         return Progress(num_steps=self._num_steps)
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail; the device's threads belong to the parent."""
+        """Make every later call raise an error; runs in a forked child, without device threads."""
         self.core = cast("EngineCore", _ForkedCore(forked_error("this engine", self._owner_pid)))
 
 

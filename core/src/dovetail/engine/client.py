@@ -262,7 +262,7 @@ class AsyncEngineClient(BaseClient):
             finalize_in_owner(self, self._thread.stop)
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail."""
+        """Make every later call raise an error; runs in a forked child."""
         self._error = self.channel.error
 
     def _take_first(self) -> EngineCoreOutputs:

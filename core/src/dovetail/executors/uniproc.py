@@ -71,7 +71,7 @@ class UniprocExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation on the worker and return its answer in a list of one."""
+        """Call an operation on the worker; return the result, in a list if no rank is given."""
         self.check_health()
         check_rank(unique_reply_rank, 1)
         fault("uniproc.call")
@@ -153,7 +153,7 @@ def _name(worker: object) -> str:
 
 
 class LateResult:
-    """The handle of a step whose worker returned a handle; reports its failure to the executor."""
+    """The handle of a step; wraps the worker's handle and reports its failure to the executor."""
 
     __slots__ = ("_fail", "_handle")
 

@@ -101,7 +101,7 @@ class AttachedEngine(EngineLink):
             self._tear_down()
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail."""
+        """Make every later call raise an error; runs in a forked child."""
         self.error = forked_error("this client", self._owner_pid)
 
     def _say_hello(self, address: str, timeout_s: float) -> Ready:

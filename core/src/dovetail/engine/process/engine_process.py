@@ -124,7 +124,7 @@ class EngineProcess(EngineLink):
             self._tear_down()
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail."""
+        """Make every later call raise an error; runs in a forked child."""
         self.error = forked_error("this engine", self._owner_pid)
 
 

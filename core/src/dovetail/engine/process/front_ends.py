@@ -28,7 +28,7 @@ _SCOPE = "\x1f"
 """Separates the number of a front end from the rest of a request id in the engine core."""
 
 _QUIET_BEATS = 60
-"""After this many heartbeats without a message from a front end, it gets only one in this many."""
+"""A front end that sent no message during this many heartbeats gets one of this many after that."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that reads too slowly are
@@ -47,7 +47,7 @@ GAUGES = (
 
 @dataclass(eq=False)
 class FrontEndPeer:
-    """What the engine knows about one front end.
+    """The engine's state of one front end.
 
     live: the front end's ids of its unfinished requests, by the core's ids. answers: results of
     calls, sent with the next outputs.
@@ -175,7 +175,7 @@ class FrontEnds:
         return gone
 
     def is_beat_due(self, peer: FrontEndPeer) -> bool:
-        """Return whether this heartbeat is sent; a front end that sends no message gets fewer."""
+        """Return whether to send this heartbeat; a front end that sends no messages gets fewer."""
         peer.num_beats += 1
         return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
 

@@ -94,7 +94,7 @@ class RequestIntake:
         request = read_request(content)
         if request.request_id != request_id:
             raise MessageError(
-                f"the request has another id than its message: {request.request_id!r}."
+                f"the request id {request.request_id!r} differs from the id in its message."
             )
         self._was_read = request
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from dovetail.request import EngineCoreRequest
 
 LONG_WORK = 2048
-"""Characters above which a request is prepared in a thread; this many take up to 1 ms."""
+"""Number of characters, about 1 ms of work, above which a request is prepared in a thread."""
 
 VERY_LONG_WORK = 2**18
-"""Characters above which a request uses the thread for very long ones; this many take 0.1 s."""
+"""Number of characters, about 0.1 s of work, above which the thread for long requests is used."""
 
 ID_WORK = 4
 """Number of ids in a list that take as long as one character of text."""

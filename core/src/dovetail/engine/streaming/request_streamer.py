@@ -60,7 +60,7 @@ class RequestStreamer:
         max_asked: int,
         clock: Clock,
     ) -> None:
-        """Use `front` and `client`, which the caller owns.
+        """Create a streamer for `front` and `client`, which the caller owns.
 
         max_asked: maximum number of unfinished completions.
         """

@@ -21,8 +21,8 @@ class SupervisionRules:
     max_silence_s: an engine without heartbeats for longer is STALLED; kill_silence_s: an engine
     without heartbeats for longer is killed.
     max_step_s, kill_step_s: the same limits for the duration of a step.
-    max_deaths: how many engines may die while a request is unfinished before it is suspected, and
-    refused after it was the only suspect; see `crash_tracker`.
+    max_deaths: a request is suspected after this many engine deaths during which it was
+    unfinished, and refused after a death for which it is the only suspect; see `crash_tracker`.
     """
 
     max_restarts: int = 5

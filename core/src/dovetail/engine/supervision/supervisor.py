@@ -249,7 +249,7 @@ class Supervisor:
         return delay_s
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail, without locks that a thread may have held."""
+        """Make every later call raise an error; runs in a forked child, and makes new locks."""
         self._final = forked_error("this engine", self._owner_pid)
         self._channel = None
         self._changed = threading.Condition()

@@ -60,7 +60,7 @@ class Work:
             return known
 
     def note(self, message: Received) -> Received:
-        """Record the calls and requests that a message completes; return it for the caller."""
+        """Record the calls and requests that `message` completes; return the caller's message."""
         with self._lock:
             if isinstance(message, EngineCoreOutputs):
                 for ending in message.finished:

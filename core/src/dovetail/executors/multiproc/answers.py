@@ -31,7 +31,7 @@ class Answers:
     """Reads the workers' answers. Thread-safe."""
 
     def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
-        """Use the rings of `workers`.
+        """Create a reader of the answer rings of `workers`.
 
         num_step_answers: how many ranks, from rank 0, answer each step.
         """
@@ -46,7 +46,7 @@ class Answers:
         self._forked: EngineDeadError | None = None
 
     def disown(self, error: EngineDeadError) -> None:
-        """In a forked child: let every call raise `error`; the rings belong to the parent."""
+        """Make every later call raise `error`; runs in a forked child, which owns no ring."""
         self._forked = error
 
     def await_step(self, command: int, timeout_s: float) -> Pending:

@@ -166,7 +166,7 @@ class MultiprocExecutor(Executor):
         self._end()
 
     def _disown(self) -> None:
-        """In a forked child: let every call fail before it takes a lock or uses a ring."""
+        """Make every later call raise an error, before it uses a ring; runs in a forked child."""
         self._forked = forked_error("this engine", self._owner_pid)
         self._answers.disown(self._forked)
 

@@ -34,8 +34,8 @@ from dovetail.transport.result_frame import encode_result
 from dovetail.transport.ring import RingReader, RingWriter
 
 _PATIENCE_S = 86_400.0 * 365
-"""How long to wait for room in the answer ring: unlimited in practice, since the executor reads
-when it needs a result, and this process ends with it."""
+"""Time limit for room in the answer ring, in practice unlimited: the executor reads answers only
+when it needs them, and this process ends when the executor ends."""
 
 
 def do_nothing(worker: WorkerBase) -> None:
