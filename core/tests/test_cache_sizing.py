@@ -99,7 +99,7 @@ def test_a_cache_too_small_for_one_sequence_is_rejected():
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 18, 33, 40])
 @pytest.mark.parametrize("step", [1, 2, 16, 17, 30])
-def test_a_window_plus_one_step_never_needs_more_blocks_than_estimated(window, step):
+def test_a_sliding_window_and_one_step_never_need_more_blocks_than_estimated(window, step):
     most = sequence_blocks(config(2, spec(window)), 10**6, max_step_tokens=step)
     for start in range(100):
         oldest = max(0, start - window + 1) // SIZE

@@ -10,7 +10,7 @@ def escaped(path):
 
 
 def make_proc(tmp_path, own, mounts):
-    """Write a /proc folder. mounts: (root, mount point, filesystem, options)."""
+    """Write a fake /proc folder. mounts: tuples of root, mount point, filesystem and options."""
     proc = tmp_path / "proc"
     proc.mkdir()
     (proc / "cgroup").write_text("".join(f"{line}\n" for line in own))

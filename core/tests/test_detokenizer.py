@@ -58,9 +58,9 @@ def byte_level():
 
 
 def byte_fallback(*, strip=True):
-    """Return a tokenizer like Llama 2's, or like Gemma's without `strip`.
+    """Return a tokenizer with metaspace and byte fallback, like that of Llama 2.
 
-    It uses metaspace and byte fallback.
+    strip: whether the decoder drops the first space; if False, the tokenizer is like Gemma's.
     """
     words = sorted({" " + word for word in TEXTS[0].replace(",", "").replace(".", "").split()})
     letters = sorted(set("▁abcdefghijklmnopqrstuvwxyzT,.:"))

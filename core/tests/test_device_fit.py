@@ -73,7 +73,7 @@ REFUSALS = {
 
 @pytest.fixture
 def box(plugin_site):
-    """Return a registry with four ops plugins, one of them usable, and its platform."""
+    """Return a registry with four ops plugins, and a platform that supports one of them."""
     ops = {name: ".parts:Anywhere" for name in ("needy", "probed", "fitting")}
     entries = {
         "platform": {"box": ".parts:Box", "absent": ".parts:Absent"},

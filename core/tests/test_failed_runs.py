@@ -1,4 +1,4 @@
-"""Requests whose runs fail in the worker end with an error; the others continue."""
+"""Requests whose runs fail in the worker end with an error; other requests continue."""
 
 from dataclasses import replace
 

@@ -135,7 +135,7 @@ def test_selecting_a_plugin_name_of_two_third_party_packages_is_an_error(members
 
 
 def test_a_first_party_platform_selects_third_party_plugins_only_if_allowed(members):
-    """A third-party package can have a preferred name if the member is not installed."""
+    """A third-party package can use a name that the platform prefers if no member has it."""
     add_unimportable(members, "acme", {"policy": {"preferred": ":Fair"}})
 
     class Prefers(FakePlatform):

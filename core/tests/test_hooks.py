@@ -17,7 +17,7 @@ CALLS = []
 
 
 class Plain:
-    """A hooks class without a base class; one hook omits its parameter."""
+    """A hooks class without a base class; one of its hooks accepts no parameter."""
 
     def __init__(self, context):
         self.context = context

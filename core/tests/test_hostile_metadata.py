@@ -1,4 +1,4 @@
-"""Damaged or hostile metadata affects only its own distribution and never hangs."""
+"""Damaged or hostile metadata affects only its own distribution and never blocks discovery."""
 
 from __future__ import annotations
 

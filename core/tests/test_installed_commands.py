@@ -146,7 +146,7 @@ def test_a_third_party_distribution_cannot_replace_a_devkit_command(zoo):
     assert "first-party" in aside["plugins.new"]
 
 
-def test_the_error_for_importing_the_former_devkit_package_names_the_new_one():
+def test_the_error_for_importing_the_former_devkit_package_names_the_new_package():
     with pytest.raises(ImportError, match="dovetail_devkit"):
         import_module("dovetail.testing")
     with pytest.raises(ImportError, match="dovetail_devkit"):

@@ -1,4 +1,4 @@
-"""Columns of integers that are incremented as one long integer."""
+"""Integer columns, in which one addition of a long integer increments all values."""
 
 from array import array
 from random import Random

@@ -78,7 +78,7 @@ def test_a_request_that_cannot_grow_in_all_groups_grows_in_none():
     cache.check_integrity([one])
 
 
-def test_freeing_blocks_outside_of_a_window_does_not_move_the_other_blocks():
+def test_freeing_blocks_outside_of_a_sliding_window_does_not_move_other_blocks():
     cache = manager(full(6))
     one = admitted(cache, range(16))
     blocks = list(one.blocks[0])
@@ -112,7 +112,7 @@ def test_an_allocation_first_frees_blocks_outside_of_the_window():
         cache.check_integrity([one])
 
 
-def test_a_request_of_a_model_with_only_a_state_has_one_block_and_no_prefix_hits():
+def test_a_request_of_a_state_space_model_has_one_block_and_no_prefix_hits():
     cache = manager(STATE)
     one = computed(cache, range(30))
     assert [len(table) for table in one.blocks] == [1]
@@ -207,7 +207,7 @@ def test_reserved_blocks_are_allocated_at_admission():
     assert one.capacity == 24 and cache.num_free_blocks == 0
 
 
-def test_no_blocks_are_reserved_if_the_window_frees_blocks():
+def test_no_blocks_are_reserved_if_a_sliding_window_frees_blocks():
     cache = manager(full(4), num_blocks=6)
     one = request(range(5))
     assert cache.admit(one, cache.lookup(one), 5, reserve=200)

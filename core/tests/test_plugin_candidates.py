@@ -193,7 +193,7 @@ def test_the_core_and_the_platform_can_meet_the_needs_of_a_plugin(plugin_site):
     assert registry.load("policy", "acme") is early
 
 
-def test_plugins_loaded_before_the_platform_are_checked_against_it(plugin_site):
+def test_plugins_loaded_before_the_platform_are_checked_against_the_platform(plugin_site):
     install(plugin_site, "acme", acme={"needs": '["wings"]'})
     registry = plugin_site.registry()
     registry.load("policy", "acme")

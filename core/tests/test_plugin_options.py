@@ -123,7 +123,7 @@ def test_plugin_options_must_be_a_mapping(acme):
         acme(fair=3).check_option_names([])
 
 
-def test_options_under_two_names_of_one_plugin_are_rejected(acme):
+def test_plugin_options_given_under_two_names_of_one_plugin_are_rejected(acme):
     message = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
     assert "'fair' and 'policy:fair' name the same plugin; use only one key" in message
 

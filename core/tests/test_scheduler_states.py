@@ -55,7 +55,7 @@ def waits_at_a_gate():
 
 
 def waits_for_remote_kvs():
-    """Every second load of the fake connector takes longer than its plan."""
+    """Return a driver whose request "r" waits for a load; every second load of the fake is slow."""
     driver = make_driver(connected=True)
     for name in ("stored", "loaded at once"):
         driver.add(request(name))

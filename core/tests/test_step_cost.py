@@ -1,4 +1,4 @@
-"""The host cost of a step: one request with special features does not slow the others."""
+"""The host cost of a step: a request with special features does not slow other requests."""
 
 import statistics
 import time

@@ -144,7 +144,7 @@ def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_wo
 
 
 def test_simultaneous_malicious_templates_do_not_delay_a_valid_chat(pool):
-    """Three children reach their deadline while a fourth renders."""
+    """Three template processes reach their deadline while a fourth renders a valid chat."""
 
     def request(template):
         now = datetime(2026, 2, 3).isoformat()

@@ -125,7 +125,7 @@ def test_cache_and_warm_up_calls_are_forwarded_to_the_worker(make):
     executor.shutdown()
 
 
-def test_steps_run_in_order_with_one_sample_each(make):
+def test_steps_run_in_order_and_each_step_samples_once(make):
     executor, worker = make()
     builder = StepBuilder()
     handles = [step(executor, builder) for _ in range(executor.max_concurrent_steps)]
@@ -299,7 +299,7 @@ def test_an_error_in_a_result_handle_ends_the_executor(make, error):
     executor.shutdown()
 
 
-def test_a_result_handle_can_be_finished_when_it_is_returned(make):
+def test_a_worker_can_return_a_result_handle_that_is_already_finished(make):
     executor, _ = make(type("AtOnce", (Worker,), {"provides": LateWorker.provides}))
     assert step(executor, StepBuilder()).result(5).step_id == 0
     executor.shutdown()

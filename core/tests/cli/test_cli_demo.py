@@ -1,4 +1,4 @@
-"""`dovetail demo`, its random checkpoint and the examples, with the complete engine."""
+"""The command `dovetail demo`, its random checkpoint and the example script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed bytes sent to an engine's socket neither crash it nor execute code."""
+"""Malformed bytes sent to an engine's socket neither crash the engine nor execute code."""
 
 import os
 import pickle
