@@ -34,7 +34,7 @@ def expected(llm):
 
 
 def interrupted(llm, monkeypatch, target, name):
-    """Run `generate` with a method that raises KeyboardInterrupt: `name` of `target`."""
+    """Replace the method `name` of `target` by one that raises KeyboardInterrupt; generate."""
 
     def interrupt(*arguments):
         raise KeyboardInterrupt

@@ -28,7 +28,7 @@ def draft():
     return StepDraft(16, EncoderBudget(limits))
 
 
-def test_grants_reduce_the_token_budget_and_become_runs(draft):
+def test_each_grant_reduces_the_token_budget_and_adds_a_run_to_the_plan(draft):
     whole, chunk = request(0), request(1)
     draft.grant(whole, 6)
     draft.grant(chunk, 4)

@@ -1,4 +1,4 @@
-"""A sink takes the outputs of a request without a switch to the task that reads them."""
+"""A sink takes the outputs of a request, so that the reader's task need not run for each one."""
 
 import asyncio
 
