@@ -58,11 +58,11 @@ def engine_of(server):
 class Held:
     """A streamed request. port: of the client's end. request_id: of its response."""
 
-    def __init__(self, server):
+    def __init__(self, server, **fields):
         self.request_id = f"held-{next(NUMBERS)}"
         self.connection = http.client.HTTPConnection(server.host, server.port, timeout=WAIT_S)
         headers = {"Content-Type": "application/json", "X-Request-Id": self.request_id}
-        body = json.dumps(BODY | {"stream": True})
+        body = json.dumps(BODY | {"stream": True} | fields)
         self.connection.request("POST", "/v1/completions", body, headers)
         self.port = self.connection.sock.getsockname()[1]
 
@@ -168,6 +168,28 @@ def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared
     shared.wait_for("API process . ended by SIGKILL")
     assert wait_until(lambda: load_of(shared)["kv_cache_usage"] == 0)
     wait_until_all_serve(shared)
+
+
+@pytest.mark.soak
+@pytest.mark.clock
+def test_an_api_process_that_is_killed_under_load_is_replaced_in_time(serving, note):
+    with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
+        server.wait_until_ready()
+        for _ in range(10):
+            running = [Held(server, max_tokens=400) for _ in range(16)]
+            owners = [wait_until(lambda one=one: one.server_of(server)) for one in running]
+            start_s = time.monotonic()
+            os.kill(owners[0], signal.SIGKILL)
+            with ThreadPoolExecutor(len(running)) as pool:
+                contents = list(pool.map(Held.read, running))
+            for owner, content in zip(owners, contents, strict=True):
+                assert owner == owners[0] or content.endswith(b"data: [DONE]\n\n")
+            wait_until(lambda: len(api_processes(server)) == NUM_PROCESSES)
+            wait_until_all_serve(server)
+            ready_s = time.monotonic() - start_s
+            note(f"killed API process: all processes serve after {ready_s:.2f} s")
+            assert ready_s < 15
+            assert wait_until(lambda: load_of(server)["kv_cache_usage"] == 0)
 
 
 def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
