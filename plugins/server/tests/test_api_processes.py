@@ -30,8 +30,8 @@ def shared(serving):
         yield running.wait_until_ready()
 
 
-def wait_until(condition, wait_s=WAIT_S):
-    deadline = time.monotonic() + wait_s
+def wait_until(condition):
+    deadline = time.monotonic() + WAIT_S
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -197,9 +197,12 @@ def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
     held = held_by_all(shared)
     wait_until(lambda: load_of(shared)["num_waiting"] == len(held))
     # A process counts a request until just after its answer: wait for earlier requests.
-    wait_until(lambda: {load_of(shared)["server_load"] for _ in range(8)} == {len(held)}, 10)
+    end_s, loads = time.monotonic() + 10, set()
+    while loads != {len(held)} and time.monotonic() < end_s:
+        loads = {load_of(shared)["server_load"] for _ in range(8)}
     resume(shared)
     assert all(one.read().endswith(b"data: [DONE]\n\n") for one in held)
+    assert loads == {len(held)}
     wait_until(lambda: load_of(shared)["server_load"] == 0)
 
 
