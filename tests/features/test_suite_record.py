@@ -143,7 +143,7 @@ def test_the_outcomes_of_all_tests_are_recorded(
 
 
 @pytest.mark.parametrize("num_files", [1, 2])
-def test_tests_of_a_few_files_that_fail_once_are_repeated_alone_and_printed(
+def test_failed_tests_are_repeated_alone_and_printed_if_they_are_in_few_files(
     num_files: int,
     tree: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -50,7 +50,7 @@ def test_the_included_route_is_served_only_if_it_is_enabled(server):
     assert facts["default_generation_settings"]["n_ctx"] == 512
 
 
-def test_handlers_get_the_request_without_keys_and_may_stream():
+def test_a_handler_gets_a_request_without_its_api_key_and_can_stream_the_response():
     seen = []
 
     async def handle(request):

@@ -157,7 +157,7 @@ def test_a_body_above_the_limit_is_refused(closed):
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
-def test_a_client_that_closes_its_connection_reads_why_a_long_body_is_refused(closed):
+def test_a_client_that_sends_connection_close_can_read_why_its_long_body_is_refused(closed):
     body = b"a" * 30_000_000
     with closed.connect() as connection:
         connection.sendall(

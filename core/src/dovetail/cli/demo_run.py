@@ -1,4 +1,4 @@
-"""One run of the demo: an engine with some plugins, its answers, its speed, and its plugins."""
+"""One run of the demo: the engine and its plugins, its answers and its speed."""
 
 from __future__ import annotations
 

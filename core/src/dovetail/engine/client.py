@@ -146,8 +146,9 @@ class EngineClient(BaseClient):
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Return the outputs of a step, or None if none arrived within `timeout_s` seconds.
 
-        None waits until the engine dies. An in-process engine runs a step instead of waiting, and
-        returns None if there is nothing to do, or if no result is due yet.
+        timeout_s: None for no limit; then the call waits until outputs arrive or the engine dies.
+        An in-process engine runs a step instead of waiting, and returns None if there is nothing to
+        do, or if no result is due yet.
         """
         if self._outputs:
             return self._outputs.popleft()

@@ -57,7 +57,7 @@ class Mechanism:
     # --- running requests -----------------------------------------------------------------------
 
     def continue_running(self) -> Grant:
-        """Continue all running requests without a grant or hold; decoding requests come first."""
+        """Continue all running requests that have no grant and no hold, decoding requests first."""
         draft = self._state.draft
         before = draft.tokens_left
         if draft.decode_batch is None and not self._continue_decode_batch():

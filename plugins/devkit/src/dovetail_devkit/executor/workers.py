@@ -1,7 +1,7 @@
 """The workers of the executor suite. They check the order of calls, are slow, or fail on request.
 
-They are classes of a module, so that an executor can create them in other processes. They record
-events in a file in their model directory, which can be read after they have exited.
+They are defined at module level, so that an executor can create them in other processes. They
+record events in a file in their model directory, which can be read after they have exited.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class AdminRoutes:
         given = await _fields(exchange, "request_ids", "all")
         ids, everything = given.get("request_ids", []), given.get("all", False)
         if type(everything) is not bool:
-            raise APIError("all must be a boolean.", code="invalid_type", param="all")
+            raise APIError("The field `all` must be a boolean.", code="invalid_type", param="all")
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             raise APIError(
                 "request_ids must be a list of strings.", code="invalid_type", param="request_ids"
