@@ -6,11 +6,13 @@ The fixture `unblocked` of this folder checks this after every other test, too.
 import asyncio
 import json
 import time
+from collections import Counter
 
 import pytest
 
 from dovetail_server.lifecycle import loop_probe
 from dovetail_server.lifecycle.loop_probe import MAX_BLOCKED_S, LoopProbe
+from dovetail_server.transport.pacing import MAX_STARTS, StartPacer
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
@@ -38,6 +40,27 @@ def test_a_callback_that_computes_for_too_long_is_reported(caplog):
 
 def test_a_callback_that_waits_without_using_the_cpu_is_not_reported(caplog):
     assert warnings_of(caplog, lambda: time.sleep(2 * MAX_BLOCKED_S)) == []
+
+
+def test_requests_that_arrive_together_start_in_several_turns_of_the_event_loop():
+    starts, turns = [], Counter()
+
+    async def run():
+        pacer, turn = StartPacer(), 0
+
+        async def start(number):
+            await pacer.wait()
+            starts.append(number)
+            turns[turn] += 1
+
+        tasks = [asyncio.create_task(start(number)) for number in range(5 * MAX_STARTS)]
+        while len(starts) < len(tasks):
+            turn += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert starts == list(range(5 * MAX_STARTS))
+    assert len(turns) >= 5 and max(turns.values()) <= MAX_STARTS
 
 
 def large(path):

@@ -21,6 +21,7 @@ from dovetail_server.routes.table import Access, RouteTable
 from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.body import BodyReader, ClientLeftError
 from dovetail_server.transport.exchange import Exchange, Send
+from dovetail_server.transport.pacing import StartPacer
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Application:
         self._guard = guard
         self._settings = settings
         self._bodies = BodyReader(settings)
+        self._pacer = StartPacer()
 
     async def __call__(
         self,
@@ -76,6 +78,7 @@ class Application:
         self._exchanges.add(exchange)
         try:
             with self._probe.watch():
+                await self._pacer.wait()
                 await self._serve(exchange)
         finally:
             self._exchanges.discard(exchange)
