@@ -40,6 +40,16 @@ DK_INLINE void store_output(const dk_linear_args& args, int64_t row, int64_t col
   }
 }
 
+// Fetch the lines of y that finish_tile will write, while its sums are computed: a store waits for
+// its line, and the lines of a panel are a row apart.
+DK_INLINE void prefetch_outputs(const dk_linear_args& args, const PanelOutput& out,
+                                int64_t first_row, int64_t num_rows) {
+  const int64_t size = args.flags & DK_OUT_F32 ? 4 : 2;
+  const char* y = static_cast<const char*>(args.y);
+  y += (first_row * args.ldy + out.first_column) * size;
+  for (int64_t r = 0; r < num_rows; ++r, y += args.ldy * size) __builtin_prefetch(y, 1);
+}
+
 // Finish rows [0, num_rows) of a tile that begins at `first_row` of y; sum(row, vector) returns
 // kWidth columns of the scaled sums. Elements are independent of each other.
 template <class Sum>

@@ -2,7 +2,6 @@
 //
 // A sum adds its steps of 32 k in ascending order, for any number of rows and blocks over k: a
 // row's bits depend neither on the other rows nor on the distribution of panels over threads.
-#include "activations.h"
 #include "linear_epilogue.h"
 #include "team.h"
 #include "tiles.h"
@@ -12,15 +11,19 @@ namespace {
 
 constexpr int64_t kStepUnits = 16;                        // units of 2 k in a step
 constexpr int64_t kStepBytes = kStepUnits * kUnitBytes;   // of weights
-constexpr int64_t kBlockSteps = 32;     // a block over k: 64 KiB of weights stay in the L1 cache
+constexpr int64_t kBlockSteps = 8;      // of many tiles: 16 KiB of weights stay in the L1 cache
 constexpr int64_t kStreamAhead = 8192;  // bytes of weights prefetched ahead in one pass over k
+constexpr int64_t kPairTiles = 2;       // tiles of rows that are multiplied at the same time
 
 // --- tiles of 32 columns, of one or two heights --------------------------------------------------
+
+// Where the sums of tiles are before or after a block.
+enum SumsAt { kZero, kMemory, kRegisters };
 
 struct Block {
   const char* weights;
   int64_t num_steps;
-  bool begins;
+  SumsAt before, after;
   const char* ahead;    // what is prefetched, `ahead_lines` lines a step
   int64_t ahead_lines;
 };
@@ -32,16 +35,18 @@ struct Rows {
 };
 
 #define DK_LOAD_SUMS(left, right, from)                                  \
-  if (block.begins) {                                                    \
+  if (block.before == kZero) {                                           \
     _tile_zero(left);                                                    \
     _tile_zero(right);                                                   \
-  } else {                                                               \
+  } else if (block.before == kMemory) {                                  \
     _tile_loadd(left, (from).sums, kPanel * 4);                          \
     _tile_loadd(right, (from).sums + kTileColumns, kPanel * 4);          \
   }
 #define DK_STORE_SUMS(left, right, to)                                   \
-  _tile_stored(left, (to).sums, kPanel * 4);                             \
-  _tile_stored(right, (to).sums + kTileColumns, kPanel * 4)
+  if (block.after == kMemory) {                                          \
+    _tile_stored(left, (to).sums, kPanel * 4);                           \
+    _tile_stored(right, (to).sums + kTileColumns, kPanel * 4);           \
+  }
 
 DK_INLINE void prefetch_lines(const char* from, int64_t num_lines) {
   for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(from + i * 64);
@@ -59,7 +64,7 @@ __attribute__((noinline)) void add_one(const Block& block, const Rows& a, int64_
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
   }
-  DK_STORE_SUMS(0, 1, a);
+  DK_STORE_SUMS(0, 1, a)
 }
 
 __attribute__((noinline)) void add_two(const Block& block, const Rows& a, const Rows& b,
@@ -78,8 +83,8 @@ __attribute__((noinline)) void add_two(const Block& block, const Rows& a, const 
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  DK_STORE_SUMS(0, 1, a);
-  DK_STORE_SUMS(2, 3, b);
+  DK_STORE_SUMS(0, 1, a)
+  DK_STORE_SUMS(2, 3, b)
 }
 
 #undef DK_LOAD_SUMS
@@ -91,51 +96,88 @@ struct Panel {
   const LinearJob& job;
   const char* weights;
   float* sums;
+  char* rest;  // for the last step, if k is not a multiple of it
   PanelOutput out;
 
   int64_t num_steps() const { return (job.num_units + kStepUnits - 1) / kStepUnits; }
+  int64_t num_whole_steps() const { return job.num_units / kStepUnits; }
   int64_t input_bytes() const { return job.tile_rows * kTileRowBytes; }
   Rows rows(int64_t tile, int64_t step) const {
     const char* const inputs = job.activations + (tile * num_steps() + step) * input_bytes();
     return {inputs, sums + tile * job.tile_rows * kPanel};
   }
+  // How many rows there are from a tile on, at most those of two tiles.
+  int64_t rows_of_pair(int64_t tile) const {
+    const int64_t left = job.num_rows - tile * job.tile_rows, most = kPairTiles * job.tile_rows;
+    return left < most ? left : most;
+  }
 };
 
-// Add a block to all rows. The first tiles prefetch the next block.
-void add_block(const Panel& panel, Block block, int64_t step) {
-  const int64_t num_tiles = panel.job.num_tiles(), num_pairs = (num_tiles + 1) / 2;
-  block.ahead_lines = num_pairs == 1 ? 32 : (32 + num_pairs - 1) / num_pairs;
-  block.ahead = block.weights + (num_pairs == 1 ? kStreamAhead : block.num_steps * kStepBytes);
-  for (int64_t t = 0; t < num_tiles; t += 2) {
-    if (t + 1 < num_tiles) {
-      add_two(block, panel.rows(t, step), panel.rows(t + 1, step), panel.input_bytes());
-    } else {
-      add_one(block, panel.rows(t, step), panel.input_bytes());
-    }
-    block.ahead += block.num_steps * block.ahead_lines * 64;
+// The weights from a step on, all whole steps or the last one padded with zeros.
+DK_INLINE const char* weights_from(const Panel& panel, int64_t step) {
+  const char* const weights = panel.weights + step * kStepBytes;
+  if (step < panel.num_whole_steps()) return weights;
+  const int64_t filled = (panel.job.num_units - step * kStepUnits) * kUnitBytes;
+  memcpy(panel.rest, weights, filled);
+  memset(panel.rest + filled, 0, kStepBytes - filled);
+  Tiles::publish();
+  return panel.rest;
+}
+
+// How many steps a block from `step` has: at most `most`, or the last one alone if it is padded.
+DK_INLINE int64_t block_steps(const Panel& panel, int64_t step, int64_t most) {
+  const int64_t left = panel.num_whole_steps() - step;
+  return left <= 0 ? 1 : left < most ? left : most;
+}
+
+DK_INLINE void add_pair(const Panel& panel, const Block& block, int64_t tile, int64_t step) {
+  if (tile + 1 < panel.job.num_tiles()) {
+    add_two(block, panel.rows(tile, step), panel.rows(tile + 1, step), panel.input_bytes());
+  } else {
+    add_one(block, panel.rows(tile, step), panel.input_bytes());
   }
 }
 
-void compute_panel(const Panel& panel, char* rest) {
+void finish_pair(const Panel& panel, int64_t tile) {
   const LinearJob& job = panel.job;
-  const int64_t whole_steps = job.num_units / kStepUnits, num_tiles = job.num_tiles();
-  const int64_t most = num_tiles <= 2 ? whole_steps : even_blocks(whole_steps, kBlockSteps, 1);
-  for (int64_t s = 0; s < whole_steps; s += most) {
-    const int64_t n = whole_steps - s < most ? whole_steps - s : most;
-    add_block(panel, {panel.weights + s * kStepBytes, n, s == 0, nullptr, 0}, s);
+  const float* const sums = panel.sums + tile * job.tile_rows * kPanel;
+  finish_tile(*job.args, panel.out, job.first_row + tile * job.tile_rows, panel.rows_of_pair(tile),
+              [&](int64_t r, int v) { return load(sums + r * kPanel + v * kWidth); });
+}
+
+// One or two tiles: their sums stay in registers, and the weights are a stream.
+void compute_stream(const Panel& panel) {
+  const int64_t num_steps = panel.num_steps();
+  for (int64_t s = 0, n; s < num_steps; s += n) {
+    n = block_steps(panel, s, num_steps);
+    const char* const weights = weights_from(panel, s);
+    add_pair(panel, {weights, n, s ? kRegisters : kZero, s + n < num_steps ? kRegisters : kMemory,
+                     weights + kStreamAhead, kStepBytes / 64}, 0, s);
   }
-  if (const int64_t units = job.num_units - whole_steps * kStepUnits) {
-    memcpy(rest, panel.weights + whole_steps * kStepBytes, units * kUnitBytes);
-    memset(rest + units * kUnitBytes, 0, kStepBytes - units * kUnitBytes);
-    Tiles::publish();
-    add_block(panel, {rest, 1, whole_steps == 0, nullptr, 0}, whole_steps);
-  }
-  for (int64_t t = 0; t < num_tiles; ++t) {
-    const int64_t row = t * job.tile_rows, left = job.num_rows - row;
-    const float* const sums = panel.sums + row * kPanel;
-    finish_tile(*job.args, panel.out, job.first_row + row,
-                left < job.tile_rows ? left : job.tile_rows,
-                [&](int64_t r, int v) { return load(sums + r * kPanel + v * kWidth); });
+  finish_pair(panel, 0);
+}
+
+// Many tiles: blocks over k, all tiles on a block before the next. Together the tiles prefetch the
+// next block.
+void compute_blocks(const Panel& panel) {
+  const int64_t num_tiles = panel.job.num_tiles(), num_steps = panel.num_steps();
+  const int64_t num_pairs = (num_tiles + kPairTiles - 1) / kPairTiles;
+  const int64_t most = even_blocks(panel.num_whole_steps(), kBlockSteps, 1);
+  for (int64_t s = 0, n; s < num_steps; s += n) {
+    n = block_steps(panel, s, most);
+    const bool last = s + n == num_steps;
+    Block block{weights_from(panel, s), n, s ? kMemory : kZero, kMemory,
+                panel.weights + (s + n) * kStepBytes, (32 + num_pairs - 1) / num_pairs};
+    for (int64_t tile = 0; tile < num_tiles; tile += kPairTiles) {
+      if (last) {
+        prefetch_outputs(*panel.job.args, panel.out,
+                         panel.job.first_row + tile * panel.job.tile_rows,
+                         panel.rows_of_pair(tile));
+      }
+      add_pair(panel, block, tile, s);
+      block.ahead += n * block.ahead_lines * 64;
+      if (last) finish_pair(panel, tile);
+    }
   }
 }
 
@@ -147,7 +189,12 @@ void compute(const LinearJob& job, int64_t first_panel, int64_t end_panel) {
   for (int64_t p = first_panel; p < end_panel; ++p) {
     const auto* const packed = static_cast<const char*>(job.args->packed);
     const char* const weights = packed + p * job.num_units * kUnitBytes;
-    compute_panel({job, weights, sums, panel_output(*job.args, p)}, rest);
+    const Panel panel{job, weights, sums, rest, panel_output(*job.args, p)};
+    if (job.num_tiles() <= kPairTiles) {
+      compute_stream(panel);
+    } else {
+      compute_blocks(panel);
+    }
   }
 }
 
