@@ -39,7 +39,7 @@ OFF = "off"
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_MAX_READY_BYTES = 256 << 20
+_MAX_READY_BYTES = 128 << 20
 """Maximum number of bytes of the KV cache that are allocated ahead of use."""
 _STEPS_AHEAD = 4
 """Number of full steps for which pages are allocated ahead."""
