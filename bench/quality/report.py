@@ -96,7 +96,7 @@ def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw KL divergence over bytes per weight, for the weights that are not from the file."""
+    """Plot KL divergence against bytes per weight, without weights that the file has quantized."""
     places = {row["format"]: row["bytes_per_weight"] for row in _compared(result)}
     title = f"{_model(result)}: accuracy and size"
     _draw(result, places, ("bytes per weight of linear layers and head", title), path)

@@ -223,7 +223,11 @@ def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_
     ("key", "chosen", "message"),
     [
         ("jsonl", {}, "'jsonl' has options, but"),
-        ("stat_logger:jsonl", {}, "no stat_logger is used. Remove 'stat_logger:jsonl' from"),
+        (
+            "stat_logger:jsonl",
+            {},
+            "no stat_logger plugin is in use. Remove 'stat_logger:jsonl' from",
+        ),
         ("priority", {"scheduler_cls": "fcfs"}, "the policy in use is 'fcfs'.*with scheduler_cls"),
         ("ByteTokenizer", {}, "there is no plugin 'ByteTokenizer'"),
     ],

@@ -78,7 +78,7 @@ def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, cap
         "after a warm-up round",
         "scheduler priority: The core scheduler with the priority policy.",
         "dovetail-sched-fcfs",
-        "config.json names it",
+        "named in config.json",
     ):
         assert words in output
     # The engine loaded and probed other platforms, too.

@@ -44,7 +44,7 @@ def test_the_included_routes_meet_their_contract():
     load_suite("http_routes")(PropsRoutes)
 
 
-def test_the_included_route_is_served_only_if_it_is_enabled(server):
+def test_the_route_plugin_of_this_package_is_used_only_if_it_is_enabled(server):
     facts = server.get("/props").json
     assert facts["model_alias"] == "demo"
     assert facts["default_generation_settings"]["n_ctx"] == 512

@@ -163,7 +163,7 @@ def summary_of(resolution: Resolution) -> str:
 def _reason(found: Resolution, config: EngineConfig, requested: set[str]) -> str:
     """Return why a plugin was selected: by the user, a configuration rule or the platform."""
     if found.kind == "model":
-        return "config.json names it"
+        return "named in config.json"
     field = PLUGIN_FIELDS.get(found.kind, "")
     if field.rpartition(".")[2] in requested:
         return "requested"

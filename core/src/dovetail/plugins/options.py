@@ -96,7 +96,9 @@ def unused_options(kind: str, key: str, used: Sequence[str]) -> ConfigError:
     """Return the error for options of an installed plugin that is not used."""
     option = get_kind(kind).option
     instead = (
-        f"the {kind} in use is {' and '.join(map(repr, used))}" if used else f"no {kind} is used"
+        f"the {kind} in use is {' and '.join(map(repr, used))}"
+        if used
+        else f"no {kind} plugin is in use"
     )
     remedy = f"Remove {key!r} from plugin_options"
     if option:

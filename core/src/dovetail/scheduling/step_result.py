@@ -165,9 +165,9 @@ def _process_run(
 def _count_drafts(
     step_result: StepResult, request: Request, num_planned: int, num_sampled: int
 ) -> None:
-    """Count the verified and accepted drafts of a run.
+    """Count the verified and accepted draft tokens of one request in a step.
 
-    num_planned: maximum number of drafts in the plan; the worker may have held fewer.
+    num_planned: maximum number of draft tokens in the plan; the worker may have held fewer.
     """
     step_result.num_drafts += min(num_planned, request.num_drafts)
     step_result.num_accepted += num_sampled - 1

@@ -181,7 +181,7 @@ def pack(message: Message) -> bytes:
 
 
 class MessageReader(Generic[M]):
-    """Reads the messages of one direction. num_refused: number of refused messages."""
+    """Decodes the messages of one direction. num_refused: number of invalid messages."""
 
     def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """kinds: the union of the message types, `ToEngine` or `FromEngine`."""

@@ -120,7 +120,10 @@ class _Lending(TorchDispatchMode):
 
 
 class _Watch(_Lending):
-    """Detects operations that a recording would miss. foreign: the first of them, or ""."""
+    """Detects operations that a recording would miss.
+
+    foreign: the name of the first such operation, or "" if there was none.
+    """
 
     def __init__(self, lease: ArenaLease) -> None:
         super().__init__(lease)

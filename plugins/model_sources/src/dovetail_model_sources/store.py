@@ -43,7 +43,7 @@ class Entry:
     """A downloaded model.
 
     folder: the directory of this model in the cache.
-    main: the file that selects the model, or "" for the directory.
+    main: the name of the file to load as the model, or "" to load the directory.
     wheel_sha256: the checksum of the wheel.
     files: size and SHA-256 by name, relative to the model.
     """

@@ -78,7 +78,7 @@ def draw_kernel(
 def _drawn_sort_key(
     row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE: tl.constexpr
 ):
-    """Return the sort key of the token that is sampled from a row's columns from `first` on."""
+    """Sample a token from the tiles of a row that begin at column `first`; return its sort key."""
     QUARTER: tl.constexpr = TILE // 4
     lanes = tl.arange(0, QUARTER)
     best = tl.full([QUARTER], LEAST, tl.int32)

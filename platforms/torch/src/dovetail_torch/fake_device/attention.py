@@ -41,7 +41,7 @@ class NoWaitAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> NoWaitBuilder:
-        """Return the builder of a group."""
+        """Return the attention metadata builder for a KV cache group."""
         return NoWaitBuilder()
 
     @staticmethod

@@ -96,7 +96,11 @@ class Timeline:
 
 
 class Stream:
-    """A stream, as in `torch` device modules. before: the operations before its next operation."""
+    """A stream, like `torch.cuda.Stream`.
+
+    before: for each stream, the number of its last operation that ends before the next operation of
+    this stream starts.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self.before: Clock = {}

@@ -22,7 +22,7 @@ FIRST_BEST = 64
 GROWTH = 16
 SMALL_TOP_K = 1024
 _SORTED_AT_ONCE = 1 << 23
-"""Maximum number of sorted numbers: sorting whole rows needs about 60 bytes per number."""
+"""Maximum number of values to sort at once; sorting needs about 60 bytes per value."""
 
 
 def apply_min_p(logits_RV: torch.Tensor, log_min_p_R1: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
-"""The rows with which the attention suite tests a backend, with cache and expected results.
+"""Test rows of the attention suite, with their KV cache and the expected results.
 
-Memory that belongs to no row is NaN, so that wrong reads are detected. For positions before the
-window, a row's block table contains blocks of this memory, because an engine may have reused the
-original blocks. Uses only the contract of a backend. torch is imported within functions.
+Cache blocks that belong to no row contain NaN, so that wrong reads are detected. For positions
+before the window, the block table of a row points to such blocks, because an engine may have reused
+the original ones. Uses only the contract of a backend. torch is imported within functions.
 
 Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
@@ -225,7 +225,7 @@ class AttentionRows:
             self._compare(place, got_QHD, self.want[row][first : first + n])
 
     def new_builder(self) -> AttentionMetadataBuilder:
-        """Return another builder of the same group."""
+        """Return a new attention metadata builder for the same KV cache group."""
         return self._make_builder()
 
     def batch(self, runs: Sequence[Run]) -> AttentionBatch:

@@ -20,7 +20,7 @@ class Asked(Protocol):
 
     @property
     def rig(self) -> WorkerRig:
-        """The rig that drives the worker."""
+        """The test harness that sends plans to the worker."""
 
     @property
     def prompts(self) -> list[list[int]]:

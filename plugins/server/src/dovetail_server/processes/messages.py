@@ -25,7 +25,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class EngineNews(msgspec.Struct, frozen=True, tag="engine"):
-    """The state of the engine. address: of its socket. problem: as of `EngineSlot.problem`."""
+    """The state of the engine.
+
+    address: the address of its socket. problem: the result of `EngineSlot.problem`.
+    """
 
     address: str
     problem: str

@@ -75,7 +75,10 @@ def read_messages(
 def render(
     tokenizer: Tokenizer, request: ChatRequest, messages: list[dict[str, Any]]
 ) -> tuple[str, str]:
-    """Return the rendered conversation, and the mark that it contains; "" for no mark."""
+    """Return the rendered conversation, and the marker inserted into special tokens of messages.
+
+    The marker is "" if no message contains the text of a special token.
+    """
     variables = _variables(request)
     goes_on = bool(request.continue_final_message)
     adds_prompt = request.add_generation_prompt
