@@ -74,13 +74,16 @@ def module_name(path: Path) -> str:
     return ".".join(dotted).removesuffix(".__init__")
 
 
-def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield (dotted module, line) of every absolute import, including imports inside functions."""
+@cache
+def imported_names(tree: ast.Module) -> tuple[tuple[str, int], ...]:
+    """Return (dotted module, line) of every absolute import, including imports inside functions."""
+    found: list[tuple[str, int]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module, node.lineno
+            found.append((node.module, node.lineno))
+    return tuple(found)
 
 
 def dotted_name(node: ast.expr) -> str:

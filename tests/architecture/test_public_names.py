@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+from functools import cache
+from pathlib import Path
 
 from architecture.sources import module_name, relative, shipped_files, tree_of
 
@@ -21,13 +23,16 @@ def sort_key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
     return group, [(0, int(p)) if p.isdecimal() else (1, p) for p in pieces]
 
 
-OFFERS = {path: names for path in shipped_files() if (names := public_names(tree_of(path)))}
+@cache
+def offers() -> dict[Path, list[str]]:
+    """Return the names in `__all__` of each shipped file that has them."""
+    return {path: names for path in shipped_files() if (names := public_names(tree_of(path)))}
 
 
 def test_public_names_are_sorted_and_unique():
     wrong = [
         relative(path)
-        for path, names in OFFERS.items()
+        for path, names in offers().items()
         if names != sorted(set(names), key=sort_key)
     ]
     assert not wrong, f"sort __all__ (`ruff check --fix --select RUF022` does it): {wrong}"
@@ -35,12 +40,12 @@ def test_public_names_are_sorted_and_unique():
 
 def test_public_names_can_be_imported():
     missing = []
-    for path, names in OFFERS.items():
+    for path, names in offers().items():
         module = importlib.import_module(module_name(path))
         missing += [f"{module.__name__}.{name}" for name in names if not hasattr(module, name)]
     assert not missing, f"listed in __all__ but not defined: {missing}"
 
 
 def test_the_core_exports_its_main_classes():
-    (names,) = [n for path, n in OFFERS.items() if module_name(path) == "dovetail"] or [[]]
+    (names,) = [n for path, n in offers().items() if module_name(path) == "dovetail"] or [[]]
     assert {"LLM", "SamplingParams"} <= set(names), "dovetail/__init__.py must export these names"

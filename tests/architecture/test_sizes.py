@@ -47,7 +47,7 @@ def nesting(node: ast.AST, depth: int = 0) -> int:
     at zero."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.expr)):
             continue
         chained = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
         # `else: if` and `elif` have the same syntax tree; the column distinguishes them.
@@ -93,7 +93,7 @@ def functions_in(node: ast.AST, prefix: str = "", in_class: bool = False):
             yield from functions_in(child, f"{prefix}{child.name}.")
         elif isinstance(child, ast.ClassDef):
             yield from functions_in(child, f"{prefix}{child.name}.", in_class=True)
-        else:
+        elif not isinstance(child, ast.expr):
             yield from functions_in(child, prefix, in_class)
 
 

@@ -4,9 +4,10 @@ It imports all modules, then forks for each job.
 
 Run as `python starved_child.py`: stdin holds a JSON list of jobs; each outcome is one line of JSON.
 A job: name, model, options; limits in addition to current usage (`address_space`, `open_files`) or
-absolute (`file_size`); `ring`, the bytes of a ring to create and use instead of an engine. An
-outcome: name, error (its class; "" for success), message, is_ours, warnings, seconds, status (of
-the forked process).
+absolute (`file_size`); `ring`, the bytes of a ring to create and use instead of an engine;
+`imports`, whether the parent starts this engine without limits before it forks, which imports the
+modules that the engine needs. An outcome: name, error (its class; "" for success), message,
+is_ours, warnings, seconds, status (of the forked process).
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ def main() -> None:
     """Run all jobs from stdin in order."""
     jobs = json.load(sys.stdin)
     torch.set_num_threads(1)  # a process that forks must have one thread
-    start({"model": jobs[0]["model"], "options": jobs[0]["options"]})
+    for job in jobs:
+        if job.get("imports"):
+            start(job)
     for job in jobs:
         print(json.dumps(run(job)), flush=True)
 

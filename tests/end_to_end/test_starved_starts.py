@@ -45,7 +45,8 @@ WIDE_OPTIONS = {
     "hf_overrides": WIDE,
 }
 IN_PROCESSES = OPTIONS | {"engine_process": True, "executor_backend": "multiproc"}
-ROOMS_MIB = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 512)
+# Not less than 4 MiB: Python waits forever for a new thread that has no memory for its first calls.
+ROOMS_MIB = (4, 8, 32, 48, 64, 80, 96, 512)
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
@@ -103,7 +104,8 @@ def outcomes(model_dir, tmp_path_factory):
     threads = WIDE_OPTIONS | {"num_threads": 64}
     return run_jobs(
         [
-            job("plain", model_dir, OPTIONS),
+            job("plain", model_dir, OPTIONS, imports=True),
+            job("wide", model_dir, WIDE_OPTIONS, imports=True),
             *rooms,
             job("threads", model_dir, threads, address_space=200 * MIB),
             job("descriptors", model_dir, OPTIONS, open_files=0),
@@ -125,7 +127,7 @@ def namespace_outcomes(model_dir, tmp_path_factory):
     )
     return run_jobs(
         [
-            job("plain", model_dir, OPTIONS),
+            job("plain", model_dir, OPTIONS, imports=True),
             job("full", model_dir, keeping(full / "packed")),
             job("closed", model_dir, keeping(closed / "packed")),
             job("ring", model_dir, OPTIONS, ring=MIB),

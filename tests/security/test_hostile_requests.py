@@ -18,7 +18,8 @@ from dovetail.errors import ModelError, RequestError
 from dovetail.value_checks import shorten
 
 SURROGATE = "\ud800"
-HUGE = 70_000_000
+HUGE = "x" * 70_000_000
+LONG_LIST = [5] * 10**7
 KINDS = ("in process", "engine process", "async")
 VALID = {"prompt": "a valid request", "params": SamplingParams(max_tokens=6, seed=3)}
 
@@ -69,12 +70,12 @@ def nested(depth):
 # An argument added to a valid prompt and parameters, and the parameter that the error must name.
 HOSTILE_ARGUMENTS = {
     "id with a surrogate": ("request_id", {"request_id": f"a{SURROGATE}"}),
-    "id of 70 MB": ("request_id", {"request_id": "x" * HUGE}),
+    "id of 70 MB": ("request_id", {"request_id": HUGE}),
     "id above the limit": ("request_id", {"request_id": "x" * 1025}),
     "id that is bytes": ("request_id", {"request_id": b"a"}),
     "id that cannot be shown": ("request_id", {"request_id": Unshowable()}),
     "salt with a surrogate": ("cache_salt", {"cache_salt": SURROGATE}),
-    "salt of 70 MB": ("cache_salt", {"cache_salt": "x" * HUGE}),
+    "salt of 70 MB": ("cache_salt", {"cache_salt": HUGE}),
     "salt that is None": ("cache_salt", {"cache_salt": None}),
     "priority of 65 bits": ("priority", {"priority": 2**63}),
     "priority of 20,000 digits": ("priority", {"priority": 10**20_000}),
@@ -100,33 +101,33 @@ HOSTILE_PROMPTS = {
     "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
     "mapping with odd keys": ("prompt", {5: "a"}),
     "prompt text that is not text, with ids": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
-    "text instead of ids": ("prompt_token_ids", {"prompt_token_ids": "x" * HUGE}),
-    "two prompt texts": ("prompt_token_ids", {"prompt": "a", "prompt_token_ids": "x" * HUGE}),
-    "prompt text of 70 MB, with ids": ("prompt", {"prompt": "x" * HUGE, "prompt_token_ids": [5]}),
+    "text instead of ids": ("prompt_token_ids", {"prompt_token_ids": HUGE}),
+    "two prompt texts": ("prompt_token_ids", {"prompt": "a", "prompt_token_ids": HUGE}),
+    "prompt text of 70 MB, with ids": ("prompt", {"prompt": HUGE, "prompt_token_ids": [5]}),
     "tenant with a surrogate": ("tenant", {"prompt": "a", "tenant": SURROGATE}),
-    "tenant of 70 MB": ("tenant", {"prompt": "a", "tenant": "x" * HUGE}),
-    "salt of 70 MB in the prompt": ("cache_salt", {"prompt": "a", "cache_salt": "x" * HUGE}),
+    "tenant of 70 MB": ("tenant", {"prompt": "a", "tenant": HUGE}),
+    "salt of 70 MB in the prompt": ("cache_salt", {"prompt": "a", "cache_salt": HUGE}),
     "deadline of 5,000 digits": ("deadline_s", {"prompt": "a", "deadline_s": 10**5000}),
     "deadline nan": ("deadline_s", {"prompt": "a", "deadline_s": math.nan}),
 }
 HOSTILE_PARAMS = {
     "stop with a surrogate": ("stop", {"stop": [SURROGATE]}),
-    "stop of 70 MB": ("stop", {"stop": "x" * HUGE}),
+    "stop of 70 MB": ("stop", {"stop": HUGE}),
     "stop that is a number": ("stop", {"stop": 5}),
     "stop that raises": ("stop", {"stop": RaisingList(["a"])}),
     "bad word with a surrogate": ("bad_words", {"bad_words": [f"a{SURROGATE}"]}),
     "bad word of 6 MB": ("bad_words", {"bad_words": ["x" * 6_000_000]}),
     "too many bad words": ("bad_words", {"bad_words": ["a"] * 4097}),
     "bad words with a wrong length": ("bad_words", {"bad_words": LyingList(["a"] * 5000)}),
-    "ten million stop ids": ("stop_token_ids", {"stop_token_ids": [5] * 10**7}),
-    "ten million allowed ids": ("allowed_token_ids", {"allowed_token_ids": [5] * 10**7}),
+    "ten million stop ids": ("stop_token_ids", {"stop_token_ids": LONG_LIST}),
+    "ten million allowed ids": ("allowed_token_ids", {"allowed_token_ids": LONG_LIST}),
     "stop ids that raise": ("stop_token_ids", {"stop_token_ids": RaisingList([1])}),
     "stop ids as text": ("stop_token_ids", {"stop_token_ids": "123"}),
     "stop id of 5,000 digits": ("stop_token_ids", {"stop_token_ids": [10**5000]}),
     "bias that raises": ("logit_bias", {"logit_bias": RaisingMapping({1: 1.0})}),
     "bias of a huge number": ("logit_bias", {"logit_bias": {1: 10**5000}}),
     "bias of a bool": ("logit_bias", {"logit_bias": {True: 1.0}}),
-    "extra args of 70 MB": ("extra_args", {"extra_args": {"a": "x" * HUGE}}),
+    "extra args of 70 MB": ("extra_args", {"extra_args": {"a": HUGE}}),
     "extra args with a surrogate": ("extra_args", {"extra_args": {"a": [SURROGATE]}}),
     "extra args of 65 bits": ("extra_args", {"extra_args": {"a": 2**64}}),
     "extra args nested a thousand deep": ("extra_args", {"extra_args": {"a": nested(1000)}}),
@@ -249,7 +250,7 @@ def llm(request, tmp_path_factory):
     [
         (range(5, 10**9), "prompt"),
         (endless(), "prompt"),
-        ([5] * 10**7, "prompt"),
+        (LONG_LIST, "prompt"),
         (itertools.repeat("again"), "prompts"),
         (["again"] * 1001, "prompts"),
         (RaisingList(["a"]), "prompts"),
@@ -307,7 +308,7 @@ USER = {"role": "user", "content": "hello"}
         ("messages", {"messages": []}),
         ("messages", {"messages": [USER, "hello"]}),
         ("messages", {"messages": [USER] * 5000}),
-        ("messages", {"messages": [{"role": "user", "content": "x" * HUGE}]}),
+        ("messages", {"messages": [{"role": "user", "content": HUGE}]}),
         ("messages", {"messages": [{"role": "user", "content": SURROGATE}]}),
         ("messages", {"messages": [{"role": "user", "content": Unshowable()}]}),
         ("messages", {"messages": [{"role": 5, "content": "a"}]}),

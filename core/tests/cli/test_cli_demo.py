@@ -33,6 +33,11 @@ TASKS = {"good": task("sea", True), "bad": task("bird", False)}
 """
 
 
+@pytest.fixture(autouse=True)
+def one_timed_round(monkeypatch) -> None:
+    monkeypatch.setattr("dovetail.cli.demo_run.NUM_ROUNDS", 1)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("random") / "model")
