@@ -9,6 +9,7 @@ STAMP  := $(VENV)/.installed
 # -qq: errors only, without warnings about packages that a shared index lacks.
 PIP    := $(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check
 TORCH  := $(shell sed -n '/^torch==/p' requirements/constraints.txt)
+BUILD  := $(shell sed -n '/^setuptools==/p' requirements/constraints.txt)
 NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pyproject.toml \
             platforms/cpu_kernels/setup.py platforms/cpu_kernels/include/* \
             platforms/cpu_kernels/src/native/*)
@@ -17,7 +18,7 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
+.PHONY: help demo chat test collect check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,9 +26,14 @@ help:  ## print the targets
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# The kernels can be compiled with this package alone, before the other packages are installed.
+$(VENV)/.setuptools: requirements/constraints.txt | $(BIN)/python
+	$(PIP) $(BUILD)
+	@touch $@
+
 # torch first and alone, so that pip does not select another build of it for a dependency.
 # Then the tools: members are built with them, not each in a separate environment.
-$(STAMP): $(NEEDS) | $(BIN)/python
+$(STAMP): $(NEEDS) | $(VENV)/.setuptools
 	$(PIP) $(TORCH)
 	$(PIP) -r requirements/tools.txt -c requirements/constraints.txt
 	$(PIP) --no-build-isolation -r requirements/dev.txt -c requirements/constraints.txt
@@ -41,6 +47,10 @@ chat: $(STAMP)  ## download SmolLM2-135M (93 MB) on first use, and chat with it
 
 test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 	$(BIN)/python tests/features/suite.py
+
+# `make test` starts three processes at the same time, and each would compile all test files.
+collect: $(STAMP)  ## import every test file, which compiles it for later runs
+	@$(BIN)/python -m pytest -q --collect-only | tail -n 1
 
 soak: $(STAMP)  ## run every long test and a million steps of random programs; resumes after an interruption
 	PYTHONPATH=tests $(BIN)/python -m soak
@@ -56,7 +66,7 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/lint-imports --config core/layers.toml
 	$(BIN)/python -m pytest -q tests/architecture
 
-sanitize: $(STAMP)  ## run the native kernels under address and undefined-behaviour sanitizers
+sanitize: $(VENV)/.setuptools  ## run the native kernels under address and undefined-behaviour sanitizers
 	$(BIN)/python platforms/cpu_kernels/sanitize.py --sampled
 
 wheels: $(STAMP)  ## run the contract suites on a fifth of the wheels, each alone in an environment
