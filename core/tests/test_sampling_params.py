@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dovetail.errors import RequestError, UserError
-from dovetail.sampling_params import SamplingParams, StructuredOutputParams
+from dovetail.sampling_params import SamplingParams, StructuredOutputsParams
 
 
 def test_the_default_parameters_are_valid_and_sample_randomly():
@@ -43,47 +43,47 @@ def test_both_values_that_disable_top_k_are_equal():
 
 
 def test_nested_parameters_are_checked_and_copied():
-    class Mine(StructuredOutputParams):
+    class Mine(StructuredOutputsParams):
         pass
 
-    params = SamplingParams(structured_output=Mine(form="regex", text="a+"))
-    assert type(params.structured_output) is StructuredOutputParams
-    assert (params.structured_output.form, params.structured_output.text) == ("regex", "a+")
+    params = SamplingParams(structured_outputs=Mine(form="regex", text="a+"))
+    assert type(params.structured_outputs) is StructuredOutputsParams
+    assert (params.structured_outputs.form, params.structured_outputs.text) == ("regex", "a+")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        params.structured_output.text = "b"
+        params.structured_outputs.text = "b"
     assert params.own_copy() is params
 
 
 @pytest.mark.parametrize(
     ("section", "parameter"),
     [
-        ({"form": "", "text": "a"}, "structured_output.form"),
-        ({"form": "x" * 65, "text": "a"}, "structured_output.form"),
-        ({"form": 3, "text": "a"}, "structured_output.form"),
-        ({"form": "regex", "text": ""}, "structured_output.text"),
-        ({"form": "regex", "text": "a" * (2**16 + 1)}, "structured_output.text"),
-        ({"form": "regex", "text": "\ud800"}, "structured_output.text"),
-        ({"form": "regex", "text": b"a"}, "structured_output.text"),
+        ({"form": "", "text": "a"}, "structured_outputs.form"),
+        ({"form": "x" * 65, "text": "a"}, "structured_outputs.form"),
+        ({"form": 3, "text": "a"}, "structured_outputs.form"),
+        ({"form": "regex", "text": ""}, "structured_outputs.text"),
+        ({"form": "regex", "text": "a" * (2**18 + 1)}, "structured_outputs.text"),
+        ({"form": "regex", "text": "\ud800"}, "structured_outputs.text"),
+        ({"form": "regex", "text": b"a"}, "structured_outputs.text"),
     ],
 )
 def test_the_error_for_invalid_nested_parameters_names_the_field(section, parameter):
     with pytest.raises(RequestError) as refusal:
-        StructuredOutputParams(**section)
+        StructuredOutputsParams(**section)
     assert refusal.value.parameter == parameter
 
 
 def test_structured_output_without_an_end_token_is_rejected():
-    section = StructuredOutputParams(form="regex", text="a+")
+    section = StructuredOutputsParams(form="regex", text="a+")
     with pytest.raises(RequestError, match="needs a token that ends the text") as refusal:
-        SamplingParams(structured_output=section, ignore_eos=True)
-    assert refusal.value.parameter == "structured_output"
-    SamplingParams(structured_output=section, ignore_eos=True, stop_token_ids=[3])
+        SamplingParams(structured_outputs=section, ignore_eos=True)
+    assert refusal.value.parameter == "structured_outputs"
+    SamplingParams(structured_outputs=section, ignore_eos=True, stop_token_ids=[3])
 
 
 REFUSED = [
-    ("structured_output", "a+"),
-    ("structured_output", {"form": "regex", "text": "a+"}),
-    ("structured_output", False),
+    ("structured_outputs", "a+"),
+    ("structured_outputs", {"form": "regex", "text": "a+"}),
+    ("structured_outputs", False),
     ("n", 0),
     ("n", 1025),
     ("n", 1.0),

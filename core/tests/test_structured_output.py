@@ -10,7 +10,7 @@ from dovetail.engine.structured_output import StructuredOutput
 from dovetail.errors import RequestError
 from dovetail.interfaces import GrammarContext, Ready
 from dovetail.request import EngineCoreRequest
-from dovetail.sampling_params import SamplingParams, StructuredOutputParams
+from dovetail.sampling_params import SamplingParams, StructuredOutputsParams
 from dovetail_devkit.fakes.grammar import FakeGrammar
 
 FIRST_TOKEN, NUM_TOKENS = 100, 50
@@ -80,12 +80,12 @@ def context():
 
 
 def add(core, name, text=None, form="token_ids", num_tokens=4, **changes):
-    section = None if text is None else StructuredOutputParams(form=form, text=text)
+    section = None if text is None else StructuredOutputsParams(form=form, text=text)
     core.add_request(
         EngineCoreRequest(
             request_id=name,
             prompt_token_ids=(1, 2, 3),
-            sampling_params=SamplingParams(max_tokens=num_tokens, structured_output=section),
+            sampling_params=SamplingParams(max_tokens=num_tokens, structured_outputs=section),
             max_tokens=num_tokens,
             stop_token_ids=frozenset({END}),
             seed=5,
@@ -160,14 +160,14 @@ def test_a_disallowed_token_ends_the_request_and_is_not_returned(engine):
     assert not tokens
     assert str(ends["a"].reason) == "error"
     assert ends["a"].message == (
-        "structured_output: the request's grammar does not allow the sampled token 9."
+        "structured_outputs: the request's grammar does not allow the sampled token 9."
     )
 
 
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("compile", "to compile structured_output: ValueError: requested failure in compile"),
+        ("compile", "to compile structured_outputs: ValueError: requested failure in compile"),
         ("fill_bitmask", "failed in fill_bitmask: ValueError"),
         ("accept", "failed in accept: ValueError"),
         ("allow_nothing", "allows no token"),
@@ -200,10 +200,10 @@ def test_structured_output_without_a_stop_token_is_rejected(engine):
                 request_id="a",
                 prompt_token_ids=(1,),
                 sampling_params=SamplingParams(
-                    structured_output=StructuredOutputParams(form="token_ids", text="5")
+                    structured_outputs=StructuredOutputsParams(form="token_ids", text="5")
                 ),
                 max_tokens=4,
                 seed=5,
             )
         )
-    assert refusal.value.parameter == "structured_output"
+    assert refusal.value.parameter == "structured_outputs"

@@ -228,7 +228,7 @@ def test_every_field_of_sampling_params_is_handled_and_tested():
     assert sorted(name for place in places for name in place) == sorted(
         field.name for field in fields(SamplingParams)
     )
-    cases = " ".join([*SAMPLING_CHECKS, "structured_output: the suite's case 'a grammar'"])
+    cases = " ".join([*SAMPLING_CHECKS, "structured_outputs: the suite's case 'a grammar'"])
     assert not [n for n in (*WORKER_FIELDS, *SAMPLING_CAPABILITIES) if n not in cases]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail import LLM, SamplingParams, StructuredOutputParams
+from dovetail import LLM, SamplingParams, StructuredOutputsParams
 from dovetail.errors import ContractError, PluginNotFoundError, RequestError
 from dovetail_devkit.fakes.grammar import FAIL_IN, FakeGrammar
 from dovetail_devkit.fakes.scheduler import FakeScheduler
@@ -31,8 +31,8 @@ def constrained(request, model_dir):
 
 
 def params(form=None, text="", **changes):
-    wanted = None if form is None else StructuredOutputParams(form=form, text=text)
-    given = {"max_tokens": 48, "temperature": 0.0, "structured_output": wanted}
+    wanted = None if form is None else StructuredOutputsParams(form=form, text=text)
+    given = {"max_tokens": 48, "temperature": 0.0, "structured_outputs": wanted}
     return SamplingParams(**given | changes)
 
 
@@ -80,7 +80,7 @@ def test_an_error_in_a_grammar_ends_only_the_request_of_this_grammar(llm, constr
     asking = [params("failing", where) if i == 4 else plain(i) for i in range(9)]
     outputs = constrained.generate(PROMPTS, asking)
     assert outputs[4].outputs[0].finish_reason == "error"
-    assert "structured_output" in outputs[4].error
+    assert "structured_outputs" in outputs[4].error
     for place in range(9):
         if place != 4:
             assert outputs[place].outputs[0].token_ids == want[place]
@@ -96,13 +96,13 @@ def test_a_grammar_form_that_the_plugin_does_not_support_is_refused(constrained)
     message = "'regex' is not supported by .* FakeGrammar; use one of failing, token_ids"
     with pytest.raises(RequestError, match=message) as refusal:
         constrained.generate(PROMPTS[0], params("regex", "a+"))
-    assert refusal.value.parameter == "structured_output.form"
+    assert refusal.value.parameter == "structured_outputs.form"
 
 
 def test_a_request_with_a_grammar_is_refused_if_no_grammar_plugin_is_configured(llm):
     with pytest.raises(RequestError, match="Set grammar_backend") as refusal:
         llm.generate(PROMPTS[0], params("token_ids", "5"))
-    assert refusal.value.parameter == "structured_output"
+    assert refusal.value.parameter == "structured_outputs"
 
 
 def test_a_grammar_plugin_is_refused_if_the_scheduler_has_no_admission_gates(model_dir, options):

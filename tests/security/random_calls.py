@@ -199,7 +199,7 @@ PARAM_FIELDS = {
     "truncate_prompt_tokens": fixed(None, 1, 5, 2**31 - 1),
     "detokenize": fixed(True, False),
     "skip_special_tokens": fixed(True, False),
-    "structured_output": fixed(None, {"form": "regex", "text": "[ab]+"}),
+    "structured_outputs": fixed(None, {"form": "regex", "text": "[ab]+"}),
     "extra_args": fixed({}, {"a": 1}, {"a": [1, {"b": None}], "c": 2**63}),
 }
 """A strategy of valid values for each field of `SamplingParams`."""

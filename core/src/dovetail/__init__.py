@@ -29,7 +29,7 @@ _HOMES = {
     "RequestOutputKind": "dovetail.outputs",
     "RowAllocator": "dovetail.rows",
     "SamplingParams": "dovetail.sampling_params",
-    "StructuredOutputParams": "dovetail.sampling_params",
+    "StructuredOutputsParams": "dovetail.sampling_params",
     "StepBuilder": "dovetail.plan",
     "TextPrompt": "dovetail.inputs",
     "TokensPrompt": "dovetail.inputs",
@@ -46,7 +46,7 @@ __all__ = [
     "RowAllocator",
     "SamplingParams",
     "StepBuilder",
-    "StructuredOutputParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]

@@ -6,6 +6,7 @@ vocabulary or a tokenizer (ranges of token ids, stop strings, bad words as token
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -42,26 +43,64 @@ GREEDY_BELOW = 1e-5
 """With a lower temperature sampling is greedy, because dividing logits by it could overflow."""
 
 
-MAX_GRAMMAR_CHARS = 2**16
+MAX_GRAMMAR_CHARS = 2**18
 """Maximum characters of the text of a grammar."""
 
+GRAMMAR_FORMS = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Form of a grammar by argument of `StructuredOutputsParams`."""
 
-@dataclass(frozen=True, kw_only=True)
-class StructuredOutputParams:
+MAX_CHOICES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class StructuredOutputsParams:
     """A grammar for the output of a request. Frozen; checked at construction.
 
+    Exactly one of the arguments of the constructor is given, or `form` and `text`. Raises
+    RequestError, naming the argument.
     form: a form that the engine's grammar plugin supports, such as "json_schema" or "regex".
-    text: the grammar. Raises RequestError, naming the field.
+    text: the grammar.
     """
 
     form: str
     text: str
 
-    def __post_init__(self) -> None:
-        for name, most in (("form", 64), ("text", MAX_GRAMMAR_CHARS)):
-            parameter = f"structured_output.{name}"
-            value = check_text(parameter, getattr(self, name), max_chars=most, min_chars=1)
-            object.__setattr__(self, name, value)
+    def __init__(self, *, form: object = None, text: object = None, **given: object) -> None:
+        """Accept the grammar in one of these arguments.
+
+        json: a JSON schema as a mapping, as text or as a pydantic class. json_object: True, for any
+        JSON object. regex: a regular expression. choice: a list of texts, of which the output is
+        one. grammar: a context-free grammar (Lark, GBNF or EBNF). structural_tag: a mapping or
+        text: free text that contains constrained parts.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        parameter = "structured_outputs"
+        if unknown := given.keys() - GRAMMAR_FORMS.keys():
+            name = min(map(str, unknown))
+            raise refuse(f"{parameter}.{name}", given[name], f"one of {', '.join(GRAMMAR_FORMS)}")
+        if len(given) + (form is not None or text is not None) != 1:
+            names = ", ".join(given) or "none"
+            raise RequestError(
+                f"structured_outputs needs exactly one of {', '.join(GRAMMAR_FORMS)}, not {names}.",
+                parameter=parameter,
+            )
+        for name, value in given.items():
+            parameter, form = f"structured_outputs.{name}", GRAMMAR_FORMS[name]
+            text = _grammar_text(parameter, name, value)
+        checked = (
+            form if given else check_text(f"{parameter}.form", form, max_chars=64, min_chars=1)
+        )
+        object.__setattr__(self, "form", checked)
+        named = parameter if given else f"{parameter}.text"
+        text = check_text(named, text, max_chars=MAX_GRAMMAR_CHARS, min_chars=1)
+        object.__setattr__(self, "text", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +121,7 @@ class SamplingParams:
     logit_bias: token id to a bias in [-100, 100]. allowed_token_ids: only these may be sampled.
     bad_words: texts that must not be generated.
     truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
-    structured_output: a grammar for the output, or None. Needs a grammar plugin
+    structured_outputs: a grammar for the output, or None. Needs a grammar plugin
         (`EngineArgs.grammar_backend`).
     extra_args: plain data for plugins (None, booleans, numbers, strings, bytes, lists, mappings),
         copied at construction; tuples become lists.
@@ -113,7 +152,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
-    structured_output: StructuredOutputParams | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     extra_args: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,8 +170,8 @@ class SamplingParams:
         if self.logit_bias is not None:
             self._normalize("logit_bias", _take_biases(self.logit_bias))
         self._normalize("extra_args", _take_extra_args(self.extra_args))
-        if self.structured_output is not None:
-            self._normalize("structured_output", _take_section(self.structured_output))
+        if self.structured_outputs is not None:
+            self._normalize("structured_outputs", _take_section(self.structured_outputs))
         self._check_contradictions()
 
     def _normalize(self, name: str, value: object) -> None:
@@ -177,11 +216,11 @@ class SamplingParams:
                 "lower min_tokens or raise max_tokens.",
                 parameter="min_tokens",
             )
-        if self.structured_output is not None and self.ignore_eos and not self.stop_token_ids:
+        if self.structured_outputs is not None and self.ignore_eos and not self.stop_token_ids:
             raise RequestError(
-                "structured_output needs a token that ends the text; do not set ignore_eos, or set "
+                "structured_outputs needs a token that ends the text: leave ignore_eos out, or set "
                 "stop_token_ids.",
-                parameter="structured_output",
+                parameter="structured_outputs",
             )
         if self.stop_strings and not self.detokenize:
             raise RequestError(
@@ -220,8 +259,8 @@ class SamplingParams:
             _check_biases(self.logit_bias)
         if self.extra_args:
             _take_extra_args(self.extra_args)
-        if self.structured_output is not None:
-            _take_section(self.structured_output)
+        if self.structured_outputs is not None:
+            _take_section(self.structured_outputs)
 
 
 _FLOAT_FIELDS = (
@@ -282,11 +321,33 @@ def _check_ids(name: str, ids: Sequence[int]) -> None:
         check_integer(name, wrong, 0, MAX_TOKENS)
 
 
-def _take_section(given: object) -> StructuredOutputParams:
+def _take_section(given: object) -> StructuredOutputsParams:
     """Return a copy of the grammar parameters; raise RequestError if they have another type."""
-    if not isinstance(given, StructuredOutputParams):
-        raise refuse("structured_output", given, "None or StructuredOutputParams")
-    return StructuredOutputParams(form=given.form, text=given.text)
+    if not isinstance(given, StructuredOutputsParams):
+        raise refuse("structured_outputs", given, "None or StructuredOutputsParams")
+    return StructuredOutputsParams(form=given.form, text=given.text)
+
+
+def _grammar_text(parameter: str, name: str, given: object) -> object:
+    """Return the text of a grammar: JSON for data, and the schema of a pydantic class."""
+    if name == "json_object":
+        if given is not True:
+            raise refuse(parameter, given, "True, or leave it out")
+        return "{}"
+    if name in {"json", "structural_tag"} and not isinstance(given, str):
+        schema_of = getattr(given, "model_json_schema", None) if isinstance(given, type) else None
+        data = given if schema_of is None else guarded(parameter, schema_of)
+        if not isinstance(data, Mapping):
+            raise refuse(parameter, given, "a mapping, JSON text or a pydantic class")
+    elif name == "choice":
+        if not isinstance(given, (list, tuple)) or not given:
+            raise refuse(parameter, given, "a list of texts that are not empty")
+        data = take_items(parameter, given, MAX_CHOICES, what="texts")
+        if not all(isinstance(one, str) and one for one in data):
+            raise refuse(parameter, given, "a list of texts that are not empty")
+    else:
+        return given
+    return guarded(parameter, lambda: json.dumps(data, ensure_ascii=False))
 
 
 def _take_biases(given: object) -> dict[int, float]:

@@ -100,6 +100,14 @@ class Draft:
         for name, cls in _SECTIONS.items():
             values = {field: self._resolved(f"{name}.{field}") for field in self._fields(name)}
             sections[name] = cls(**values)
+        extensions = self.requested.extensions.model_copy(
+            update={
+                path.partition(".")[2]: value
+                for path, value in self._values.items()
+                if path.startswith("extensions.")
+            }
+        )
+        sections["extensions"] = extensions
         changes = tuple(self._changes)
         return EngineConfig(**{**dict(self.requested), **sections, "changes": changes})
 

@@ -197,7 +197,7 @@ class EngineArgs:
         (), "Admission gate plugins, which hold back new requests."
     )
     grammar_backend: str | type | None = _option(
-        None, "Grammar plugin, for requests with structured_output."
+        None, "Grammar plugin, for requests with structured_outputs."
     )
     io_processor: str | type | None = _option(None, "IO processor plugin, for LLM.process.")
     kv_connector: str | type | None = _option(

@@ -35,6 +35,7 @@ _DEFAULTS = {
     "scheduler.scheduler_cls": "fcfs",
     "scheduler.async_scheduling": False,
 }
+GRAMMAR_FIELD = "extensions.grammar_backend"
 _DTYPE = "model.dtype"
 _LENGTH = "model.max_model_len"
 _SEQS = "scheduler.max_num_seqs"
@@ -79,7 +80,18 @@ def resolve(
     _check_with_platform(draft.finish(), platform)
     if plugins is not None:
         choose_linear_method(draft, plugins, platform)
+        _choose_grammar_backend(draft, plugins)
     return draft.finish()
+
+
+def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry) -> None:
+    """Select the best installed grammar plugin, unless the user named one or has no tokenizer."""
+    if (
+        draft.requested.extensions.grammar_backend is None
+        and not draft.requested.model.skip_tokenizer_init
+    ):
+        for found in plugins.automatic("grammar")[:1]:
+            draft.put(GRAMMAR_FIELD, found.name, "the installed grammar plugin")
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:

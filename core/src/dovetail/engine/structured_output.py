@@ -6,11 +6,15 @@ which reads every token that is generated for it. Does not depend on a grammar p
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 
 from dovetail.config import EngineConfig
+from dovetail.config.resolve import GRAMMAR_FIELD
 from dovetail.engine.input.tokenizer_checks import load_tokenizer
 from dovetail.errors import ContractError, RequestError
 from dovetail.interfaces import (
@@ -33,6 +37,13 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.value_checks import shorten
 
 _NUM_THREADS = 2
+_LOWEST_PRIORITY = 19
+
+
+def _lower_priority() -> None:
+    """Let the calling thread run only when the threads of the steps leave a core idle."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def make_structured_output(
@@ -50,6 +61,8 @@ def make_structured_output(
     if reference is None:
         return None
     if "gates" not in declared_ids(scheduler_cls, "provides"):
+        if any(change.field == GRAMMAR_FIELD for change in config.changes):
+            return None  # the user did not ask for this plugin
         raise ContractError(
             f"grammar_backend is set, but the scheduler {scheduler_cls.__qualname__} would not "
             "wait for grammars, because its `provides` does not contain 'gates'. Choose another "
@@ -67,27 +80,27 @@ def check_structured_output(
     request: EngineCoreRequest, structured_output: StructuredOutput | None
 ) -> None:
     """Raise RequestError if the engine does not support the request's structured output."""
-    wanted = request.sampling_params.structured_output
+    wanted = request.sampling_params.structured_outputs
     if wanted is None:
         return
     if structured_output is None:
         raise RequestError(
-            "structured_output needs a grammar plugin, but this engine has none. Set "
-            "grammar_backend when you start the engine, or leave structured_output out.",
-            parameter="structured_output",
+            "structured_outputs needs a grammar plugin, but this engine has none. Set "
+            "grammar_backend when you start the engine, or leave structured_outputs out.",
+            parameter="structured_outputs",
         )
     forms = structured_output.backend.forms
     if wanted.form not in forms:
         raise RequestError(
-            f"structured_output.form={shorten(wanted.form)} is not supported by the grammar plugin "
+            f"structured_outputs.form={shorten(wanted.form)} is not a form of the grammar plugin "
             f"{type(structured_output.backend).__name__}; use one of {', '.join(sorted(forms))}.",
-            parameter="structured_output.form",
+            parameter="structured_outputs.form",
         )
     if not request.stop_token_ids:
         raise RequestError(
-            "structured_output needs a token that ends the text, but this model has none. Set "
+            "structured_outputs needs a token that ends the text, but this model has none. Set "
             "stop_token_ids.",
-            parameter="structured_output",
+            parameter="structured_outputs",
         )
 
 
@@ -100,7 +113,9 @@ class StructuredOutput(AdmissionGate):
     def __init__(self, backend: GrammarBackend, vocab_size: int) -> None:
         self.backend = backend
         self._row_bytes = 4 * ((vocab_size + 31) // 32)
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="dovetail-grammar")
+        self._threads = ThreadPoolExecutor(
+            _NUM_THREADS, thread_name_prefix="dovetail-grammar", initializer=_lower_priority
+        )
         self._compiling: dict[str, Future[GrammarMatcher]] = {}
         self._failed: list[tuple[str, str]] = []
         self._matchers: dict[str, GrammarMatcher] = {}
@@ -110,12 +125,19 @@ class StructuredOutput(AdmissionGate):
 
     def holds(self, request: EngineCoreRequest) -> bool:
         """Start to compile the request's grammar; return whether it has one."""
-        wanted = request.sampling_params.structured_output
+        wanted = request.sampling_params.structured_outputs
         if wanted is None:
             return False
         given = GrammarSpec(
             form=wanted.form, text=wanted.text, stop_token_ids=request.stop_token_ids
         )
+        try:
+            matcher = self.backend.find(given)
+        except Exception:
+            matcher = None  # compile raises the error of a plugin that fails
+        if matcher is not None:
+            self._matchers[request.request_id] = matcher
+            return False
         compiling = self._threads.submit(self.backend.compile, given)
         self._compiling[request.request_id] = compiling
         return True
@@ -128,10 +150,10 @@ class StructuredOutput(AdmissionGate):
                 self._matchers[name] = self._compiling.pop(name).result()
                 ready.append(name)
             except RequestError as error:
-                self._failed.append((name, f"structured_output: {error}"))
+                self._failed.append((name, f"structured_outputs: {error}"))
             except Exception as error:
                 failure = describe_failure(error)
-                message = f"the grammar plugin failed to compile structured_output: {failure}"
+                message = f"the grammar plugin failed to compile structured_outputs: {failure}"
                 self._failed.append((name, message))
         return ready
 
@@ -174,30 +196,39 @@ class StructuredOutput(AdmissionGate):
         if not self._names:
             return None
         names: dict[int, str] = {}
-        bitmask = bytearray()
         for run, (row, samples) in enumerate(zip(plan.rows, plan.samples, strict=True)):
-            name = self._names.get(row)
-            matcher = self._matchers.get(name) if name is not None and samples else None
-            if name is None or matcher is None:
-                continue
-            words = bytearray(self._row_bytes)
-            try:
-                matcher.fill_bitmask(memoryview(words))
-            except Exception as error:
-                self._fail(
-                    name, f"the request's grammar failed in fill_bitmask: {describe_failure(error)}"
-                )
-            if not any(words):
-                self._fail(name, "the request's grammar allows no token")
-                # The token that is sampled with this mask is not used.
-                words = bytearray(b"\xff") * self._row_bytes
-            names[run] = name
-            bitmask += words
+            name = self._names.get(row) if samples else None
+            if name is not None and name in self._matchers:
+                names[run] = name
         if not names:
             return None
+        bitmask = self._fill(list(names.values()))
         made = GrammarOutput(runs=tuple(names), bitmask=bytes(bitmask))
         self._masks[plan.step_id] = names, made
         return made
+
+    def _fill(self, names: Sequence[str]) -> bytearray:
+        """Return the masks of requests; a request whose mask has no token is recorded as failed."""
+        size = self._row_bytes
+        bitmask = bytearray(size * len(names))
+        matchers = [self._matchers[name] for name in names]
+        try:
+            self.backend.fill_bitmasks(matchers, memoryview(bitmask))
+        except Exception:  # find the request whose matcher fails
+            bitmask = bytearray(size * len(names))
+            for place, name in enumerate(names):
+                words = memoryview(bitmask)[place * size : (place + 1) * size]
+                try:
+                    self._matchers[name].fill_bitmask(words)
+                except Exception as error:
+                    failure = describe_failure(error)
+                    self._fail(name, f"the request's grammar failed in fill_bitmask: {failure}")
+        for place, name in enumerate(names):
+            row = slice(place * size, (place + 1) * size)
+            if not any(bitmask[row]):
+                self._fail(name, "the request's grammar allows no token")
+                bitmask[row] = b"\xff" * size  # the token sampled with this mask is not used
+        return bitmask
 
     def run_errors(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, str]:
         """Return errors by run: failed matchers, and sampled tokens that were not allowed.
@@ -247,4 +278,4 @@ class StructuredOutput(AdmissionGate):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _fail(self, name: str, what: str) -> None:
-        self._errors.setdefault(name, f"structured_output: {what}.")
+        self._errors.setdefault(name, f"structured_outputs: {what}.")

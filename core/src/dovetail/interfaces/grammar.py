@@ -71,7 +71,7 @@ class GrammarBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "grammar"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     forms: ClassVar[frozenset[str]] = frozenset()
     examples: ClassVar[Mapping[str, str]]
 
@@ -86,6 +86,23 @@ class GrammarBackend(ABC):
         Called concurrently in several threads while steps run. The text comes from an untrusted
         client: limit the time and memory of each call.
         """
+
+    def find(self, spec: GrammarSpec) -> GrammarMatcher | None:
+        """Return a new matcher of a grammar that was compiled before, or None.
+
+        Called in the engine's thread, so it must take microseconds.
+        """
+        return None
+
+    def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], words: memoryview) -> None:
+        """Fill the masks of several requests, one after the other in `words`.
+
+        words: all zero; each matcher has the words of `GrammarMatcher.fill_bitmask`. An exception
+        makes the engine call `fill_bitmask` of each matcher.
+        """
+        row_bytes = words.nbytes // len(matchers)
+        for row, matcher in enumerate(matchers):
+            matcher.fill_bitmask(words[row * row_bytes : (row + 1) * row_bytes])
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself

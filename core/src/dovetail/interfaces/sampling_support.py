@@ -28,8 +28,8 @@ ENGINE_FIELDS = frozenset(
 )
 """Fields that front end, scheduler and logits processors implement; workers may ignore them."""
 
-WORKER_FIELDS = frozenset({"temperature", "seed", "structured_output"})
-"""Fields that every worker implements, `structured_output` by applying bit masks."""
+WORKER_FIELDS = frozenset({"temperature", "seed", "structured_outputs"})
+"""Fields that every worker implements, `structured_outputs` by applying bit masks."""
 
 SAMPLING_CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {

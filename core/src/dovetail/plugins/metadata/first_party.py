@@ -36,6 +36,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-sched-research": "dovetail_sched_research",
         "dovetail-server": "dovetail_server",
         "dovetail-stats-jsonl": "dovetail_stats_jsonl",
+        "dovetail-structured-output": "dovetail_structured_output",
         "dovetail-torch": "dovetail_torch",
         "dovetail-xpu": "dovetail_xpu",
     }

@@ -104,6 +104,6 @@ class FakeGrammar(GrammarBackend):
             raise RequestError(
                 f"text={spec.text!r:.80} must list token ids below {self._vocab_size}, such as "
                 "'5|6 7'.",
-                parameter="structured_output.text",
+                parameter="structured_outputs.text",
             )
         return FakeMatcher(positions, spec.stop_token_ids)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.sampling_params import SamplingParams, StructuredOutputParams
+from dovetail.sampling_params import SamplingParams, StructuredOutputsParams
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.protocol.fields import ChatRequest, CompletionRequest, GenerationFields
 
@@ -38,9 +38,9 @@ COPIED = (
 
 PARAMETER_NAMES: Mapping[str, str] = {
     "tenant": "user",
-    "structured_output": "response_format",
-    "structured_output.form": "response_format",
-    "structured_output.text": "response_format",
+    "structured_outputs": "response_format",
+    "structured_outputs.form": "response_format",
+    "structured_outputs.text": "response_format",
     "deadline_s": "X-First-Token-Timeout",
     "timeout_s": "X-Request-Timeout",
 }
@@ -112,7 +112,7 @@ def _common_values(request: GenerationFields) -> dict[str, Any]:
     if request.logit_bias is not None:
         values["logit_bias"] = _biases(request.logit_bias)
     if request.response_format is not None:
-        values["structured_output"] = _grammar(request.response_format)
+        values["structured_outputs"] = _grammar(request.response_format)
     if request.stream_options is not None and not request.stream:
         raise APIError(
             "stream_options needs stream=true.",
@@ -173,7 +173,7 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
     return biases
 
 
-def _grammar(given: Mapping[str, Any]) -> StructuredOutputParams | None:
+def _grammar(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """Return the grammar of `response_format`; None for plain text."""
     kind = given.get("type")
     if kind == "text":
@@ -196,6 +196,6 @@ def _grammar(given: Mapping[str, Any]) -> StructuredOutputParams | None:
         )
     text = msgspec.json.encode(schema).decode()
     try:
-        return StructuredOutputParams(form="json_schema", text=text)
+        return StructuredOutputsParams(form="json_schema", text=text)
     except RequestError as error:
         raise api_error(error, PARAMETER_NAMES) from None

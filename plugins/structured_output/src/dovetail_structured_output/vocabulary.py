@@ -1,0 +1,56 @@
+"""The tokens of a tokenizer as bytes, in the form that llguidance reads."""
+
+from __future__ import annotations
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
+
+
+class Vocabulary:
+    """The tokens of a model. Raises RequestError if the text of a token depends on its neighbors.
+
+    vocab_size: number of columns of the logits. tokens: the bytes of each token; empty for tokens
+    that a grammar must never allow as text. special: ids by the text of special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        pieces = tokenizer.token_pieces(skip_special_tokens=False)
+        if pieces is None:
+            raise RequestError(
+                "structured_outputs needs a tokenizer whose tokens have a text of their own, but "
+                "this tokenizer has none. Leave structured_outputs out.",
+                parameter="structured_outputs",
+            )
+        self.vocab_size = vocab_size
+        count = min(tokenizer.vocab_size, vocab_size)
+        found = [pieces[token] for token in range(count)]
+        self.tokens = [one.encode() if isinstance(one, str) else bytes(one) for one in found]
+        special = sorted(token for token in tokenizer.special_token_ids if token < count)
+        self.special = {
+            self.tokens[token].decode(errors="replace"): token
+            for token in special
+            if self.tokens[token]
+        }
+        eos = tokenizer.eos_token_id
+        source = _Source(tokenizer, self.tokens, special, 0 if eos is None else eos)
+        self.compiled = LLTokenizer(TokenizerWrapper(source), n_vocab=vocab_size)
+
+
+class _Source:
+    """What llguidance reads from a tokenizer."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: list[bytes], special: list[int], eos: int
+    ) -> None:
+        self.eos_token_id = eos
+        self.bos_token_id = None
+        self.tokens = tokens
+        self.special_token_ids = special
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("expected a str")
+        return self._tokenizer.encode(text, add_special_tokens=False)
