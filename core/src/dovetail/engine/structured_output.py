@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 
@@ -60,20 +60,28 @@ def make_structured_output(
     reference = config.extensions.grammar_backend
     if reference is None:
         return None
+    is_automatic = any(change.field == GRAMMAR_FIELD for change in config.changes)
     if "gates" not in declared_ids(scheduler_cls, "provides"):
-        if any(change.field == GRAMMAR_FIELD for change in config.changes):
-            return None  # the user did not ask for this plugin
+        if is_automatic:
+            return None
         raise ContractError(
             f"grammar_backend is set, but the scheduler {scheduler_cls.__qualname__} would not "
             "wait for grammars, because its `provides` does not contain 'gates'. Choose another "
             "scheduler_cls, or leave grammar_backend out."
         )
-    tokenizer = load_tokenizer(config, plugins)
 
     def context(options: Options) -> GrammarContext:
+        tokenizer = load_tokenizer(config, plugins)
         return GrammarContext(tokenizer=tokenizer, vocab_size=vocab_size, options=options)
 
-    return StructuredOutput(make_instance(plugins, "grammar", reference, context), vocab_size)
+    def make() -> GrammarBackend:
+        made: GrammarBackend = make_instance(plugins, "grammar", reference, context)
+        return made
+
+    structured = StructuredOutput(plugins.load("grammar", reference), make, vocab_size)
+    if not is_automatic:
+        structured.prepare()
+    return structured
 
 
 def check_structured_output(
@@ -89,11 +97,11 @@ def check_structured_output(
             "grammar_backend when you start the engine, or leave structured_outputs out.",
             parameter="structured_outputs",
         )
-    forms = structured_output.backend.forms
+    forms = structured_output.backend_cls.forms
     if wanted.form not in forms:
         raise RequestError(
             f"structured_outputs.form={shorten(wanted.form)} is not a form of the grammar plugin "
-            f"{type(structured_output.backend).__name__}; use one of {', '.join(sorted(forms))}.",
+            f"{structured_output.backend_cls.__name__}; use one of {', '.join(sorted(forms))}.",
             parameter="structured_outputs.form",
         )
     if not request.stop_token_ids:
@@ -107,11 +115,21 @@ def check_structured_output(
 class StructuredOutput(AdmissionGate):
     """Compiles grammars in its own threads. Call its methods in the engine's thread.
 
-    backend: the grammar plugin.
+    backend_cls: the class of the grammar plugin. The plugin is created for the first grammar,
+    unless `prepare` is called.
     """
 
-    def __init__(self, backend: GrammarBackend, vocab_size: int) -> None:
-        self.backend = backend
+    def __init__(
+        self,
+        backend_cls: type[GrammarBackend],
+        make: Callable[[], GrammarBackend],
+        vocab_size: int,
+    ) -> None:
+        """Create the gate. make: returns the plugin; called once, by `prepare` or a thread."""
+        self.backend_cls = backend_cls
+        self._make = make
+        self._backend: GrammarBackend | None = None
+        self._making = threading.Lock()
         self._row_bytes = 4 * ((vocab_size + 31) // 32)
         self._threads = ThreadPoolExecutor(
             _NUM_THREADS, thread_name_prefix="dovetail-grammar", initializer=_lower_priority
@@ -123,6 +141,13 @@ class StructuredOutput(AdmissionGate):
         self._errors: dict[str, str] = {}
         self._masks: dict[int, tuple[Mapping[int, str], GrammarOutput]] = {}
 
+    def prepare(self) -> GrammarBackend:
+        """Create the grammar plugin unless it exists, and return it."""
+        with self._making:
+            if self._backend is None:
+                self._backend = self._make()
+            return self._backend
+
     def holds(self, request: EngineCoreRequest) -> bool:
         """Start to compile the request's grammar; return whether it has one."""
         wanted = request.sampling_params.structured_outputs
@@ -131,14 +156,14 @@ class StructuredOutput(AdmissionGate):
         given = GrammarSpec(
             form=wanted.form, text=wanted.text, stop_token_ids=request.stop_token_ids
         )
-        try:
-            matcher = self.backend.find(given)
-        except Exception:
-            matcher = None  # compile raises the error of a plugin that fails
+        matcher = None
+        if self._backend is not None:
+            with contextlib.suppress(Exception):  # `compile` raises it, too
+                matcher = self._backend.find(given)
         if matcher is not None:
             self._matchers[request.request_id] = matcher
             return False
-        compiling = self._threads.submit(self.backend.compile, given)
+        compiling = self._threads.submit(lambda: self.prepare().compile(given))
         self._compiling[request.request_id] = compiling
         return True
 
@@ -213,7 +238,7 @@ class StructuredOutput(AdmissionGate):
         bitmask = bytearray(size * len(names))
         matchers = [self._matchers[name] for name in names]
         try:
-            self.backend.fill_bitmasks(matchers, memoryview(bitmask))
+            self.prepare().fill_bitmasks(matchers, memoryview(bitmask))
         except Exception:  # find the request whose matcher fails
             bitmask = bytearray(size * len(names))
             for place, name in enumerate(names):

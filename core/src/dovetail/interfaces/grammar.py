@@ -71,7 +71,7 @@ class GrammarBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "grammar"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     forms: ClassVar[frozenset[str]] = frozenset()
     examples: ClassVar[Mapping[str, str]]
 

@@ -1,4 +1,7 @@
-"""The grammar plugin `llguidance`: compiles grammars and computes masks with that library."""
+"""The grammar plugin `llguidance`: compiles grammars and computes masks with that library.
+
+The library and the vocabulary are loaded with the first grammar, so that an engine starts fast.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
-from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.errors import RequestError
 from dovetail.interfaces import GrammarBackend, GrammarContext, GrammarMatcher, GrammarSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+    from dovetail_structured_output.vocabulary import Vocabulary
 from dovetail_structured_output.forms import FORMS
 from dovetail_structured_output.vocabulary import Vocabulary
 
@@ -81,7 +87,9 @@ class Matcher:
 class LLGuidance(GrammarBackend):
     """Compiles grammars with llguidance. The vocabulary is prepared with the first grammar."""
 
-    forms: ClassVar[frozenset[str]] = frozenset(FORMS)
+    forms: ClassVar[frozenset[str]] = frozenset(
+        {"json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"}
+    )
     examples: ClassVar[Mapping[str, str]] = {
         "json_schema": '{"type": "object", "properties": {"a": {"type": "integer"}}}',
         "json_object": "{}",
@@ -97,20 +105,22 @@ class LLGuidance(GrammarBackend):
     def __init__(self, context: GrammarContext) -> None:
         self._context = context
         self._vocabulary: Vocabulary | None = None
-        self._lock = threading.Lock()
+        self._lock, self._preparing = threading.Lock(), threading.Lock()
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._executor: LLExecutor | None = None
 
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
         """Return a new matcher; raise RequestError if the text is not a valid grammar."""
-        if spec.form not in FORMS:
+        if spec.form not in self.forms:
             raise RequestError(
-                f"the form {spec.form[:40]!r} is not one of {', '.join(sorted(FORMS))}.",
+                f"the form {spec.form[:40]!r} is not one of {', '.join(sorted(self.forms))}.",
                 parameter="structured_outputs.form",
             )
         known = self.find(spec)
         if known is not None:
             return known
+        from llguidance import LLMatcher, LLParserLimits
+
         vocabulary = self._prepare()
         try:
             source = FORMS[spec.form](spec.text, vocabulary.special)
@@ -145,6 +155,8 @@ class LLGuidance(GrammarBackend):
         row_bytes = words.nbytes // len(matchers)
         own = [one for one in matchers if isinstance(one, Matcher)]
         if self._executor is None:
+            from llguidance import LLExecutor
+
             self._executor = LLExecutor(num_threads=2)
         rows = [(one.inner, row) for row, one in enumerate(own) if not one.is_finished()]
         address = ctypes.addressof(ctypes.c_char.from_buffer(words))
@@ -161,7 +173,9 @@ class LLGuidance(GrammarBackend):
                 "skip_tokenizer_init.",
                 parameter="structured_outputs",
             )
-        with self._lock:
+        from dovetail_structured_output.vocabulary import Vocabulary
+
+        with self._preparing:
             if self._vocabulary is None:
                 self._vocabulary = Vocabulary(tokenizer, self._context.vocab_size)
             return self._vocabulary

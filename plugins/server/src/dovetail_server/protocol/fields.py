@@ -36,6 +36,9 @@ _STOP = {
 }
 
 
+_JSON_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}
+
+
 class StreamOptions(Struct, kw_only=True):
     """Options of a streamed response."""
 
@@ -75,6 +78,11 @@ class GenerationFields(Struct, kw_only=True):
     user: str | None = None
     cache_salt: str | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Annotated[Any, Meta(extra_json_schema=_JSON_SCHEMA)] = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -109,10 +117,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalties": (),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1.0, 1),
     "lora_request": (),
     "mm_processor_kwargs": ({},),
@@ -123,7 +127,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -133,8 +136,17 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields of other servers that this server does not support, and the values that have no effect."""
 
-WITHOUT_EFFECT = frozenset({"metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
-"""Fields that only inform a provider; they are accepted and have no effect."""
+WITHOUT_EFFECT = frozenset(
+    {
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+        "service_tier",
+    }
+)
+"""Fields without effect: they inform a provider or choose an implementation."""
 
 
 MAX_FIELDS = 1024

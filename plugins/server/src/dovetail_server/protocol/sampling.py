@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from dovetail.errors import RequestError
-from dovetail.sampling_params import SamplingParams, StructuredOutputsParams
+from dovetail.sampling_params import SamplingParams
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.protocol.fields import ChatRequest, CompletionRequest, GenerationFields
+from dovetail_server.protocol.grammars import grammar_field, read_grammar
 
 COPIED = (
     "temperature",
@@ -38,9 +37,6 @@ COPIED = (
 
 PARAMETER_NAMES: Mapping[str, str] = {
     "tenant": "user",
-    "structured_outputs": "response_format",
-    "structured_outputs.form": "response_format",
-    "structured_outputs.text": "response_format",
     "deadline_s": "X-First-Token-Timeout",
     "timeout_s": "X-Request-Timeout",
 }
@@ -111,8 +107,8 @@ def _common_values(request: GenerationFields) -> dict[str, Any]:
     values = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
     if request.logit_bias is not None:
         values["logit_bias"] = _biases(request.logit_bias)
-    if request.response_format is not None:
-        values["structured_outputs"] = _grammar(request.response_format)
+    if (grammar := read_grammar(request)) is not None:
+        values["structured_outputs"] = grammar
     if request.stream_options is not None and not request.stream:
         raise APIError(
             "stream_options needs stream=true.",
@@ -131,6 +127,8 @@ def _sampling(
     without_output: bool = False,
 ) -> Sampling:
     num_returned = 1 if request.n is None else request.n
+    if field := grammar_field(request):
+        names = {**names, "structured_outputs": field, "structured_outputs.form": field}
     values["n"] = num_returned
     if request.best_of is not None and request.best_of != num_returned:
         _check_best_of(request.best_of, num_returned, streamed=bool(request.stream))
@@ -171,31 +169,3 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
             )
         biases[int(token)] = bias
     return biases
-
-
-def _grammar(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    """Return the grammar of `response_format`; None for plain text."""
-    kind = given.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        schema: Any = {"type": "object"}
-    elif kind == "json_schema":
-        wrapper = given.get("json_schema")
-        schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
-        if not isinstance(schema, dict):
-            raise APIError(
-                "response_format.json_schema.schema must be a JSON schema (an object).",
-                code="invalid_type",
-                param="response_format.json_schema",
-            )
-    else:
-        raise APIError(
-            'response_format.type must be "text", "json_object" or "json_schema".',
-            param="response_format.type",
-        )
-    text = msgspec.json.encode(schema).decode()
-    try:
-        return StructuredOutputsParams(form="json_schema", text=text)
-    except RequestError as error:
-        raise api_error(error, PARAMETER_NAMES) from None

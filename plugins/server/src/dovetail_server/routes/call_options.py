@@ -10,6 +10,7 @@ from urllib.parse import quote
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.protocol.fields import GenerationFields
+from dovetail_server.protocol.grammars import grammar_field
 from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.exchange import Exchange
 
@@ -42,15 +43,13 @@ def note_ignored(exchange: Exchange, names: Sequence[str]) -> None:
 
 def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
     """Raise APIError if the engine cannot restrict its output to the requested format."""
-    asked = request.response_format
-    if asked is None or asked.get("type") == "text":
-        return
-    if llm.config.extensions.grammar_backend is None:
+    field = grammar_field(request)
+    if field and llm.config.extensions.grammar_backend is None:
         raise APIError(
-            "response_format needs a grammar plugin, but this server has none "
-            "(--grammar-backend). Leave response_format out.",
+            f"{field} needs a grammar plugin, but this server has none (--grammar-backend). "
+            f"Leave {field} out.",
             code="unsupported_parameter",
-            param="response_format",
+            param=field,
         )
 
 

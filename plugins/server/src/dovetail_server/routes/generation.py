@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
 from dovetail_server.protocol.answers import DONE, AnswerForm
 from dovetail_server.protocol.errors import APIError, api_error, unavailable
 from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
-from dovetail_server.protocol.sampling import COPIED, PARAMETER_NAMES, Sampling
+from dovetail_server.protocol.sampling import COPIED, Sampling
 from dovetail_server.protocol.usage import Usage
 from dovetail_server.routes.call_options import FIRST_TOKEN_HEADER, TIMEOUT_HEADER
 from dovetail_server.transport.exchange import Exchange
@@ -113,7 +113,7 @@ class Generation:
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 self._call.outputs[place] = output
-        _raise_failure(output)
+        _raise_failure(output, self._call.sampling.names)
         if not self._call.sampling.without_output:
             num_tokens = sum(len(one.token_ids) for one in output.outputs)
             self._call.usage.num_completion_tokens += num_tokens
@@ -133,7 +133,7 @@ class Generation:
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 if output.finished:
-                    _raise_failure(output)
+                    _raise_failure(output, self._call.sampling.names)
                 data = await events.encode(output)
                 if output.finished:
                     call.outputs[place] = output
@@ -297,18 +297,23 @@ def _mean_logprob(one: CompletionOutput) -> float:
     return one.cumulative_logprob / len(one.token_ids)
 
 
-def _raise_failure(output: RequestOutput) -> None:
-    """Raise APIError if a request was aborted or failed in the engine."""
+def _raise_failure(output: RequestOutput, names: Mapping[str, str]) -> None:
+    """Raise APIError if a request was aborted or failed in the engine.
+
+    names: the fields of the request by parameter.
+    """
     reasons = {one.finish_reason for one in output.outputs}
     why = output.error or ""
-    first_word = why.partition(" ")[0].partition("=")[0]
+    first_word = why.partition(" ")[0].partition("=")[0].rstrip(":")
     if "error" in reasons or (output.error is not None and not reasons):
         if why.startswith(("EngineDeadError", "UnavailableError")):
             raise unavailable(
                 "The engine failed while it served this request. Try again later.",
                 code="engine_failed",
             )
-        param = PARAMETER_NAMES.get(first_word, first_word if first_word in COPIED else None)
+        param = names.get(first_word, first_word if first_word in COPIED else None)
+        if param is not None:
+            why = param + why.removeprefix(first_word)
         raise APIError(why, code="request_failed", param=param)
     if "abort" in reasons:
         if not why:

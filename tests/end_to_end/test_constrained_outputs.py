@@ -1,0 +1,182 @@
+"""Structured output with the plugin that is selected automatically, through `LLM`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies
+from pydantic import BaseModel
+
+from dovetail import LLM, SamplingParams, StructuredOutputsParams
+
+PLACES = {
+    "depth 1": {"async_scheduling": False},
+    "depth 2": {"async_scheduling": True},
+    "engine process": {"engine_process": True},
+}
+PROMPT = "Anna is seven years old."
+LENGTH = 120
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture(scope="module", params=PLACES.values(), ids=PLACES)
+def engine(request):
+    with LLM("demo", max_model_len=256, max_num_seqs=8, **request.param) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def one_engine():
+    with LLM("demo", max_model_len=256, max_num_seqs=8) as llm:
+        yield llm
+
+
+def params(**grammar):
+    wanted = StructuredOutputsParams(**grammar) if grammar else None
+    return SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=wanted)
+
+
+def test_outputs_are_valid_and_free_requests_of_the_batch_are_unchanged(engine):
+    free = SamplingParams(max_tokens=20, temperature=0.8, seed=2)
+    (alone,) = engine.generate(PROMPT, free)
+    asking = [
+        params(json=Person),
+        free,
+        params(choice=["left", "right"]),
+        params(regex="[0-9]{4}-[0-9]{2}"),
+        free,
+        params(json_object=True),
+    ]
+    found = [one.outputs[0] for one in engine.generate([PROMPT] * 6, asking)]
+    assert found[1].text == found[4].text == alone.outputs[0].text
+    assert found[0].finish_reason == "stop"
+    assert isinstance(Person.model_validate_json(found[0].text).age, int)
+    assert found[2].text in ("left", "right")
+    assert re.fullmatch("[0-9]{4}-[0-9]{2}", found[3].text)
+    assert found[5].finish_reason == "length" or isinstance(json.loads(found[5].text), dict)
+
+
+def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(engine, one_engine):
+    asking = [params(json=Person), params(regex="[a-c]{9}"), params(choice=["aa", "ab", "b"])]
+    want = [one.outputs[0].token_ids for one in one_engine.generate([PROMPT] * 3, asking)]
+    assert [one.outputs[0].token_ids for one in engine.generate([PROMPT] * 3, asking)] == want
+
+
+def test_n_completions_stop_strings_and_logprobs_work_with_a_grammar(one_engine):
+    wanted = StructuredOutputsParams(regex="[a-d]{6}")
+    given = SamplingParams(n=3, max_tokens=20, seed=1, logprobs=2, structured_outputs=wanted)
+    (output,) = one_engine.generate(PROMPT, given)
+    assert all(re.fullmatch("[a-d]{6}", one.text) for one in output.outputs)
+    assert all(len(one.logprobs) == len(one.token_ids) for one in output.outputs)
+    stopping = SamplingParams(
+        max_tokens=40,
+        seed=1,
+        stop=["5"],
+        structured_outputs=StructuredOutputsParams(regex="[0-9]*"),
+    )
+    (output,) = one_engine.generate(PROMPT, stopping)
+    assert re.fullmatch("[0-9]*", output.outputs[0].text) and "5" not in output.outputs[0].text
+
+
+def test_an_unsupported_schema_ends_its_request_and_no_other(one_engine):
+    bad = params(json={"type": "array", "uniqueItems": True})
+    outputs = one_engine.generate([PROMPT] * 3, [params(json=Person), bad, params(json=Person)])
+    assert outputs[1].outputs[0].finish_reason == "error"
+    assert "uniqueItems" in outputs[1].error
+    assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids
+    Person.model_validate_json(outputs[0].outputs[0].text)
+
+
+KEYS = ("a", "b c", "ä", "d")
+SIMPLE = strategies.one_of(
+    strategies.builds(
+        lambda low, count: {"type": "integer", "minimum": low, "maximum": low + count},
+        strategies.integers(-50, 50),
+        strategies.integers(0, 2000),
+    ),
+    strategies.builds(
+        lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more},
+        strategies.integers(0, 3),
+        strategies.integers(0, 3),
+    ),
+    strategies.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"const": {"a": [1, None]}},
+            {"type": "string", "pattern": "^[a-f]{2,4}$"},
+            {"type": "string", "format": "date"},
+            {"type": ["integer", "null"], "maximum": 99, "minimum": -99},
+        ]
+    ),
+    strategies.lists(
+        strategies.one_of(strategies.integers(-9, 99), strategies.text("xyz ", max_size=4)),
+        min_size=1,
+        max_size=4,
+        unique=True,
+    ).map(lambda values: {"enum": values}),
+)
+
+
+def containers(inner):
+    """Return schemas of lists and objects whose parts have the schemas `inner`."""
+    lists = strategies.builds(
+        lambda items, low, more: {
+            "type": "array", "items": items, "minItems": low, "maxItems": low + more
+        },
+        inner, strategies.integers(0, 2), strategies.integers(0, 1),
+    )  # fmt: skip
+    objects = strategies.builds(
+        lambda properties, required: {
+            "type": "object",
+            "properties": properties,
+            "required": sorted(required & properties.keys()),
+            "additionalProperties": False,
+        },
+        strategies.dictionaries(strategies.sampled_from(KEYS), inner, max_size=3),
+        strategies.sets(strategies.sampled_from(KEYS)),
+    )
+    choices = strategies.lists(inner, min_size=1, max_size=2).map(lambda given: {"anyOf": given})
+    return strategies.one_of(lists, objects, choices)
+
+
+SCHEMAS = strategies.recursive(SIMPLE, containers, max_leaves=4)
+
+
+def check_schemas(llm, num_examples):
+    """Generate with random schemas, and validate each output that ended by itself."""
+    ended = []
+
+    @settings(
+        max_examples=num_examples, deadline=None, database=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(schema=SCHEMAS)
+    def run(schema):
+        (output,) = llm.generate(PROMPT, params(json=schema))
+        found = output.outputs[0]
+        if found.finish_reason == "error":
+            assert "not supported" in output.error, (schema, output.error)
+            return
+        ended.append(found.finish_reason == "stop")
+        if ended[-1]:
+            jsonschema.validate(json.loads(found.text), schema)
+
+    run()
+    assert sum(ended) >= 0.8 * len(ended) > 0
+
+
+def test_outputs_are_valid_for_random_schemas(one_engine):
+    check_schemas(one_engine, 25)
+
+
+@pytest.mark.soak
+def test_outputs_are_valid_for_a_thousand_random_schemas(one_engine):
+    check_schemas(one_engine, 1000)
