@@ -159,7 +159,7 @@ def test_training_conversations_contain_no_held_out_question(training_modules):
 
     rng = Random(9)
     weights = dict.fromkeys(TASKS, 1.0)
-    asked = {user for _ in range(3000) for user, _ in draw_conversation(rng, weights).turns}
+    asked = {turn[0] for _ in range(3000) for turn in draw_conversation(rng, weights).turns}
     held_out = {p for task in TASKS.values() for p, _ in held_out_set(task, 200, seed=2026)}
     assert len(asked) > 3000
     assert not asked & held_out
@@ -214,7 +214,7 @@ def test_graders_grade_the_example_answers_correctly(name, prompt, answer, wrong
 def _assert_accurate(results):
     rates = {name: result.accuracy for name, result in results.items()}
     print(rates)
-    assert sum(rate >= 0.95 for rate in rates.values()) >= 8, rates
+    assert sum(rate >= 0.95 for rate in rates.values()) >= 0.8 * len(rates), rates
     assert min(rates.values()) >= 0.8, rates
 
 

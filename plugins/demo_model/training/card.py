@@ -14,6 +14,7 @@ from evaluate import HELD_OUT_SEED, TaskResult
 from safetensors import safe_open
 
 from dovetail_demo_model.tasks import HELD_OUT_SHARE, TASKS
+from dovetail_demo_model.tool_tasks import TOOL_TASKS
 from dovetail_demo_model.vocabulary import NOUNS
 
 
@@ -46,7 +47,8 @@ def _table(results: Mapping[str, TaskResult]) -> str:
     rows = ["| task | what | right | accuracy |", "|---|---|---|---|"]
     for name, result in results.items():
         right = f"{result.num_right}/{result.num_asked}"
-        rows.append(f"| {name} | {TASKS[name].description} | {right} | {result.accuracy:.1%} |")
+        what = TOOL_TASKS.get(name) or TASKS[name].description
+        rows.append(f"| {name} | {what} | {right} | {result.accuracy:.1%} |")
     mean = sum(result.accuracy for result in results.values()) / len(results)
     return "\n".join([*rows, f"| **mean** | | | **{mean:.1%}** |"])
 
@@ -56,9 +58,10 @@ _CARD = """\
 # Dovetail demo model ({size})
 
 A Llama with {parameters:,} parameters, trained from scratch for this project, so that every part
-of an engine can be tried without a download. The model performs ten small tasks; to most other
-questions it replies that it cannot answer them. Its answers end with a stop token. There are two
-models with the same tokenizer: `main`, and `draft` for speculative decoding.
+of an engine can be tried without a download. The model performs ten small tasks, and calls
+functions that a request offers; to most other questions it replies that it cannot answer them. Its
+answers end with a stop token. There are two models with the same tokenizer: `main`, and `draft` for
+speculative decoding.
 
 | | |
 |---|---|
@@ -78,14 +81,33 @@ answer counts as right only if the program that checks the task accepts it and t
 
 {table}
 {agreement}
+## Functions
+
+The request offers functions in `tools`. The chat template writes each one as a signature, such as
+`add(a: integer, b: integer)`, after `<tools>` in the system part; descriptions are left out. The
+model writes one call at a time in the format of Hermes and Qwen2.5:
+
+    <tool_call>
+    {{"name": "add", "arguments": {{"a": 27, "b": 58}}}}
+    </tool_call>
+
+The result, in a message with the role `tool`, is in `<tool_response>`; then the model answers from
+it. The model knows five functions under several names: add, multiply, weekday, weather and person.
+It reads the names of functions and parameters from the signatures. The questions offer a needed
+function and up to two others. About 30 % of the results are wrong on purpose, so that they can only
+be copied. A question counts as right only if call and answer are right.
+
+{tools_table}
+
 ## Data
 
-`dovetail_demo_model.tasks` and `training/conversations.py` generate all data. One question in
-{share} is held out. A hash of the facts of a question (for a sum, independent of the order of its
-terms) decides whether it is held out, so a held-out question is held out in every phrasing. A test
-verifies that the training data contains no held-out question. `calendar` and `units` have few
-questions, so their held-out sets repeat some facts in other words. Three kinds of questions are
-never held out: numbers below 100 in words, conversions of times, and conversions of feet.
+`dovetail_demo_model.tasks`, `tool_tasks` and `training/conversations.py` generate all data. One
+question in {share} is held out. A hash of the facts of a question (for a sum, independent of the
+order of its terms) decides whether it is held out, so a held-out question is held out in every
+phrasing. A test verifies that the training data contains no held-out question. `calendar`, `units`
+and `call_weather` have few questions, so their held-out sets repeat some facts in other words.
+Three kinds of questions are never held out: numbers below 100 in words, conversions of times, and
+conversions of feet.
 
 ## Training
 
@@ -106,7 +128,12 @@ for tests and is not an assistant.
 """
 
 
-def write_card(folder: Path, facts: RunFacts, results: Mapping[str, TaskResult]) -> None:
+def write_card(
+    folder: Path,
+    facts: RunFacts,
+    results: Mapping[str, TaskResult],
+    tool_results: Mapping[str, TaskResult],
+) -> None:
     """Write MODEL_CARD.md into the folder of a saved model."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     agreement = ""
@@ -125,6 +152,7 @@ def write_card(folder: Path, facts: RunFacts, results: Mapping[str, TaskResult])
         asked=next(iter(results.values())).num_asked,
         seed=HELD_OUT_SEED,
         table=_table(results),
+        tools_table=_table(tool_results),
         agreement=agreement,
         share=HELD_OUT_SHARE,
         steps=facts.steps,

@@ -1,8 +1,9 @@
 """The training data of the demo model: conversations drawn from the tasks, plus small talk.
 
 Contract: `draw_conversation` depends only on its generator and never returns a held-out question.
-Most conversations are one question and its answer; some have several turns, a system message, or no
-chat format ("raw"). This module does not depend on a tokenizer or a model.
+Most conversations are one question and its answer; some have several turns, a system message,
+functions that the model can call, or no chat format ("raw"). This module does not depend on a
+tokenizer or a model.
 """
 
 from __future__ import annotations
@@ -10,8 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
+from dovetail_demo_model.functions import FUNCTIONS
 from dovetail_demo_model.tasks import TASKS
+from dovetail_demo_model.tool_tasks import (
+    FAILED,
+    NO_FUNCTION,
+    Offer,
+    draw_call,
+    draw_missing,
+    draw_offers,
+    tasks_without_function,
+    write_call,
+)
 
 CAPABILITIES = (
     "add, subtract, sort, reverse, spell and count words, go through the calendar, "
@@ -105,6 +118,11 @@ _SYSTEM_MESSAGES = (
 )
 
 _NUM_TURNS = (1,) * 13 + (2,) * 3 + (3,) * 2 + (4, 6)
+_NUM_TOOL_TURNS = (1,) * 7 + (2,) * 2 + (3,)
+_NUM_FUNCTIONS = (0, 1, 1, 2, 2, 2, 2, 2, 3)
+TOOLS_SHARE = 0.22
+CALL_SHARE = 0.65
+REFUSAL_SHARE = 0.15
 SMALL_TALK_SHARE = 0.05
 SYSTEM_SHARE = 0.12
 RAW_SHARE = 0.06
@@ -112,14 +130,16 @@ RAW_SHARE = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """One conversation: an optional system message ("" for none) and its turns.
+    """One conversation: an optional system message ("" for none), its tools and its turns.
 
-    `turns` are (user, assistant) pairs. A raw conversation has one turn and no chat format: the
-    answer follows the question on the next line.
+    `tools` are OpenAI function definitions. A turn is (user, assistant), or (user, assistant with a
+    call, result of the function, assistant). A raw conversation has one turn and no chat format:
+    the answer follows the question on the next line.
     """
 
     system: str
-    turns: tuple[tuple[str, str], ...]
+    turns: tuple[tuple[str, ...], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
     raw: bool = False
 
 
@@ -136,16 +156,42 @@ def draw_turn(rng: Random, weights: Mapping[str, float]) -> tuple[str, str]:
     return TASKS[name].draw(rng, held_out=False)
 
 
+def draw_tool_turn(
+    rng: Random, weights: Mapping[str, float], offers: tuple[Offer, ...]
+) -> tuple[str, ...]:
+    """Draw one turn of a conversation with functions; none of its questions is held out."""
+    dice = rng.random()
+    useful = [offer for offer in offers if offer.function]
+    if useful and dice < CALL_SHARE:
+        turn = draw_call(rng, rng.choice(useful), held_out=False)
+        call = write_call(turn.name, turn.arguments or {})
+        return turn.prompt, call, turn.result, turn.answer
+    if dice < CALL_SHARE + REFUSAL_SHARE:
+        turn = draw_missing(rng, offers, held_out=False)
+        return turn.prompt, turn.answer
+    return draw_turn(rng, {name: weights[name] for name in tasks_without_function(offers)})
+
+
 def draw_conversation(rng: Random, weights: Mapping[str, float]) -> Conversation:
     """Draw one conversation for training."""
     if rng.random() < RAW_SHARE:
         return Conversation(system="", turns=(draw_turn(rng, weights),), raw=True)
     system = rng.choice(_SYSTEM_MESSAGES) if rng.random() < SYSTEM_SHARE else ""
+    if rng.random() < TOOLS_SHARE:
+        return _with_tools(rng, weights, system)
     turns = tuple(draw_turn(rng, weights) for _ in range(rng.choice(_NUM_TURNS)))
     return Conversation(system=system, turns=turns)
+
+
+def _with_tools(rng: Random, weights: Mapping[str, float], system: str) -> Conversation:
+    offers = draw_offers(rng, rng.sample(list(FUNCTIONS), rng.choice(_NUM_FUNCTIONS)))
+    count = rng.choice(_NUM_TOOL_TURNS)
+    turns = tuple(draw_tool_turn(rng, weights, offers) for _ in range(count))
+    tools = tuple(offer.definition for offer in offers)
+    return Conversation(system=system, turns=turns, tools=tools)
 
 
 def all_fixed_text() -> list[str]:
     """Return every fixed sentence of the conversations, to train the tokenizer on them."""
     talk = [text for questions, answer in _SMALL_TALK for text in (*questions, answer)]
-    return talk + list(_SYSTEM_MESSAGES)
+    return [*talk, *_SYSTEM_MESSAGES, NO_FUNCTION, FAILED]

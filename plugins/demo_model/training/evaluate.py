@@ -1,7 +1,9 @@
 """Measure the accuracy of a saved model for each task, with greedy sampling in transformers.
 
 Contract: loads the folder through the public API of transformers. An answer counts as right only if
-the task's checker accepts it and the model ended it. Does not depend on the training scripts.
+the task's checker accepts it and the model ended it. A question with functions counts as right only
+if the call (name and arguments) and the answer from its result are right. Does not depend on the
+training scripts.
 
 Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
 """
@@ -9,14 +11,17 @@ Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from dovetail_demo_model.tasks import TASKS, held_out_set
+from dovetail_demo_model.tool_tasks import TOOL_TASKS, ToolQuestion, held_out_tool_questions
 
 HELD_OUT_SEED = 2026
 _BATCH = 50
@@ -51,16 +56,28 @@ class Answerer:
         )
         self.model.eval()
 
-    def render(self, prompt: str) -> str:
-        """Return one question in the chat format, up to the start of the answer."""
-        messages = [{"role": "user", "content": prompt}]
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Return the messages in the chat format, up to the start of the answer."""
         return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
 
     def answer(self, prompts: list[str]) -> list[tuple[str, bool]]:
-        """Return (text, whether the model ended it) for each prompt."""
-        texts = [self.render(prompt) for prompt in prompts]
+        """Return (text, whether the model ended it) for each question."""
+        return self.complete([self.render(_asked(prompt)) for prompt in prompts])
+
+    def complete(self, texts: list[str]) -> list[tuple[str, bool]]:
+        """Return (text, whether the model ended it) for each rendered chat, in the same order."""
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        results: dict[int, tuple[str, bool]] = {}
+        for start in range(0, len(texts), _BATCH):
+            chosen = order[start : start + _BATCH]
+            results.update(zip(chosen, self._batch([texts[i] for i in chosen]), strict=True))
+        return [results[i] for i in range(len(texts))]
+
+    def _batch(self, texts: list[str]) -> list[tuple[str, bool]]:
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         with torch.inference_mode():
             ids = self.model.generate(
@@ -76,25 +93,73 @@ class Answerer:
         return list(zip(decoded, ended, strict=True))
 
 
+def _asked(prompt: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt}]
+
+
 def evaluate(folder: Path, per_task: int) -> dict[str, TaskResult]:
     """Ask `per_task` held-out questions of every task and grade the answers."""
     answerer = Answerer(folder)
     results = {}
     for task in TASKS.values():
         prompts = [prompt for prompt, _ in held_out_set(task, per_task, HELD_OUT_SEED)]
-        prompts.sort(key=len)
-        answers: list[tuple[str, bool]] = []
-        for start in range(0, per_task, _BATCH):
-            answers += answerer.answer(prompts[start : start + _BATCH])
-        wrong = tuple(
-            (prompt, text if ended else text + " [no end]")
-            for prompt, (text, ended) in zip(prompts, answers, strict=True)
-            if not (ended and task.check(prompt, text))
-        )
-        results[task.name] = TaskResult(
-            num_right=per_task - len(wrong), num_asked=per_task, wrong=wrong
-        )
+        graded = [
+            (prompt, text, ended, ended and task.check(prompt, text))
+            for prompt, (text, ended) in zip(prompts, answerer.answer(prompts), strict=True)
+        ]
+        results[task.name] = _result(graded)
     return results
+
+
+def evaluate_tools(folder: Path, per_task: int) -> dict[str, TaskResult]:
+    """Ask `per_task` held-out questions of every task with functions and grade call and answer."""
+    answerer = Answerer(folder)
+    results = {}
+    for name in TOOL_TASKS:
+        questions = held_out_tool_questions(name, per_task, HELD_OUT_SEED)
+        first = answerer.complete(
+            [answerer.render(_asked(q.turn.prompt), q.tools) for q in questions]
+        )
+        graded = [
+            _graded(question, text, ended)
+            for question, (text, ended) in zip(questions, first, strict=True)
+        ]
+        called = [i for i, question in enumerate(questions) if question.turn.name and graded[i][-1]]
+        chats = [answerer.render(_called(questions[i]), questions[i].tools) for i in called]
+        for i, (text, ended) in zip(called, answerer.complete(chats), strict=True):
+            right = ended and questions[i].check_answer(text)
+            graded[i] = (questions[i].turn.prompt, text, ended, right)
+        results[name] = _result(graded)
+    return results
+
+
+_Graded = tuple[str, str, bool, bool]
+
+
+def _graded(question: ToolQuestion, text: str, ended: bool) -> _Graded:
+    """Grade the first text: the call if a function is needed, otherwise the answer."""
+    check = question.check_call if question.turn.name else question.check_answer
+    return question.turn.prompt, text, ended, ended and check(text)
+
+
+def _called(question: ToolQuestion) -> list[dict[str, Any]]:
+    """Return the messages up to the result of the right call."""
+    turn = question.turn
+    call = {"type": "function", "function": {"name": turn.name, "arguments": turn.arguments}}
+    return [
+        *_asked(turn.prompt),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": turn.result},
+    ]
+
+
+def _result(graded: Sequence[_Graded]) -> TaskResult:
+    wrong = tuple(
+        (prompt, text if ended else text + " [no end]")
+        for prompt, text, ended, right in graded
+        if not right
+    )
+    return TaskResult(num_right=len(graded) - len(wrong), num_asked=len(graded), wrong=wrong)
 
 
 def agreement(folder: Path, draft: Path, per_task: int) -> float:
@@ -107,7 +172,7 @@ def agreement(folder: Path, draft: Path, per_task: int) -> float:
     for task in TASKS.values():
         prompts = [prompt for prompt, _ in held_out_set(task, per_task, HELD_OUT_SEED)]
         for prompt, (text, _) in zip(prompts, main.answer(prompts), strict=True):
-            head = main.render(prompt)
+            head = main.render(_asked(prompt))
             start = len(main.tokenizer(head, add_special_tokens=False).input_ids)
             full = head + text + main.tokenizer.eos_token
             ids = main.tokenizer(full, return_tensors="pt", add_special_tokens=False).input_ids
@@ -128,7 +193,8 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="also print the top-1 agreement of this model")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    for name, result in evaluate(args.folder, args.per_task).items():
+    results = evaluate(args.folder, args.per_task) | evaluate_tools(args.folder, args.per_task)
+    for name, result in results.items():
         print(f"{name:14s} {result.num_right:4d}/{result.num_asked}  {result.accuracy:.1%}")
         for prompt, text in result.wrong[: args.show]:
             print(f"    {prompt!r} -> {text!r}")

@@ -2,17 +2,22 @@
 
 Contract: decoding an encoded UTF-8 text returns the same text. Every digit is a separate token. The
 nouns of the tasks are single tokens. Both `tokenizers` and `transformers` load the saved files.
+Function calls have the Hermes format. The tags of that format are tokens, but not special tokens,
+so the text of an answer contains them. The template lists functions as signatures to save tokens.
 Method: byte pair encoding, Sennrich et al. 2016, on bytes as in GPT-2.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from conversations import Conversation, all_fixed_text, draw_conversation
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from dovetail_demo_model import vocabulary
 from dovetail_demo_model.tasks import TASKS
@@ -20,14 +25,48 @@ from dovetail_demo_model.tasks import TASKS
 VOCAB_SIZE = 2048
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
-SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END)
+TOOL = "<|tool|>"
+SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END, TOOL)
+TAGS = ("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+_TOOLS_TEMPLATE = (
+    "<tools>"
+    "{% for tool in tools %}"
+    "{% set function = tool['function'] if 'function' in tool else tool %}"
+    "{% set parameters = (function['parameters'] or {})['properties'] or {} %}"
+    "{{ '\n' + function['name'] + '(' }}"
+    "{% for name, schema in parameters.items() %}"
+    "{{ name + ': ' + schema['type'] | default('any') | string }}{{ ', ' if not loop.last }}"
+    "{% endfor %}"
+    "{{ ')' }}"
+    "{% endfor %}"
+    "{{ '\n</tools>' }}"
+)
+
+_CALLS_TEMPLATE = (
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% set function = call['function'] if 'function' in call else call %}"
+    "{% set arguments = function['arguments'] %}"
+    "{{ '\n' if message['content'] or not loop.first }}"
+    "{{ '<tool_call>\n{\"name\": ' + function['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ arguments if arguments is string else arguments | tojson }}"
+    "{{ '}\n</tool_call>' }}"
+    "{% endfor %}"
+)
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% set first = messages[0] if messages and messages[0]['role'] == 'system' else none %}"
+    "{% if tools %}"
+    "<|system|>{{ first['content'] + '\n' if first and first['content'] }}"
+    f"{_TOOLS_TEMPLATE}<|end|>"
+    "{% endif %}"
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
-    "<|assistant|>{{ message['content'] }}{{ eos_token }}"
-    "{% else %}"
+    f"<|assistant|>{{{{ message['content'] or '' }}}}{_CALLS_TEMPLATE}{{{{ eos_token }}}}"
+    "{% elif message['role'] == 'tool' %}"
+    "<|tool|><tool_response>{{ '\n' ~ message['content'] ~ '\n' }}</tool_response><|end|>"
+    "{% elif not (tools and loop.first and first) %}"
     "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endif %}"
     "{% endfor %}"
@@ -35,6 +74,7 @@ CHAT_TEMPLATE = (
 )
 
 _ENGLISH = Path(__file__).parent / "english.txt"
+_TAG = re.compile("|".join(TAGS))
 
 
 def _single_words() -> tuple[str, ...]:
@@ -50,8 +90,8 @@ def _tokenizer_text(seed: int) -> list[str]:
     weights = dict.fromkeys(TASKS, 1.0)
     texts = []
     for _ in range(6000):
-        for pair in draw_conversation(rng, weights).turns:
-            texts += pair
+        conversation = draw_conversation(rng, weights)
+        texts += [part for text in _texts(conversation) for part in _TAG.split(text)]
     # The repetitions make each word a single token.
     for word in _single_words():
         texts += [word, f" {word}"] * 60
@@ -59,6 +99,25 @@ def _tokenizer_text(seed: int) -> list[str]:
     words = _ENGLISH.read_text(encoding="utf-8").split()
     texts += [f" {word}" for word in words for _ in range(3)]
     return texts
+
+
+def system_text(conversation: Conversation) -> str:
+    """Return the text between <|system|> and <|end|>; "" for none."""
+    if not conversation.tools:
+        return conversation.system
+    head = conversation.system + "\n" if conversation.system else ""
+    lines = [_signature(tool["function"]) for tool in conversation.tools]
+    return head + "\n".join(["<tools>", *lines, "</tools>"])
+
+
+def _signature(function: Mapping[str, Any]) -> str:
+    schemas = function["parameters"]["properties"]
+    parameters = ", ".join(f"{name}: {schema['type']}" for name, schema in schemas.items())
+    return f"{function['name']}({parameters})"
+
+
+def _texts(conversation: Conversation) -> list[str]:
+    return [system_text(conversation), *(text for turn in conversation.turns for text in turn)]
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
@@ -72,12 +131,13 @@ def train_tokenizer(seed: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE - len(TAGS),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_tokenizer_text(seed), trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     bos = tokenizer.token_to_id(BOS)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bos)]
@@ -93,7 +153,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         "bos_token": BOS,
         "eos_token": EOS,
         "pad_token": PAD,
-        "additional_special_tokens": [SYSTEM, USER, ASSISTANT, END],
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT, END, TOOL],
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
@@ -119,17 +179,27 @@ class ConversationEncoder:
     def encode(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Return (ids, mask), two lists of the same length."""
         special = self._ids
-        ids, mask = [special[BOS]], [0]
-        if conversation.system:
-            head = [special[SYSTEM], *self._text(conversation.system), special[END]]
-            ids += head
-            mask += [0] * len(head)
-        for user, assistant in conversation.turns:
-            if conversation.raw:
-                question, answer = self._text(user), self._text("\n" + assistant)
-            else:
-                question = [special[USER], *self._text(user), special[END], special[ASSISTANT]]
-                answer = self._text(assistant)
-            ids += [*question, *answer, special[EOS]]
-            mask += [0] * len(question) + [1] * (len(answer) + 1)
+        parts = [([special[BOS]], 0)]
+        if system := system_text(conversation):
+            parts.append(([special[SYSTEM], *self._text(system), special[END]], 0))
+        for turn in conversation.turns:
+            parts += self._raw_turn(turn) if conversation.raw else self._turn(turn)
+        ids = [token for part, _ in parts for token in part]
+        mask = [learned for part, learned in parts for _ in part]
         return ids, mask
+
+    def _raw_turn(self, turn: Sequence[str]) -> list[tuple[list[int], int]]:
+        user, assistant = turn
+        return [(self._text(user), 0), ([*self._text("\n" + assistant), self._ids[EOS]], 1)]
+
+    def _turn(self, turn: Sequence[str]) -> list[tuple[list[int], int]]:
+        special = self._ids
+        user, *rest = turn
+        parts = [([special[USER], *self._text(user), special[END]], 0)]
+        for index, text in enumerate(rest):
+            if index % 2 == 0:
+                parts += [([special[ASSISTANT]], 0), ([*self._text(text), special[EOS]], 1)]
+            else:
+                response = f"<tool_response>\n{text}\n</tool_response>"
+                parts.append(([special[TOOL], *self._text(response), special[END]], 0))
+        return parts

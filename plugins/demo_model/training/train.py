@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from card import RunFacts, write_card
-from evaluate import agreement, evaluate
+from evaluate import agreement, evaluate, evaluate_tools
 from export import export
 from network import Llama, Shape
 from optimizer import Schedule, apply_step, build_optimizers
@@ -33,12 +33,12 @@ from torch import nn
 from dovetail_demo_model.tasks import TASKS
 
 SEED = 2026
-ROWS, ROW_LENGTH = 32, 128
+ROWS, ROW_LENGTH = 16, 256
 LONG_ROWS, LONG_ROW_LENGTH = 8, 512
 LONG_EVERY = 10
 WARMUP_STEPS = 100
 COOLDOWN_SHARE = 0.7
-CHECKPOINT_EVERY = 500
+CHECKPOINT_EVERY = 100
 QUICK_QUESTIONS = 40
 MAX_GRADIENT_NORM = 1.0
 
@@ -144,10 +144,16 @@ def log(out: Path, text: str) -> None:
 
 
 def record_command(args: argparse.Namespace) -> None:
-    """Append the arguments that affect the weights to the commands that the model card shows."""
+    """Append the arguments that affect the weights to the commands that the model card shows.
+
+    The same command again, which continues an interrupted run, is not appended.
+    """
     stop = f" --stop-at {args.stop_at}" if args.stop_at else ""
-    with (args.out / "commands.txt").open("a", encoding="utf-8") as file:
-        file.write(f"--size {args.size} --steps {args.steps}{stop}\n")
+    command = f"--size {args.size} --steps {args.steps}{stop}"
+    path = args.out / "commands.txt"
+    commands = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if commands[-1:] != [command]:
+        path.write_text("\n".join([*commands, command, ""]), encoding="utf-8")
 
 
 def build_run(args: argparse.Namespace, tokenizer: Tokenizer) -> Run:
@@ -190,7 +196,8 @@ def measure_steps(args: argparse.Namespace, tokenizer: Tokenizer) -> int:
 def quick_check(run: Run, tokenizer: Tokenizer, step: int) -> None:
     """Log the accuracy on a few questions of each task."""
     export(run.network, tokenizer, run.out / "snapshot")
-    scores = evaluate(run.out / "snapshot", QUICK_QUESTIONS)
+    folder = run.out / "snapshot"
+    scores = evaluate(folder, QUICK_QUESTIONS) | evaluate_tools(folder, QUICK_QUESTIONS)
     rates = " ".join(f"{name} {result.accuracy:.2f}" for name, result in scores.items())
     log(run.out, f"step {step} {rates}")
 
@@ -248,7 +255,7 @@ def main() -> None:
         final_loss=progress.loss,
         agreement=agreement(args.main, args.out, 40) if args.main else None,
     )
-    write_card(args.out, facts, evaluate(args.out, 200))
+    write_card(args.out, facts, evaluate(args.out, 200), evaluate_tools(args.out, 200))
 
 
 if __name__ == "__main__":

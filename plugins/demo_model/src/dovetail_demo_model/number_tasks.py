@@ -15,7 +15,7 @@ from dovetail_demo_model.vocabulary import ONES, TENS
 MAX_TERM = 99
 MAX_SPOKEN = 9999
 
-_SUM_PHRASINGS = (
+SUM_PHRASINGS = (
     "What is {a} + {b}?",
     "{a} + {b}",
     "{a}+{b}",
@@ -90,7 +90,7 @@ def _term(rng: Random) -> int:
 
 
 def _ask_sum(rng: Random) -> str:
-    return phrase(rng, _SUM_PHRASINGS, a=_term(rng), b=_term(rng))
+    return phrase(rng, SUM_PHRASINGS, a=_term(rng), b=_term(rng))
 
 
 def _ask_difference(rng: Random) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from dovetail_demo_model.vocabulary import NAMES
+
 HELD_OUT_SHARE = 50
 """One of 50 questions is held out from training."""
 
@@ -57,8 +59,7 @@ class Task:
         canonical = self.canonical(self.read(prompt))
         if canonical is None:
             return False
-        digest = hashlib.sha256(f"{self.name}:{canonical!r}".encode()).digest()
-        return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
+        return facts_are_held_out(self.name, canonical)
 
     def draw(self, rng: Random, *, held_out: bool) -> tuple[str, str]:
         """Draw (prompt, answer) from the held-out questions, or from all other questions."""
@@ -66,6 +67,12 @@ class Task:
             prompt, answer = self.make(rng)
             if self.is_held_out(prompt) == held_out:
                 return prompt, answer
+
+
+def facts_are_held_out(name: str, facts: Facts) -> bool:
+    """Return whether a question of the task `name` with these canonical facts is held out."""
+    digest = hashlib.sha256(f"{name}:{facts!r}".encode()).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
 
 
 def held_out_set(task: Task, count: int, seed: int) -> list[tuple[str, str]]:
@@ -83,7 +90,8 @@ def loosen(rng: Random, prompt: str) -> str:
     if rng.random() < 0.15 and prompt[-1] in "?.":
         prompt = prompt[:-1]
     dice = rng.random()
-    starts_with_word = prompt[1].islower() and prompt.split()[0] not in ("Today", "JSON")
+    first = prompt.split()[0].rstrip(",")
+    starts_with_word = prompt[1].islower() and first not in ("Today", "JSON", *NAMES)
     if not starts_with_word:
         return prompt
     if dice < 0.2:
