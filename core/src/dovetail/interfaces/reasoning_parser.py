@@ -1,7 +1,7 @@
 """A draft contract of a reasoning parser: it separates reasoning from the answer.
 
-There is no implementation yet, and the first one may still change the contract. Like a tool parser,
-one parser per request receives the text as it is generated.
+Like a tool parser, one parser per completion receives the text as it is generated. Constrained
+output after the reasoning may still change the contract.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningParserContext:
-    """Constructor arguments of a reasoning parser."""
+    """Constructor arguments of a reasoning parser.
+
+    prompt_end: the end of the prompt's text, which may already open the reasoning.
+    """
 
     tokenizer: Tokenizer
+    prompt_end: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -34,11 +38,16 @@ class ReasoningParser(ABC):
     """Separates reasoning from content.
 
     Contract. The result does not depend on how the text is split into pieces. Only the markers
-    between reasoning and content are removed. No text raises an error.
+    between reasoning and content, and white space next to them, are removed. No text raises an
+    error.
+
+    template_marks: the format is chosen for a chat template that contains all of these texts; of
+    several formats, the one with the most characters. Empty: the format is never chosen.
     """
 
     CONTRACT: ClassVar[str] = "reasoning_parser"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    template_marks: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __init__(self, context: ReasoningParserContext) -> None:

@@ -1,7 +1,7 @@
 """A draft contract of a tool parser: it extracts tool calls from a model's text.
 
-There is no implementation yet, and the first one may still change the contract. One parser per
-request receives the text as it is generated; a complete text is passed as a single piece.
+One parser per completion receives the text as it is generated; a complete text is passed as a
+single piece. Constrained calls may still change the contract.
 """
 
 from __future__ import annotations
@@ -50,12 +50,18 @@ class ToolDelta:
 class ToolParser(ABC):
     """Separates tool calls from content.
 
-    Contract. The result does not depend on how the text is split into pieces. Text that is not a
-    well-formed call is content. No text is lost, and no text raises an error.
+    Contract. The result does not depend on how the text is split into pieces. A call starts when
+    its function's name is read; its arguments follow as they are generated. Text without such a
+    start, and a call of a function that the request does not offer, are content. No text raises an
+    error.
+
+    template_marks: the format is chosen for a chat template that contains all of these texts; of
+    several formats, the one with the most characters. Empty: the format is never chosen.
     """
 
     CONTRACT: ClassVar[str] = "tool_parser"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    template_marks: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __init__(self, context: ToolParserContext) -> None:

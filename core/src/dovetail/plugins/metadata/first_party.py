@@ -30,6 +30,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-models": "dovetail_models",
         "dovetail-no-repeat-ngram": "dovetail_no_repeat_ngram",
         "dovetail-ops-triton": "dovetail_ops_triton",
+        "dovetail-parsers": "dovetail_parsers",
         "dovetail-quantize": "dovetail_quantize",
         "dovetail-sched-fcfs": "dovetail_sched_fcfs",
         "dovetail-sched-priority": "dovetail_sched_priority",

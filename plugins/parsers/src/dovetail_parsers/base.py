@@ -1,0 +1,274 @@
+"""The part that all tool parsers share: content, calls, and text that is not a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces import ToolCallDelta, ToolDelta, ToolParser, ToolParserContext
+from dovetail_parsers.cursor import Cursor, Emit, MalformedCallError, Steps
+
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class StreamedToolParser(ToolParser):
+    """Runs the generator `_parse` of a format. A call of an unknown function is content."""
+
+    def __init__(self, context: ToolParserContext) -> None:
+        self.cursor = Cursor()
+        self._schemas = _parameter_schemas(context.tools)
+        self._steps = self._parse()
+        self._content: list[str] = []
+        self._calls: list[ToolCallDelta] = []
+        self._index = -1
+        self._is_after_call = False
+        self._space = ""
+        self._num_parameters = 0
+        self._function = ""
+
+    def feed(self, text: str) -> ToolDelta:
+        """Process the next piece of text and return what can be classified so far."""
+        self.cursor.add(text)
+        next(self._steps, None)
+        return self._new()
+
+    def finish(self) -> ToolDelta:
+        """Return the text that was held back. Called at the end of the text."""
+        self.cursor.ended = True
+        next(self._steps, None)
+        return self._new()
+
+    def _parse(self) -> Steps[None]:
+        raise NotImplementedError
+
+    # --- results ------------------------------------------------------------------------------
+
+    def content(self, text: str) -> None:
+        """Add content. White space that follows a call counts only if other text follows it."""
+        if self._is_after_call:
+            text, self._space = self._space + text, ""
+            if not text.strip():
+                self._space = text
+                return
+            self._is_after_call = False
+        if text:
+            self._content.append(text)
+
+    def open_call(self, name: str) -> None:
+        """Begin a call; raise MalformedCallError if no tool of the request has this name."""
+        if not name or (self._schemas and name not in self._schemas):
+            raise MalformedCallError
+        self.cursor.stop_recording()
+        self._index += 1
+        self._is_after_call, self._space = True, ""
+        self._num_parameters, self._function = 0, name
+        self._calls.append(ToolCallDelta(index=self._index, name=name))
+
+    def arguments(self, text: str) -> None:
+        """Add a piece of the arguments of the open call."""
+        self._calls.append(ToolCallDelta(index=self._index, arguments=text))
+
+    def parameter(self, key: str, value: str) -> None:
+        """Add a parameter of the open call. value: JSON."""
+        start = ", " if self._num_parameters else "{"
+        self._num_parameters += 1
+        self.arguments(f"{start}{json.dumps(key, ensure_ascii=False)}: {value}")
+
+    def close_parameters(self) -> None:
+        """End the arguments that consist of `parameter` calls."""
+        self.arguments("}" if self._num_parameters else "{}")
+
+    def typed(self, key: str, text: str) -> str:
+        """Return the JSON of a parameter's text, according to the tool's schema."""
+        schema = self._schemas.get(self._function, {}).get(key)
+        kind = schema.get("type") if isinstance(schema, Mapping) else None
+        if kind != "string":
+            try:
+                json.loads(text)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                return text.strip()
+        return json.dumps(text, ensure_ascii=False)
+
+    # --- parts of formats ---------------------------------------------------------------------
+
+    def attempt(self, before: str, steps: Steps[None]) -> Steps[bool]:
+        """Run `steps`; if they find no call, what they have read is content.
+
+        before: the marker that was just read. Returns whether the text was well-formed.
+        """
+        self.cursor.record(before)
+        try:
+            yield from steps
+        except MalformedCallError:
+            self.content(self.cursor.stop_recording() or "")
+            return False
+        self.cursor.stop_recording()
+        return True
+
+    def json_call(self) -> Steps[None]:
+        """Read an object such as {"name": "f", "arguments": {…}}, with any order of keys."""
+        cursor = self.cursor
+        yield from cursor.skip_space()
+        yield from cursor.expect("{")
+        name, kept, is_first = "", "", True
+        has_arguments = False
+        while (yield from self._next_item("}", is_first=is_first)):
+            is_first = False
+            key = yield from self._key()
+            if key in _NAME_KEYS and not name:
+                name = yield from self._string()
+                self.open_call(name) if not has_arguments else None
+            elif key in _ARGUMENT_KEYS and not has_arguments:
+                has_arguments = True
+                kept = yield from self._argument_value(self.arguments if name else None)
+            else:
+                yield from cursor.json_value(_ignore)
+        if not name:
+            raise MalformedCallError
+        if kept:
+            self.open_call(name)
+            self.arguments(kept)
+        elif not has_arguments:
+            self.arguments("{}")
+
+    def json_calls(self, before: str) -> Steps[bool]:
+        """Read one object, or a list of objects. before: the marker that was just read."""
+        self.cursor.record(before)
+        char = yield from self.cursor.skip_space()
+        if char != "[":
+            return (yield from self.attempt(self._recorded(), self.json_call()))
+        self.cursor.take(1)
+        before, is_first = self._recorded(), True
+        while True:
+            self.cursor.record(before)
+            try:
+                more = yield from self._next_item("]", is_first=is_first)
+            except MalformedCallError:
+                self.content(self._recorded())
+                return False
+            if not more:
+                self.content(self._recorded()) if is_first else self.cursor.stop_recording()
+                return True
+            if not (yield from self.attempt(self._recorded(), self.json_call())):
+                return False
+            before, is_first = "", False
+
+    def _recorded(self) -> str:
+        return self.cursor.stop_recording() or ""
+
+    def _next_item(self, end: str, *, is_first: bool) -> Steps[bool]:
+        """Read the comma before an item; return False at the end of the list or object."""
+        char = yield from self.cursor.skip_space()
+        if char == end:
+            self.cursor.take(1)
+            return False
+        if not is_first:
+            yield from self.cursor.expect(",")
+            yield from self.cursor.skip_space()
+        return True
+
+    def _key(self) -> Steps[str]:
+        key = yield from self._string()
+        yield from self.cursor.skip_space()
+        yield from self.cursor.expect(":")
+        yield from self.cursor.skip_space()
+        return key
+
+    def _string(self) -> Steps[str]:
+        """Read a short JSON string."""
+        yield from self.cursor.expect('"')
+        text, _ = yield from self.cursor.word(('"',))
+        if "\\" in text:
+            raise MalformedCallError
+        return text
+
+    def _argument_value(self, emit: Emit | None) -> Steps[str]:
+        """Read arguments. They are passed on, or returned if `emit` is None.
+
+        A string that contains the arguments as JSON is decoded.
+        """
+        parts: list[str] = []
+        char = yield from self.cursor.skip_space()
+        is_text = char == '"'
+        if not is_text and char != "{":
+            raise MalformedCallError
+        yield from self.cursor.json_value(parts.append if is_text or emit is None else emit)
+        text = "".join(parts)
+        if is_text:
+            try:
+                text = json.loads(text, strict=False)
+            except ValueError:
+                raise MalformedCallError from None
+            if emit is not None:
+                emit(text)
+        return text if emit is None else ""
+
+    def _new(self) -> ToolDelta:
+        delta = ToolDelta(content="".join(self._content), calls=_joined(self._calls))
+        self._content, self._calls = [], []
+        return delta
+
+
+class MarkedToolParser(StreamedToolParser):
+    """A format in which a marker precedes each call or list of calls.
+
+    opens: the markers; read from left to right, text outside of calls is content. closes: the
+    markers after calls, which are read if they follow.
+    """
+
+    opens: ClassVar[tuple[str, ...]]
+    closes: ClassVar[tuple[str, ...]] = ()
+
+    def _parse(self) -> Steps[None]:
+        while marker := (yield from self.cursor.until(self.opens, self.content)):
+            if (yield from self._read(marker)):
+                yield from self._close()
+
+    def _read(self, marker: str) -> Steps[bool]:
+        """Read what follows a marker; return whether it was a call."""
+        return (yield from self.json_calls(marker))
+
+    def _close(self) -> Steps[None]:
+        """Read white space and the markers after a call."""
+        again = True
+        while again:
+            again = False
+            self.cursor.record("")
+            yield from self.cursor.skip_space()
+            space = self._recorded()
+            for one in self.closes:
+                again = again or (yield from self.cursor.accept(one))
+            if not again:
+                self.content(space)
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _joined(calls: list[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """Return one delta for each call."""
+    names: dict[int, str | None] = {}
+    texts: dict[int, list[str]] = {}
+    for one in calls:
+        names[one.index] = names.get(one.index) or one.name
+        texts.setdefault(one.index, []).append(one.arguments)
+    return tuple(
+        ToolCallDelta(index=index, name=names[index], arguments="".join(parts))
+        for index, parts in texts.items()
+    )
+
+
+def _parameter_schemas(tools: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the parameters of each function, by its name."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        found[function["name"]] = properties if isinstance(properties, Mapping) else {}
+    return found
