@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.structured_output import StructuredOutput
+from dovetail.engine.structured_output import GrammarParts, StructuredOutput
 from dovetail.errors import RequestError
 from dovetail.interfaces import GrammarContext, Ready
 from dovetail.request import EngineCoreRequest
@@ -62,7 +62,9 @@ class Executor:
 
 @pytest.fixture(params=[1, 2, 4], ids=["depth 1", "depth 2", "depth 4"])
 def engine(request, drive):
-    structured = StructuredOutput(FakeGrammar, lambda: FakeGrammar(context()), VOCAB)
+    structured = StructuredOutput(
+        FakeGrammar, GrammarParts(lambda: None, lambda _: FakeGrammar(context())), VOCAB
+    )
     driver = drive(gates=(structured,))
     core = EngineCore(
         Executor(driver.worker, request.param),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from pydantic import BaseModel
 
-from dovetail import LLM, SamplingParams, StructuredOutputsParams
+from dovetail import LLM, ReasoningParams, SamplingParams, StructuredOutputsParams
 
 PLACES = {
     "depth 1": {"async_scheduling": False},
@@ -92,6 +92,21 @@ def test_an_unsupported_schema_ends_its_request_and_no_other(one_engine):
     assert "uniqueItems" in outputs[1].error
     assert outputs[0].outputs[0].token_ids == outputs[2].outputs[0].token_ids
     Person.model_validate_json(outputs[0].outputs[0].text)
+
+
+def test_a_grammar_applies_after_the_reasoning_and_the_reasoning_is_limited(engine):
+    reasoning = ReasoningParams(end="So:", budget=6)
+    wanted = StructuredOutputsParams(regex="[0-9]{2}-[abc]")
+    both = SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=wanted, reasoning=reasoning)
+    limited = SamplingParams(max_tokens=20, temperature=0, reasoning=reasoning)
+    free = SamplingParams(max_tokens=20, temperature=0)
+    outputs = engine.generate([PROMPT] * 3, [both, limited, free])
+    thought, _, answer = outputs[0].outputs[0].text.partition("So:")
+    assert thought and re.fullmatch("[0-9]{2}-[abc]", answer)
+    assert outputs[1].outputs[0].token_ids[:6] == outputs[2].outputs[0].token_ids[:6]
+    assert "So:" in outputs[1].outputs[0].text
+    (alone,) = engine.generate(PROMPT, free)
+    assert outputs[2].outputs[0].token_ids == alone.outputs[0].token_ids
 
 
 KEYS = ("a", "b c", "ä", "d")

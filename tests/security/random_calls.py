@@ -200,6 +200,7 @@ PARAM_FIELDS = {
     "detokenize": fixed(True, False),
     "skip_special_tokens": fixed(True, False),
     "structured_outputs": fixed(None, {"form": "regex", "text": "[ab]+"}),
+    "reasoning": fixed(None, {"end": "</think>"}),
     "extra_args": fixed({}, {"a": 1}, {"a": [1, {"b": None}], "c": 2**63}),
 }
 """A strategy of valid values for each field of `SamplingParams`."""

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from dovetail.errors import RequestError
 from dovetail.value_checks import (
     check_flag,
+    check_ids,
     check_integer,
     check_number,
     check_text,
+    check_texts,
     guarded,
     plain_copy,
-    plain_text,
     refuse,
+    take_ids,
     take_items,
+    take_texts,
 )
 
 MAX_N = 1024
@@ -46,6 +49,9 @@ GREEDY_BELOW = 1e-5
 MAX_GRAMMAR_CHARS = 2**18
 """Maximum characters of the text of a grammar."""
 
+MAX_MARKER_CHARS = 64
+"""Maximum characters of a text that begins or ends the reasoning."""
+
 GRAMMAR_FORMS = {
     "json": "json_schema",
     "json_object": "json_object",
@@ -55,7 +61,6 @@ GRAMMAR_FORMS = {
     "structural_tag": "structural_tag",
 }
 """Form of a grammar by argument of `StructuredOutputsParams`."""
-
 MAX_CHOICES = 4096
 
 
@@ -104,6 +109,32 @@ class StructuredOutputsParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReasoningParams:
+    """How the reasoning before an answer begins and ends. Frozen; checked at construction.
+
+    end: the text that ends it, such as "</think>". start: the text that begins it in the output; ""
+    if the prompt has begun it. Without this text the output is an answer from its first token.
+    budget: maximum number of reasoning tokens, after which `end` is forced; None for no limit.
+    Raises RequestError, naming the field.
+    """
+
+    end: str
+    start: str = ""
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("end", 1), ("start", 0)):
+            value = check_text(
+                f"reasoning.{name}",
+                getattr(self, name),
+                max_chars=MAX_MARKER_CHARS,
+                min_chars=least,
+            )
+            object.__setattr__(self, name, value)
+        check_integer("reasoning.budget", self.budget, 0, MAX_TOKENS, optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """The sampling parameters of a request. Frozen; checked at construction.
 
@@ -123,6 +154,7 @@ class SamplingParams:
     truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
     structured_outputs: a grammar for the output, or None. Needs a grammar plugin
         (`EngineArgs.grammar_backend`).
+    reasoning: how the reasoning before the answer ends, or None. A grammar applies after it.
     extra_args: plain data for plugins (None, booleans, numbers, strings, bytes, lists, mappings),
         copied at construction; tuples become lists.
     Repeated token ids count once. `LimitsConfig` has the limits of an engine.
@@ -153,6 +185,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    reasoning: ReasoningParams | None = None
     extra_args: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,15 +196,23 @@ class SamplingParams:
             value = getattr(self, name)
             if type(value) is not float:  # an int, or a subclass whose methods are not called
                 self._normalize(name, check_number(name, value, -math.inf, math.inf))
-        self._normalize("stop", _take_texts("stop", self.stop, MAX_STOP_STRINGS))
-        self._normalize("bad_words", _take_texts("bad_words", self.bad_words, MAX_WORDS))
-        self._normalize("stop_token_ids", _take_ids("stop_token_ids", self.stop_token_ids) or ())
-        self._normalize("allowed_token_ids", _take_ids("allowed_token_ids", self.allowed_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        self._normalize("stop", take_texts("stop", stop, MAX_STOP_STRINGS, MAX_TEXT_CHARS))
+        words = take_texts("bad_words", self.bad_words, MAX_WORDS, MAX_TEXT_CHARS)
+        self._normalize("bad_words", words)
+        stops = take_ids("stop_token_ids", self.stop_token_ids, MAX_TOKEN_IDS, MAX_TOKENS)
+        self._normalize("stop_token_ids", stops or ())
+        allowed = take_ids("allowed_token_ids", self.allowed_token_ids, MAX_TOKEN_IDS, MAX_TOKENS)
+        if allowed == ():
+            raise refuse("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
+        self._normalize("allowed_token_ids", allowed)
         if self.logit_bias is not None:
             self._normalize("logit_bias", _take_biases(self.logit_bias))
         self._normalize("extra_args", _take_extra_args(self.extra_args))
         if self.structured_outputs is not None:
             self._normalize("structured_outputs", _take_section(self.structured_outputs))
+        if self.reasoning is not None:
+            self._normalize("reasoning", _take_reasoning(self.reasoning))
         self._check_contradictions()
 
     def _normalize(self, name: str, value: object) -> None:
@@ -249,10 +290,10 @@ class SamplingParams:
             check_flag(name, getattr(self, name))
 
     def _check_lists(self) -> None:
-        _check_texts("stop", self.stop_strings, MAX_STOP_STRINGS)
-        _check_texts("bad_words", self.bad_words or (), MAX_WORDS)
-        _check_ids("stop_token_ids", self.stop_token_ids or ())
-        _check_ids("allowed_token_ids", self.allowed_token_ids or ())
+        check_texts("stop", self.stop_strings, MAX_STOP_STRINGS, MAX_TEXT_CHARS)
+        check_texts("bad_words", self.bad_words or (), MAX_WORDS, MAX_TEXT_CHARS)
+        check_ids("stop_token_ids", self.stop_token_ids or (), MAX_TOKENS)
+        check_ids("allowed_token_ids", self.allowed_token_ids or (), MAX_TOKENS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise refuse("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
         if self.logit_bias is not None:
@@ -261,6 +302,8 @@ class SamplingParams:
             _take_extra_args(self.extra_args)
         if self.structured_outputs is not None:
             _take_section(self.structured_outputs)
+        if self.reasoning is not None:
+            _take_reasoning(self.reasoning)
 
 
 _FLOAT_FIELDS = (
@@ -274,58 +317,17 @@ _FLOAT_FIELDS = (
 _FLAG_FIELDS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 
-def _take_texts(name: str, given: object, most: int) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    if name == "stop" and isinstance(given, str):
-        given = (given,)
-    if not isinstance(given, (list, tuple)):
-        raise refuse(name, given, "a list of strings")
-    texts = take_items(name, given, most, what="strings")
-    plain = tuple(plain_text(text) if isinstance(text, str) else text for text in texts)
-    _check_texts(name, plain, most)
-    return plain
-
-
-def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
-    if not isinstance(texts, (list, tuple)):
-        raise refuse(name, texts, "a list of strings")
-    if len(texts) > most:
-        raise refuse(name, texts, f"at most {most} strings")
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise refuse(name, texts, "a list of strings that are not empty")
-        check_text(name, text, max_chars=MAX_TEXT_CHARS)
-
-
-def _take_ids(name: str, given: object) -> tuple[int, ...] | None:
-    """Return the token ids of a parameter without repetitions, in their order, or None if unset."""
-    if given is None:
-        return None
-    if not isinstance(given, (list, tuple)):
-        raise refuse(name, given, "a list of token ids")
-    ids = take_items(name, given, MAX_TOKEN_IDS, what="token ids")
-    if not ids and name == "allowed_token_ids":
-        raise refuse(name, given, "None, or at least one id")
-    _check_ids(name, ids)
-    return tuple(dict.fromkeys(ids))
-
-
-def _check_ids(name: str, ids: Sequence[int]) -> None:
-    if not isinstance(ids, (list, tuple)):
-        raise refuse(name, ids, "a list of token ids")
-    if not ids:
-        return
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_TOKENS:
-        wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= MAX_TOKENS)
-        check_integer(name, wrong, 0, MAX_TOKENS)
-
-
 def _take_section(given: object) -> StructuredOutputsParams:
     """Return a copy of the grammar parameters; raise RequestError if they have another type."""
     if not isinstance(given, StructuredOutputsParams):
         raise refuse("structured_outputs", given, "None or StructuredOutputsParams")
     return StructuredOutputsParams(form=given.form, text=given.text)
+
+
+def _take_reasoning(given: object) -> ReasoningParams:
+    if not isinstance(given, ReasoningParams):
+        raise refuse("reasoning", given, "None or ReasoningParams")
+    return ReasoningParams(end=given.end, start=given.start, budget=given.budget)
 
 
 def _grammar_text(parameter: str, name: str, given: object) -> object:
@@ -340,10 +342,8 @@ def _grammar_text(parameter: str, name: str, given: object) -> object:
         if not isinstance(data, Mapping):
             raise refuse(parameter, given, "a mapping, JSON text or a pydantic class")
     elif name == "choice":
-        if not isinstance(given, (list, tuple)) or not given:
-            raise refuse(parameter, given, "a list of texts that are not empty")
-        data = take_items(parameter, given, MAX_CHOICES, what="texts")
-        if not all(isinstance(one, str) and one for one in data):
+        data = list(take_texts(parameter, given, MAX_CHOICES, MAX_TEXT_CHARS))
+        if not data:
             raise refuse(parameter, given, "a list of texts that are not empty")
     else:
         return given
@@ -373,7 +373,7 @@ def _check_biases(biases: Mapping[int, float]) -> None:
         raise refuse("logit_bias", biases, "a mapping from token id to number")
     if not biases:
         return
-    _check_ids("logit_bias", tuple(biases))
+    check_ids("logit_bias", tuple(biases), MAX_TOKENS)
     values = tuple(biases.values())
     # Floats are checked together; a sum with a NaN is NaN.
     plain = set(map(type, values)) == {float} and not math.isnan(sum(values))

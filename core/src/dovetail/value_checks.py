@@ -7,7 +7,7 @@ that is not a built-in, and raises RequestError with the parameter. Standard lib
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -275,3 +275,49 @@ class _PlainCopy:
                 f"{self._limit}; send less.",
                 parameter=self._parameter,
             )
+
+
+def take_texts(name: str, given: object, most: int, max_chars: int) -> tuple[str, ...]:
+    """Return the texts of a parameter, at most `most`; raise RequestError for other values."""
+    if given is None:
+        return ()
+    if not isinstance(given, (list, tuple)):
+        raise refuse(name, given, "a list of strings")
+    texts = take_items(name, given, most, what="strings")
+    plain = tuple(plain_text(text) if isinstance(text, str) else text for text in texts)
+    check_texts(name, plain, most, max_chars)
+    return plain
+
+
+def check_texts(name: str, texts: Sequence[str], most: int, max_chars: int) -> None:
+    """Raise RequestError unless there are at most `most` texts that are not empty."""
+    if not isinstance(texts, (list, tuple)):
+        raise refuse(name, texts, "a list of strings")
+    if len(texts) > most:
+        raise refuse(name, texts, f"at most {most} strings")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise refuse(name, texts, "a list of strings that are not empty")
+        check_text(name, text, max_chars=max_chars)
+
+
+def take_ids(name: str, given: object, most: int, max_id: int) -> tuple[int, ...] | None:
+    """Return the token ids of a parameter without repetitions, in their order, or None if unset."""
+    if given is None:
+        return None
+    if not isinstance(given, (list, tuple)):
+        raise refuse(name, given, "a list of token ids")
+    ids = take_items(name, given, most, what="token ids")
+    check_ids(name, ids, max_id)
+    return tuple(dict.fromkeys(ids))
+
+
+def check_ids(name: str, ids: Sequence[int], max_id: int) -> None:
+    """Raise RequestError unless all items are token ids from 0 to `max_id`."""
+    if not isinstance(ids, (list, tuple)):
+        raise refuse(name, ids, "a list of token ids")
+    if not ids:
+        return
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > max_id:
+        wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= max_id)
+        check_integer(name, wrong, 0, max_id)

@@ -13,7 +13,11 @@ from dovetail.interfaces import SchedulerContext
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.result import LogprobColumns, ModelRunnerOutput
-from dovetail.sampling_params import SamplingParams, StructuredOutputsParams
+from dovetail.sampling_params import (
+    ReasoningParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from dovetail.scheduling import Scheduler
 from dovetail.transport.columns import pack_columns, unpack_columns
 from dovetail.transport.plan_frame import PLAN, decode_plan, encode_plan
@@ -295,6 +299,7 @@ def test_every_field_of_sampling_params_round_trips():
         "bad_words": ("w",), "truncate_prompt_tokens": 3, "skip_special_tokens": False,
         "extra_args": {"a": 1}, "detokenize": True,
         "structured_outputs": StructuredOutputsParams(form="regex", text="a+"),
+        "reasoning": ReasoningParams(end="</think>", budget=7),
     }  # fmt: skip
     assert set(changed) == {one.name for one in fields(SamplingParams)}, "a field is new: add it"
     requested = request(sampling_params=SamplingParams(**changed))

@@ -18,7 +18,9 @@ from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 
-_TEXTS = frozenset({"stop", "bad_words", "logit_bias", "allowed_token_ids", "structured_outputs"})
+_TEXTS = frozenset(
+    {"stop", "bad_words", "logit_bias", "allowed_token_ids", "structured_outputs", "reasoning"}
+)
 """Sampling parameters that no scheduler needs and that could reveal the prompt."""
 _NUM_READINGS = Struct("<I")
 

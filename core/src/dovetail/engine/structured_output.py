@@ -16,6 +16,7 @@ from itertools import accumulate
 from dovetail.config import EngineConfig
 from dovetail.config.resolve import GRAMMAR_FIELD
 from dovetail.engine.input.tokenizer_checks import load_tokenizer
+from dovetail.engine.reasoning import ReasoningMatcher
 from dovetail.errors import ContractError, RequestError
 from dovetail.interfaces import (
     AdmissionGate,
@@ -26,6 +27,7 @@ from dovetail.interfaces import (
     GrammarOutput,
     GrammarSpec,
     SchedulerInterface,
+    Tokenizer,
 )
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins import PluginRegistry
@@ -34,10 +36,18 @@ from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import ReasoningParams
 from dovetail.value_checks import shorten
 
 _NUM_THREADS = 2
 _LOWEST_PRIORITY = 19
+
+
+def _answer_matcher(matcher: GrammarMatcher) -> GrammarMatcher | None:
+    """Return the plugin's matcher that determines the next mask, or None if there is none."""
+    if isinstance(matcher, ReasoningMatcher):
+        return matcher.answer if matcher.in_answer else None
+    return matcher
 
 
 def _lower_priority() -> None:
@@ -70,17 +80,20 @@ def make_structured_output(
             "scheduler_cls, or leave grammar_backend out."
         )
 
-    def context(options: Options) -> GrammarContext:
-        tokenizer = load_tokenizer(config, plugins)
-        return GrammarContext(tokenizer=tokenizer, vocab_size=vocab_size, options=options)
+    def tokenizer() -> Tokenizer | None:
+        return load_tokenizer(config, plugins)
 
-    def make() -> GrammarBackend:
+    def make(tokenizer: Tokenizer | None) -> GrammarBackend:
+        def context(options: Options) -> GrammarContext:
+            return GrammarContext(tokenizer=tokenizer, vocab_size=vocab_size, options=options)
+
         made: GrammarBackend = make_instance(plugins, "grammar", reference, context)
         return made
 
-    structured = StructuredOutput(plugins.load("grammar", reference), make, vocab_size)
+    parts = GrammarParts(tokenizer, make)
+    structured = StructuredOutput(plugins.load("grammar", reference), parts, vocab_size)
     if not is_automatic:
-        structured.prepare()
+        parts.backend()
     return structured
 
 
@@ -88,15 +101,19 @@ def check_structured_output(
     request: EngineCoreRequest, structured_output: StructuredOutput | None
 ) -> None:
     """Raise RequestError if the engine does not support the request's structured output."""
-    wanted = request.sampling_params.structured_outputs
-    if wanted is None:
+    params = request.sampling_params
+    wanted = params.structured_outputs
+    if wanted is None and params.reasoning is None:
         return
     if structured_output is None:
+        name = "reasoning" if wanted is None else "structured_outputs"
         raise RequestError(
-            "structured_outputs needs a grammar plugin, but this engine has none. Set "
-            "grammar_backend when you start the engine, or leave structured_outputs out.",
-            parameter="structured_outputs",
+            f"{name} needs a grammar plugin, but this engine has none. Set grammar_backend when "
+            f"you start the engine, or leave {name} out.",
+            parameter=name,
         )
+    if wanted is None:
+        return
     forms = structured_output.backend_cls.forms
     if wanted.form not in forms:
         raise RequestError(
@@ -112,24 +129,47 @@ def check_structured_output(
         )
 
 
-class StructuredOutput(AdmissionGate):
-    """Compiles grammars in its own threads. Call its methods in the engine's thread.
-
-    backend_cls: the class of the grammar plugin. The plugin is created for the first grammar,
-    unless `prepare` is called.
-    """
+class GrammarParts:
+    """The tokenizer and the grammar plugin of an engine. Each is created once, at its first use."""
 
     def __init__(
         self,
-        backend_cls: type[GrammarBackend],
-        make: Callable[[], GrammarBackend],
-        vocab_size: int,
+        load: Callable[[], Tokenizer | None],
+        make: Callable[[Tokenizer | None], GrammarBackend],
     ) -> None:
-        """Create the gate. make: returns the plugin; called once, by `prepare` or a thread."""
-        self.backend_cls = backend_cls
+        self._load = load
         self._make = make
-        self._backend: GrammarBackend | None = None
-        self._making = threading.Lock()
+        self._lock = threading.RLock()
+        self._tokenizer: tuple[Tokenizer | None] | None = None
+        self.made: GrammarBackend | None = None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer; None if the engine has none."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = (self._load(),)
+            return self._tokenizer[0]
+
+    def backend(self) -> GrammarBackend:
+        """Return the grammar plugin."""
+        with self._lock:
+            if self.made is None:
+                self.made = self._make(self.tokenizer())
+            return self.made
+
+
+class StructuredOutput(AdmissionGate):
+    """Compiles grammars in its own threads. Call its methods in the engine's thread.
+
+    backend_cls: the class of the grammar plugin, which is created for the first grammar.
+    """
+
+    def __init__(
+        self, backend_cls: type[GrammarBackend], parts: GrammarParts, vocab_size: int
+    ) -> None:
+        """Create the gate. parts: creates the plugin."""
+        self.backend_cls = backend_cls
+        self._parts = parts
         self._row_bytes = 4 * ((vocab_size + 31) // 32)
         self._threads = ThreadPoolExecutor(
             _NUM_THREADS, thread_name_prefix="dovetail-grammar", initializer=_lower_priority
@@ -141,31 +181,45 @@ class StructuredOutput(AdmissionGate):
         self._errors: dict[str, str] = {}
         self._masks: dict[int, tuple[Mapping[int, str], GrammarOutput]] = {}
 
-    def prepare(self) -> GrammarBackend:
-        """Create the grammar plugin unless it exists, and return it."""
-        with self._making:
-            if self._backend is None:
-                self._backend = self._make()
-            return self._backend
-
     def holds(self, request: EngineCoreRequest) -> bool:
-        """Start to compile the request's grammar; return whether it has one."""
-        wanted = request.sampling_params.structured_outputs
-        if wanted is None:
+        """Start to compile the request's grammar; return whether it has one to wait for."""
+        params = request.sampling_params
+        wanted, spec = params.structured_outputs, None
+        if wanted is not None:
+            spec = GrammarSpec(
+                form=wanted.form, text=wanted.text, stop_token_ids=request.stop_token_ids
+            )
+            if params.reasoning is None and (matcher := self._find(spec)) is not None:
+                self._matchers[request.request_id] = matcher
+                return False
+        elif params.reasoning is None or params.reasoning.budget is None:
             return False
-        given = GrammarSpec(
-            form=wanted.form, text=wanted.text, stop_token_ids=request.stop_token_ids
-        )
-        matcher = None
-        if self._backend is not None:
-            with contextlib.suppress(Exception):  # `compile` raises it, too
-                matcher = self._backend.find(given)
-        if matcher is not None:
-            self._matchers[request.request_id] = matcher
-            return False
-        compiling = self._threads.submit(lambda: self.prepare().compile(given))
+        compiling = self._threads.submit(self._compile, spec, params.reasoning)
         self._compiling[request.request_id] = compiling
         return True
+
+    def _find(self, spec: GrammarSpec) -> GrammarMatcher | None:
+        """Return a matcher of a grammar that is compiled already."""
+        if self._parts.made is None:
+            return None
+        with contextlib.suppress(Exception):  # `compile` raises it, too
+            return self._parts.made.find(spec)
+        return None
+
+    def _compile(
+        self, spec: GrammarSpec | None, reasoning: ReasoningParams | None
+    ) -> GrammarMatcher:
+        matcher = None if spec is None else self._parts.backend().compile(spec)
+        if reasoning is None:
+            assert matcher is not None
+            return matcher
+        tokenizer = self._parts.tokenizer()
+        if tokenizer is None:
+            raise RequestError(
+                "reasoning needs a tokenizer; start the engine without skip_tokenizer_init.",
+                parameter="reasoning",
+            )
+        return ReasoningMatcher(matcher, reasoning, tokenizer)
 
     def take_ready(self) -> Sequence[str]:
         """Return the requests whose grammars have been compiled since the last call."""
@@ -223,7 +277,10 @@ class StructuredOutput(AdmissionGate):
         names: dict[int, str] = {}
         for run, (row, samples) in enumerate(zip(plan.rows, plan.samples, strict=True)):
             name = self._names.get(row) if samples else None
-            if name is not None and name in self._matchers:
+            matcher = self._matchers.get(name) if name is not None else None
+            if name is None or matcher is None:
+                continue
+            if not isinstance(matcher, ReasoningMatcher) or matcher.masks:
                 names[run] = name
         if not names:
             return None
@@ -236,10 +293,13 @@ class StructuredOutput(AdmissionGate):
         """Return the masks of requests; a request whose mask has no token is recorded as failed."""
         size = self._row_bytes
         bitmask = bytearray(size * len(names))
-        matchers = [self._matchers[name] for name in names]
+        matchers = [_answer_matcher(self._matchers[name]) for name in names]
         try:
-            self.prepare().fill_bitmasks(matchers, memoryview(bitmask))
-        except Exception:  # find the request whose matcher fails
+            if None in matchers:
+                raise ValueError("some masks are not those of the plugin")
+            plain = [one for one in matchers if one is not None]
+            self._parts.backend().fill_bitmasks(plain, memoryview(bitmask))
+        except Exception:  # fill each mask, and find the request whose matcher fails
             bitmask = bytearray(size * len(names))
             for place, name in enumerate(names):
                 words = memoryview(bitmask)[place * size : (place + 1) * size]

@@ -20,6 +20,7 @@ ENGINE_FIELDS = frozenset(
         "include_stop_str_in_output",
         "max_tokens",
         "n",
+        "reasoning",
         "skip_special_tokens",
         "stop",
         "stop_token_ids",
