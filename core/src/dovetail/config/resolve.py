@@ -85,13 +85,17 @@ def resolve(
 
 
 def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry) -> None:
-    """Select the best installed grammar plugin, unless the user named one or has no tokenizer."""
-    if (
-        draft.requested.extensions.grammar_backend is None
-        and not draft.requested.model.skip_tokenizer_init
-    ):
-        for found in plugins.automatic("grammar")[:1]:
-            draft.put(GRAMMAR_FIELD, found.name, "the installed grammar plugin")
+    """Select the best installed grammar plugin, unless the user named one.
+
+    Without a tokenizer no grammar can be used, and a decision log cannot record a gate.
+    """
+    asked = draft.requested
+    if asked.extensions.grammar_backend is not None:
+        return
+    if asked.model.skip_tokenizer_init or asked.observability.decision_log is not None:
+        return
+    for found in plugins.automatic("grammar")[:1]:
+        draft.put(GRAMMAR_FIELD, found.name, "the installed grammar plugin")
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:
