@@ -84,7 +84,7 @@ def _package_files(package: str, *names: str) -> Callable[[], str]:
 
 
 def _readmes(*packages: str) -> Callable[[], str]:
-    """Read the descriptions of installed Python packages, which are their README files."""
+    """Read the README texts of the installed Python packages."""
 
     def read() -> str:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -48,16 +49,22 @@ class GrammarMask:
                 "32) words of 4 bytes per run."
             )
         index_of = {run: index for index, run in enumerate(runs)}
-        taken = [i for i, run in enumerate(grammar.runs) if run in index_of]
-        bits_GB = np.frombuffer(grammar.bitmask, np.uint8).reshape(-1, row_bytes)[taken]
+        all_bits_GB = np.frombuffer(grammar.bitmask, np.uint8).reshape(-1, row_bytes)
+        has_token_G = all_bits_GB.any(axis=1)
+        taken = [i for i, run in enumerate(grammar.runs) if run in index_of and has_token_G[i]]
+        bits_GB = all_bits_GB[taken]
         index_G = np.array([index_of[grammar.runs[i]] for i in taken], np.int64)
         return cls(index_G=upload(index_G), bits_GB=upload(bits_GB))
 
     def apply(self, logits_SV: torch.Tensor) -> None:
         """Set forbidden tokens to -inf, in place; skip a row if no token would be allowed."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=logits_SV.device)
-        bits_GV = (self.bits_GB.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits_SV.shape[1]]
-        old_GV = logits_SV.index_select(0, self.index_G)
-        new_GV = old_GV.masked_fill(bits_GV == 0, -torch.inf)
-        empty_G1 = new_GV.amax(-1, keepdim=True) == -torch.inf
-        logits_SV.index_copy_(0, self.index_G, torch.where(empty_G1, old_GV, new_GV))
+        bias_GV = _bias_table(logits_SV.device)[self.bits_GB.int()].flatten(1)
+        logits_SV.index_add_(0, self.index_G, bias_GV[:, : logits_SV.shape[1]])
+
+
+@cache
+def _bias_table(device: torch.device) -> torch.Tensor:
+    """Return what is added to the logits of 8 tokens for each byte of a mask: 0 or -inf."""
+    values_N1 = torch.arange(256, device=device).unsqueeze(1)
+    allowed_N8 = values_N1 >> torch.arange(8, device=device) & 1
+    return torch.zeros(256, 8, device=device).masked_fill(allowed_N8 == 0, -torch.inf)
