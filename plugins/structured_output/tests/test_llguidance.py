@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 
 import jsonschema
@@ -14,6 +16,7 @@ from dovetail.interfaces import GrammarContext, GrammarSpec
 from dovetail_devkit import load_suite
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_structured_output.backend import LLGuidance
+from dovetail_structured_output.forms import FORMS
 
 TOKENIZER = ByteTokenizer()
 END = TOKENIZER.eos_token_id
@@ -71,6 +74,12 @@ def write(matcher, seed, most=400):
 
 def test_the_plugin_meets_the_contract_of_grammars():
     load_suite("grammar")(LLGuidance)
+
+
+def test_the_library_is_not_loaded_with_the_class_of_the_plugin():
+    code = "import sys, dovetail_structured_output.backend; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert set(FORMS) == LLGuidance.forms
 
 
 def test_every_text_that_ends_is_valid_for_its_json_schema(backend):

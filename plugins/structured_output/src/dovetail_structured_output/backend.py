@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
     from dovetail_structured_output.vocabulary import Vocabulary
-from dovetail_structured_output.forms import FORMS
-from dovetail_structured_output.vocabulary import Vocabulary
 
 MAX_CACHED = 256
 """Maximum number of compiled grammars that are kept."""
@@ -120,6 +118,8 @@ class LLGuidance(GrammarBackend):
         if known is not None:
             return known
         from llguidance import LLMatcher, LLParserLimits
+
+        from dovetail_structured_output.forms import FORMS
 
         vocabulary = self._prepare()
         try:
