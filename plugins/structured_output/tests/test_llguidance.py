@@ -170,6 +170,24 @@ def test_a_compiled_grammar_is_found_again_and_starts_anew(backend):
 
 REFUSED = {
     "unknown keyword": ("json_schema", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "unknown keyword, asked to be ignored": (
+        "json_schema",
+        {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}},
+        "uniqueItems",
+    ),
+    "unknown keyword in a structure": (
+        "structural_tag",
+        {
+            "structures": [
+                {
+                    "begin": "<",
+                    "schema": {"uniqueItems": True, "x-guidance": {"lenient": True}},
+                }
+            ],
+            "at_least_one": True,
+        },
+        "uniqueItems",
+    ),
     "remote reference": ("json_schema", {"$ref": "http://example.com/x"}, "example.com"),
     "contradiction": ("json_schema", {"type": "integer", "minimum": 5, "maximum": 2}, "minimum"),
     "no value": ("json_schema", "false", "not"),

@@ -107,7 +107,12 @@ FORMS: Mapping[str, Callable[[str, Mapping[str, int]], str]] = {
 }
 """The function that translates each form: its text and the special tokens to a grammar."""
 
-_JSON_OPTIONS: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+# They replace the options in a schema ("x-guidance"): a client cannot make keywords be ignored.
+_JSON_OPTIONS: dict[str, Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": WHITESPACE,
+    "lenient": False,
+}
 
 
 def _tag_rules(tag: StructuralTag, special: Mapping[str, int]) -> list[str]:
