@@ -213,7 +213,7 @@ def test_a_configuration_copies_its_mappings() -> None:
 
 def test_extension_fields_match_the_recorded_names() -> None:
     names = ["worker_extension_cls", "logits_processors", "step_extensions"]
-    names += ["admission_gates", "grammar_backend"]
+    names += ["admission_gates", "grammar_backend", "tool_parser", "reasoning_parser"]
     names += ["io_processor", "kv_connector", "kv_transfer_timeout_s", "stat_loggers", "hooks"]
     names.append("http_routes")
     assert list(ExtensionsConfig.model_fields) == names

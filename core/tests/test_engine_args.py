@@ -100,6 +100,8 @@ PUBLIC_NAMES = [
     "step_extensions",
     "admission_gates",
     "grammar_backend",
+    "tool_parser",
+    "reasoning_parser",
     "io_processor",
     "kv_connector",
     "kv_transfer_timeout_s",

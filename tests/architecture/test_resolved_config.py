@@ -26,6 +26,8 @@ NONE_IS_A_VALUE = {
     "extensions.grammar_backend": "no grammars: such requests are refused",
     "extensions.io_processor": "no IO processor",
     "extensions.kv_connector": "no KV connector",
+    "extensions.reasoning_parser": "chosen by the chat template, where the tokenizer is loaded",
+    "extensions.tool_parser": "chosen by the chat template, where the tokenizer is loaded",
     "extensions.worker_extension_cls": "no worker extension",
     "limits.max_prompt_chars": "follows from the tokenizer's longest token, read when needed",
     "observability.decision_log": "nothing is recorded",

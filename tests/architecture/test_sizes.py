@@ -26,7 +26,11 @@ ONE_FILE_PER_KIND = ("interfaces", "suites", "fakes")
 
 
 # Maps "rule path[::function]" to the reason. An entry that is not needed fails the test.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "parameters core/src/dovetail/entrypoints/llm.py::LLM.chat": (
+        "keywords with the names that users know from other engines and from OpenAI's API"
+    ),
+}
 
 BLOCKS = (
     ast.If,

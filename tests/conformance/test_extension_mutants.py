@@ -7,14 +7,23 @@ import pytest
 import torch
 
 from dovetail.errors import RequestError
-from dovetail.interfaces import IOBatch, IOPrompt
+from dovetail.interfaces import (
+    CallText,
+    IOBatch,
+    IOPrompt,
+    ReasoningDelta,
+    ReasoningMarkers,
+    ToolDelta,
+)
 from dovetail_devkit import load_suite
 from dovetail_devkit.fakes.grammar import FakeGrammar, FakeMatcher
 from dovetail_devkit.fakes.hooks import FakeHooks
 from dovetail_devkit.fakes.io_processor import FakeIOProcessor
 from dovetail_devkit.fakes.logits_processor import FakeLogitsProcessor
+from dovetail_devkit.fakes.reasoning_parser import FakeReasoningParser
 from dovetail_devkit.fakes.stat_logger import FakeStatLogger
 from dovetail_devkit.fakes.step_extension import FakeStepExtension
+from dovetail_devkit.fakes.tool_parser import FakeToolParser
 from dovetail_devkit.fakes.worker_extension import FakeWorkerExtension
 
 
@@ -234,7 +243,83 @@ class AcceptsAnyForm(FakeGrammar):
         return super().compile(replace(spec, form="token_ids", text=self.examples["token_ids"]))
 
 
+class WaitsForTheWholeCall(FakeToolParser):
+    """Returns nothing before the end of the text."""
+
+    def feed(self, text):
+        self._text += text
+        return ToolDelta()
+
+
+class CallsUnknownFunctions(FakeToolParser):
+    def __init__(self, context):
+        super().__init__(context)
+        self._names = {"get_weather"}
+
+
+class DropsMarkersInContent(FakeToolParser):
+    def feed(self, text):
+        return super().feed(text.replace("<", ""))
+
+
+class DependsOnPieces(FakeToolParser):
+    """Finds a call only if its marker arrives in one piece."""
+
+    def _read(self, *, is_last):
+        return super()._read(is_last=True)
+
+
+class ForcesAnotherFormat(FakeToolParser):
+    @classmethod
+    def call_text(cls, name):
+        return CallText(begin=f"[{name} ", end="]", trigger="[")
+
+
+class RepeatsCallIds(FakeToolParser):
+    @classmethod
+    def new_call_id(cls):
+        return "call_1"
+
+
+class KeepsTheMarker(FakeReasoningParser):
+    example = "<why>I think.</why>No."
+
+
+class WaitsForTheWholeReasoning(FakeReasoningParser):
+    def feed(self, text):
+        self._kept = getattr(self, "_kept", "") + text
+        return ReasoningDelta()
+
+    def finish(self):
+        given = super().feed(self._kept) if hasattr(self, "_kept") else ReasoningDelta()
+        rest = super().finish()
+        return ReasoningDelta(
+            reasoning=given.reasoning + rest.reasoning, content=given.content + rest.content
+        )
+
+
+class DropsTextWithoutReasoning(FakeReasoningParser):
+    def _rest(self):
+        rest = super()._rest()
+        return ReasoningDelta(reasoning=rest.reasoning, content=rest.content.lstrip("H"))
+
+
+class HasOtherMarkers(FakeReasoningParser):
+    def markers(self):
+        return ReasoningMarkers(start="<because>", end="</because>")
+
+
 MUTANTS = [
+    ("tool_parser", WaitsForTheWholeCall, "its arguments as they follow"),
+    ("tool_parser", CallsUnknownFunctions, "a call of a function that is not offered"),
+    ("tool_parser", DropsMarkersInContent, "example must contain one call"),
+    ("tool_parser", DependsOnPieces, "but the whole text gives"),
+    ("tool_parser", ForcesAnotherFormat, "which call_text gives"),
+    ("tool_parser", RepeatsCallIds, "must return a new id each time"),
+    ("reasoning_parser", KeepsTheMarker, "example must have the reasoning"),
+    ("reasoning_parser", WaitsForTheWholeReasoning, "the reasoning as it is generated"),
+    ("reasoning_parser", DropsTextWithoutReasoning, "has no marker, but gives the parts"),
+    ("reasoning_parser", HasOtherMarkers, "which has the markers, gives the parts"),
     ("grammar", grammar_with(fill_bitmask=allow_everything), "fill_bitmask allows the id"),
     ("grammar", grammar_with(fill_bitmask=lambda self, words: None), "at least one token"),
     ("grammar", grammar_with(rollback=lambda self, num_tokens: None), "rollback must restore"),

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from dovetail.logprobs import Logprob, LogprobSequence, TokenLogprobs
 
 __all__ = [
+    "ChatMessage",
     "CompletionOutput",
     "Logprob",
     "LogprobSequence",
@@ -21,6 +23,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "TokenLogprobs",
+    "ToolCall",
 ]
 
 
@@ -35,6 +38,41 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a function by the model. arguments: the text, which should be a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """A model's message, split into its parts.
+
+    content: None if the message has only calls or reasoning. reasoning: None without reasoning.
+    """
+
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the message for the next request of the conversation, in OpenAI's form."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": one.id,
+                    "type": "function",
+                    "function": {"name": one.name, "arguments": one.arguments},
+                }
+                for one in self.tool_calls
+            ]
+        return message
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One completion of a prompt.
@@ -46,6 +84,7 @@ class CompletionOutput:
         requested.
     finish_reason: "stop", "length", "abort" or "error"; None while it is running.
     stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
+    message: the message in the text, with `LLM.chat`; None otherwise.
     """
 
     index: int
@@ -55,6 +94,7 @@ class CompletionOutput:
     logprobs: Sequence[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    message: ChatMessage | None = None
 
     def finished(self) -> bool:
         """Return whether the completion has ended."""

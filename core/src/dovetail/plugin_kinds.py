@@ -17,6 +17,9 @@ from dovetail.errors import PluginNotFoundError, nearest
 GROUP_PREFIX = "dovetail."
 """The prefix of the entry-point groups of all kinds."""
 
+NO_PLUGIN = "none"
+"""The value of an option for no plugin, if the engine would otherwise select one."""
+
 FRONTEND, ENGINE, WORKER = ROLES = ("frontend", "engine", "worker")
 """The processes that load plugins."""
 
@@ -41,6 +44,8 @@ class Kind:
         checkpoint names. other_options: further names of the option. also_accepts: other kinds
         whose plugins the option accepts.
     roles: the processes that load it. is_probed: whether selection runs the probe of its manifest.
+    is_automatic: whether the engine selects an optional plugin if the option is left open; "none"
+        prevents it.
     takes_context: whether the constructor takes a context, which includes the options; otherwise
         it takes the keyword `options`. declares: class attributes that are frozensets of names.
     fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`; "" for a draft contract. A
@@ -58,6 +63,7 @@ class Kind:
     cardinality: Cardinality = Cardinality.ONE
     roles: tuple[str, ...] = ()
     is_probed: bool = False
+    is_automatic: bool = False
     takes_context: bool = True
     declares: tuple[str, ...] = ()
     fake: str = ""
@@ -305,6 +311,7 @@ _ROWS = (
         field="extensions.grammar_backend",
         cardinality=Cardinality.OPTIONAL,
         roles=(ENGINE,),
+        is_automatic=True,
         fake="FakeGrammar",
     ),
     Kind(
@@ -326,11 +333,23 @@ _ROWS = (
         name="tool_parser",
         interface="ToolParser",
         summary="finds tool calls in the generated text",
+        field="extensions.tool_parser",
+        cardinality=Cardinality.OPTIONAL,
+        roles=(FRONTEND,),
+        is_automatic=True,
+        fake="FakeToolParser",
+        distribution="dovetail-parsers",
     ),
     Kind(
         name="reasoning_parser",
         interface="ReasoningParser",
         summary="separates reasoning from the answer",
+        field="extensions.reasoning_parser",
+        cardinality=Cardinality.OPTIONAL,
+        roles=(FRONTEND,),
+        is_automatic=True,
+        fake="FakeReasoningParser",
+        distribution="dovetail-parsers",
     ),
     Kind(
         name="compile_backend",

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.interfaces import ReasoningParser, ReasoningParserContext
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
-from dovetail_parsers import REASONING_PARSERS, choose_format
+from dovetail_parsers import REASONING_PARSERS
 
 EXAMPLES = {
     "think": "<think>\nI add.\n</think>\n\nIt is 3.",
@@ -79,19 +79,6 @@ def test_calls_of_harmony_stay_in_the_content() -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     text = f"<|channel|>analysis<|message|>I call.<|end|><|start|>assistant{call}"
     assert read(make("harmony"), [text]) == ("I call.", "<|start|>assistant" + call)
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        ("<think>\\n\\n</think>", "think"),
-        ("{{'<｜Assistant｜><think>'}} </think>", "deepseek_r1"),
-        ("<|channel|>analysis<|message|>", "harmony"),
-        ("no marker", ""),
-    ],
-)
-def test_a_chat_template_determines_the_reasoning_format(template: str, name: str) -> None:
-    assert choose_format(template, REASONING_PARSERS) == name
 
 
 def test_every_reasoning_format_has_an_example() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.interfaces import ToolDelta, ToolParser, ToolParserContext
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
-from dovetail_parsers import TOOL_PARSERS, choose_format
+from dovetail_parsers import TOOL_PARSERS
 
 TOOLS = [
     {
@@ -237,28 +237,6 @@ def test_a_long_argument_in_small_pieces_takes_linear_time() -> None:
     text = "[weather(city='" + "x" * 200_000 + "')]"
     _, calls = read(make("pythonic"), [text[i : i + 2] for i in range(0, len(text), 2)])
     assert len(calls[0][1]) > 200_000
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        ('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}', "hermes"),
-        ('<|start_header_id|> {"name": function name, "parameters": dictionary}', "llama3_json"),
-        ("<tool_call>\\n<function=example>\\n<parameter=a>", "qwen3_xml"),
-        ("<tool_call>{name}<arg_key>{k}</arg_key><arg_value>{v}</arg_value>", "glm45"),
-        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek_v3"),
-        ("<|tool_call_begin|><|tool_call_argument_begin|>", "kimi_k2"),
-        ("<|start_of_role|>assistant<|tool_call|>", "granite"),
-        ("<|system|> <|tool|>{tools}<|/tool|>", "phi4_mini"),
-        ("<|CHATBOT_TOKEN|> tool_name", "command_r"),
-        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
-        ("[func_name1(params_name1=value)]", "pythonic"),
-        ("<|im_start|>user", ""),
-    ],
-)
-def test_a_chat_template_determines_the_format(template: str, name: str) -> None:
-    assert choose_format(template, TOOL_PARSERS) == name
 
 
 def test_every_format_has_an_example() -> None:

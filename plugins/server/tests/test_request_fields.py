@@ -226,7 +226,10 @@ def test_only_the_last_tokens_of_a_truncated_prompt_are_used(server, offline):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_roles_of_openai_are_accepted(server, role):
-    messages = [{"role": role, "content": "a"}, {"role": "user", "content": "b"}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages += [{"role": role, "content": "a", "tool_call_id": "c"}]
+    messages += [{"role": "user", "content": "b"}]
     assert server.chat(messages=messages).status == 200
 
 

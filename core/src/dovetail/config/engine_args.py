@@ -197,7 +197,13 @@ class EngineArgs:
         (), "Admission gate plugins, which hold back new requests."
     )
     grammar_backend: str | type | None = _option(
-        None, "Grammar plugin, for requests with structured_outputs."
+        None, "Grammar plugin, or none, for requests with structured_outputs."
+    )
+    tool_parser: str | type | None = _option(
+        None, "Tool parser plugin, or none; None: chosen by the chat template."
+    )
+    reasoning_parser: str | type | None = _option(
+        None, "Reasoning parser plugin, or none; None: chosen by the chat template."
     )
     io_processor: str | type | None = _option(None, "IO processor plugin, for LLM.process.")
     kv_connector: str | type | None = _option(

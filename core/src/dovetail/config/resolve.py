@@ -16,6 +16,7 @@ from dovetail.interfaces.config_fields import AUTO, MODEL_DTYPES, ConfigNode
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import ConfigPatch, Platform
 from dovetail.interfaces.requested_config import MAX_INT, RequestedConfig
+from dovetail.plugin_kinds import NO_PLUGIN
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.platform_answers import check_problems, provided_capabilities
@@ -90,6 +91,8 @@ def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry) -> None:
     Without a tokenizer no grammar can be used, and a decision log cannot record a gate.
     """
     asked = draft.requested
+    if asked.extensions.grammar_backend == NO_PLUGIN:
+        draft.put(GRAMMAR_FIELD, None, f'grammar_backend is "{NO_PLUGIN}"')
     if asked.extensions.grammar_backend is not None:
         return
     if asked.model.skip_tokenizer_init or asked.observability.decision_log is not None:

@@ -14,6 +14,7 @@ from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
 from dovetail.engine.input.request_checks import read_pause_scope, request_id_chunks
+from dovetail.engine.messages.parsers import MessageParsers
 from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
 from dovetail.engine.process.factory import attach_client, make_client
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
@@ -163,6 +164,11 @@ class AsyncLLM:
     def supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the loaded model supports."""
         return self.client.facts.model_info.supported_tasks
+
+    @property
+    def parsers(self) -> MessageParsers:
+        """The parsers of tool calls and reasoning."""
+        return self._front.parsers
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -15,12 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dovetail.engine.attention_check import described_attention
+from dovetail.engine.input.tokenizer_checks import load_tokenizer
+from dovetail.engine.messages.parsers import choose_parser
 from dovetail.engine.plugin_choices import make_registry, named_plugins
-from dovetail.errors import AttentionUnknownError, DovetailError, PluginError
+from dovetail.errors import AttentionUnknownError, DovetailError, ModelError, PluginError
 from dovetail.interfaces.attention import AttentionFacts
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import Platform
-from dovetail.plugin_kinds import get_kind
+from dovetail.plugin_kinds import NO_PLUGIN, get_kind
 from dovetail.plugins.attention_requirements import attention_requirements, read_attention_facts
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
 from dovetail.plugins.selection import (
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from dovetail.plugins import PluginRegistry
 
 _OF_MODEL = ("attention", "model")
+_RESOLVED = ("linear_method", "grammar")
+_BY_TEMPLATE = ("tool_parser", "reasoning_parser")
 _NO_MODEL = "set --model to compare plugins with the requirements of a model"
 _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
@@ -100,7 +104,7 @@ def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Expla
     registry = make_registry(requested)
     platform = choose_platform(registry, requested.parallel.platform)
     is_open = requested.model.dtype == AUTO
-    config = resolve(requested, platform, registry if kind == "linear_method" else None)
+    config = resolve(requested, platform, registry if kind in _RESOLVED else None)
     criteria = criteria_of(kind, config, platform)
     if not has_model and is_open:
         criteria = replace(criteria, dtype="")
@@ -114,7 +118,27 @@ def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Expla
         return explain(registry, kind, replace(criteria, references=references, why=_NO_MODEL))
     if kind == "attention":
         return _explain_attention(registry, config, platform, criteria)
+    if kind in _BY_TEMPLATE and not criteria.references:
+        criteria = _criteria_of_parser(criteria, kind, config, registry, has_model=has_model)
     return explain(registry, kind, criteria)
+
+
+def _criteria_of_parser(
+    criteria: Criteria, kind: str, config: EngineConfig, plugins: PluginRegistry, *, has_model: bool
+) -> Criteria:
+    """Return the criteria of a parser that the model's chat template chooses."""
+    if getattr(config.extensions, kind) == NO_PLUGIN:
+        return replace(criteria, why=f'{kind} is "{NO_PLUGIN}"')
+    if not has_model:
+        return replace(criteria, why="set --model: the chat template of a model chooses it")
+    try:
+        tokenizer = load_tokenizer(config, plugins)
+    except ModelError as error:
+        return replace(criteria, why=f"the model has no usable tokenizer: {error}".rstrip("."))
+    found = choose_parser(kind, config, plugins, tokenizer)
+    if found is None:
+        return replace(criteria, why="the model has no chat template of a known format")
+    return replace(criteria, references=(found.name,), why=found.why)
 
 
 def _explain_attention(

@@ -18,6 +18,7 @@ from dovetail.engine.input.prompt_reading import ReadPrompt, read_prompt
 from dovetail.engine.input.request_checks import check_place, check_request_id
 from dovetail.engine.input.tokenizer_checks import load_tokenizer, usable_eos_token_ids
 from dovetail.engine.listeners import Listeners
+from dovetail.engine.messages.parsers import MessageParsers
 from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.errors import RequestError, UserError
@@ -131,6 +132,7 @@ class FrontEnd:
             clock=clock,
         )
         self.outputs = OutputProcessor(self.tokenizer, clock=clock)
+        self.parsers = MessageParsers.of(facts.config, self._plugins, self.tokenizer)
         self.io_processor = self._make_io_processor()
         config = facts.config
         if facts.front_end:  # only the owner of the engine runs stat loggers

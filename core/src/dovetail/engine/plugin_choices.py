@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.errors import PluginNotFoundError
-from dovetail.plugin_kinds import KINDS, Cardinality, Kind, get_kind
+from dovetail.plugin_kinds import KINDS, NO_PLUGIN, Cardinality, Kind, get_kind
 from dovetail.plugins.resolving.reference import reference_text
 from dovetail.plugins.selection import AUTO
 from dovetail.value_checks import shorten
@@ -35,6 +35,8 @@ def named_plugins(kind: str, config: AnyConfig) -> tuple[str | type, ...]:
         return ()
     section, _, name = row.field.partition(".")
     value = getattr(getattr(config, section), name)
+    if row.is_automatic and value == NO_PLUGIN:
+        return ()
     if value is None or value == "":
         return (AUTO,) if row.cardinality is Cardinality.ONE else ()
     return value if isinstance(value, tuple) else (value,)

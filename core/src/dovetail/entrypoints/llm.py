@@ -94,21 +94,34 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         use_tqdm: bool = True,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
         """Return the model's next message for each conversation.
 
+        Each completion has the attribute `message`: content, reasoning and tool calls, which the
+        parsers of the model's format find in `text`.
         Raises RequestError for messages that are not plain data or larger than `LimitsConfig`
         allows. on_error: as for `generate`.
 
         messages: mappings with "role" and "content". chat_template: replaces the model's template.
+        tools: functions that the model may call, as in OpenAI's API. tool_choice: "auto", "none",
+            "required" or {"type": "function", "function": {"name": …}}; a call that is required is
+            always valid. parallel_tool_calls: whether a message may have several calls.
         """
+        from dovetail.engine.messages.tool_use import read_tools
         from dovetail.entrypoints.batch import refused_output
         from dovetail.entrypoints.call_arguments import check_choice, list_conversations, one_each
+        from dovetail.entrypoints.chat_messages import constrain_chat, read_outputs
 
         check_choice("on_error", on_error, ("raise", "return"))
-        render = self._chat_renderer(chat_template, chat_template_kwargs, add_generation_prompt)
+        use = read_tools(tools, tool_choice, parallel_tool_calls)
+        render = self._chat_renderer(
+            chat_template, chat_template_kwargs, add_generation_prompt, use.shown
+        )
         conversations = list_conversations(messages, self.llm_engine.config.limits)
         params = one_each(sampling_params, len(conversations), "sampling_params")
         prompts: dict[int, Prompt] = {}
@@ -116,6 +129,7 @@ class LLM:
         for place, conversation in enumerate(conversations):
             try:
                 prompts[place] = render(conversation)
+                params[place] = constrain_chat(self.llm_engine, params[place], use, prompts[place])
             except RequestError as error:
                 if on_error == "raise":
                     raise
@@ -126,27 +140,36 @@ class LLM:
             use_tqdm=use_tqdm,
             on_error=on_error,
         )
+        read_outputs(self.llm_engine.front.parsers, use, outputs)
         answered = dict(zip(prompts, outputs, strict=True)) | refused
         return [answered[place] for place in range(len(conversations))]
 
     def _chat_renderer(
-        self, chat_template: Any, kwargs: Any, add_generation_prompt: Any
+        self,
+        chat_template: Any,
+        kwargs: Any,
+        add_generation_prompt: Any,
+        tools: Sequence[Mapping[str, Any]],
     ) -> Callable[[Any], Prompt]:
         """Return a function that renders a conversation to a prompt, text and tokens."""
+        from dovetail.engine.messages.history import prepare_history
         from dovetail.entrypoints.call_arguments import check_template_arguments, read_conversation
         from dovetail.value_checks import plain_text
 
         tokenizer, inputs = self.get_tokenizer(), self.llm_engine.front.inputs
         limits = self.llm_engine.config.limits
         variables = check_template_arguments(chat_template, kwargs, add_generation_prompt)
+        if tools:
+            variables["tools"] = list(tools)
         if chat_template is not None:
             chat_template = plain_text(chat_template)  # calls no method of a subclass
 
         def render(conversation: Any) -> Prompt:
+            messages = read_conversation(
+                conversation, limits=limits, max_prompt_chars=inputs.max_prompt_chars
+            )
             text = tokenizer.apply_chat_template(
-                read_conversation(
-                    conversation, limits=limits, max_prompt_chars=inputs.max_prompt_chars
-                ),
+                prepare_history(messages),
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 **variables,

@@ -87,6 +87,7 @@ from dovetail.interfaces.policy import (
 from dovetail.interfaces.proposer import Drafts, Proposer, ProposerContext, ProposerInput
 from dovetail.interfaces.reasoning_parser import (
     ReasoningDelta,
+    ReasoningMarkers,
     ReasoningParser,
     ReasoningParserContext,
 )
@@ -112,7 +113,13 @@ from dovetail.interfaces.step_extension import (
     StepExtensionContext,
 )
 from dovetail.interfaces.tokenizer import Tokenizer, TokenPieces
-from dovetail.interfaces.tool_parser import ToolCallDelta, ToolDelta, ToolParser, ToolParserContext
+from dovetail.interfaces.tool_parser import (
+    CallText,
+    ToolCallDelta,
+    ToolDelta,
+    ToolParser,
+    ToolParserContext,
+)
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail.interfaces.worker import (
     GrammarOutput,
@@ -145,6 +152,7 @@ __all__ = [
     "AttentionLayerContext",
     "AttentionMetadataBuilder",
     "AttentionRequirements",
+    "CallText",
     "CompileBackend",
     "CompileContext",
     "ConfigPatch",
@@ -218,6 +226,7 @@ __all__ = [
     "RankGroup",
     "Ready",
     "ReasoningDelta",
+    "ReasoningMarkers",
     "ReasoningParser",
     "ReasoningParserContext",
     "RequestView",

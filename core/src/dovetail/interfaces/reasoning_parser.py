@@ -1,13 +1,12 @@
-"""A draft contract of a reasoning parser: it separates reasoning from the answer.
+"""The contract of a reasoning parser: it separates reasoning from the answer.
 
-Like a tool parser, one parser per completion receives the text as it is generated. Constrained
-output after the reasoning may still change the contract.
+Like a tool parser, one parser per completion receives the text as it is generated.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -34,6 +33,19 @@ class ReasoningDelta:
     content: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningMarkers:
+    """The texts around the reasoning of a completion.
+
+    end: ends the reasoning. start: begins it in the output; "" if the prompt has begun it. answer:
+    what the model writes between `end` and the answer.
+    """
+
+    end: str
+    start: str = ""
+    answer: str = ""
+
+
 class ReasoningParser(ABC):
     """Separates reasoning from content.
 
@@ -43,11 +55,14 @@ class ReasoningParser(ABC):
 
     template_marks: the format is chosen for a chat template that contains all of these texts; of
     several formats, the one with the most characters. Empty: the format is never chosen.
+    example: a text with the reasoning "I think." and the content "Yes."; the conformance suite
+    reads it.
     """
 
     CONTRACT: ClassVar[str] = "reasoning_parser"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     template_marks: ClassVar[tuple[str, ...]] = ()
+    example: ClassVar[str] = ""
 
     @abstractmethod
     def __init__(self, context: ReasoningParserContext) -> None:
@@ -61,6 +76,9 @@ class ReasoningParser(ABC):
     def finish(self) -> ReasoningDelta:
         """Return the text that was held back. Called at the end of the text."""
 
-    @abstractmethod
-    def is_reasoning_over(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the reasoning ends within these output tokens, so a grammar may apply."""
+    def markers(self) -> ReasoningMarkers | None:
+        """Return the markers of this completion; None if it has no reasoning.
+
+        A grammar applies after the end marker, and a limit of the reasoning forces it.
+        """
+        return None

@@ -263,6 +263,8 @@ class ExtensionsConfig(ConfigNode):
     step_extensions: PluginReferences = ()
     admission_gates: PluginReferences = ()
     grammar_backend: OptionalReference = None
+    tool_parser: OptionalReference = None
+    reasoning_parser: OptionalReference = None
     io_processor: OptionalReference = None
     kv_connector: OptionalReference = None
     kv_transfer_timeout_s: Seconds = 30.0

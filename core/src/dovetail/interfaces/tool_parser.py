@@ -1,11 +1,12 @@
-"""A draft contract of a tool parser: it extracts tool calls from a model's text.
+"""The contract of a tool parser: it extracts tool calls from a model's text.
 
 One parser per completion receives the text as it is generated; a complete text is passed as a
-single piece. Constrained calls may still change the contract.
+single piece.
 """
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,21 @@ class ToolDelta:
     calls: tuple[ToolCallDelta, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallText:
+    """The text of a call: `begin`, the arguments as JSON, `end`.
+
+    begin: contains the function's name. trigger: the first characters of `begin`, which start
+    nothing but a call; "" if there are none, and a call is only constrained where it is required.
+    separator: the text between two calls; None if a message has at most one call of this form.
+    """
+
+    begin: str
+    end: str
+    trigger: str = ""
+    separator: str | None = None
+
+
 class ToolParser(ABC):
     """Separates tool calls from content.
 
@@ -57,11 +73,14 @@ class ToolParser(ABC):
 
     template_marks: the format is chosen for a chat template that contains all of these texts; of
     several formats, the one with the most characters. Empty: the format is never chosen.
+    example: the text of a call of the function `get_weather` with the arguments
+    {"city": "Paris", "days": 3}; the conformance suite reads it.
     """
 
     CONTRACT: ClassVar[str] = "tool_parser"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     template_marks: ClassVar[tuple[str, ...]] = ()
+    example: ClassVar[str] = ""
 
     @abstractmethod
     def __init__(self, context: ToolParserContext) -> None:
@@ -74,3 +93,17 @@ class ToolParser(ABC):
     @abstractmethod
     def finish(self) -> ToolDelta:
         """Return the text that was held back. Called at the end of the text."""
+
+    @classmethod
+    def call_text(cls, name: str) -> CallText | None:
+        """Return the text around the arguments of a call of the function `name`.
+
+        It lets a grammar force a call, or constrain one that the model begins. None: calls in this
+        format are never constrained.
+        """
+        return None
+
+    @classmethod
+    def new_call_id(cls) -> str:
+        """Return a new id for a call, of the form that the model's chat template accepts."""
+        return f"call_{uuid.uuid4().hex[:24]}"

@@ -71,17 +71,3 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(
     }
 )
 """The reasoning parsers by the name of their format."""
-
-
-def choose_format(template: str, parsers: Mapping[str, type[ToolParser | ReasoningParser]]) -> str:
-    """Return the name of the format of a chat template; "" if no parser fits.
-
-    A parser fits if the template contains all of its `template_marks`; of several, the one with the
-    most characters of marks is chosen.
-    """
-    fitting = {
-        name: sum(map(len, cls.template_marks))
-        for name, cls in parsers.items()
-        if cls.template_marks and all(mark in template for mark in cls.template_marks)
-    }
-    return max(sorted(fitting), key=fitting.__getitem__, default="")

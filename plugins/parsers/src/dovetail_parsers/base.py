@@ -6,15 +6,44 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dovetail.interfaces import ToolCallDelta, ToolDelta, ToolParser, ToolParserContext
+from dovetail.interfaces import (
+    CallText,
+    ToolCallDelta,
+    ToolDelta,
+    ToolParser,
+    ToolParserContext,
+)
 from dovetail_parsers.cursor import Cursor, Emit, MalformedCallError, Steps
+
+EXAMPLE = '{"city": "Paris", "days": 3}'
+"""The arguments of the calls in `example`."""
+
+JSON_CALL = '<tool_call>\n{"name": "FUNCTION", "arguments": '
+"""The start of a call in the format of Hermes, which several parsers read."""
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class StreamedToolParser(ToolParser):
-    """Runs the generator `_parse` of a format. A call of an unknown function is content."""
+    """Runs the generator `_parse` of a format. A call of an unknown function is content.
+
+    call_begin, call_end, call_trigger, call_separator: the fields of `CallText`; FUNCTION stands
+    for the name.
+    """
+
+    call_begin: ClassVar[str]
+    call_end: ClassVar[str] = ""
+    call_trigger: ClassVar[str] = ""
+    call_separator: ClassVar[str | None] = "\n"
+
+    @classmethod
+    def call_text(cls, name: str) -> CallText | None:
+        """Return the text around the arguments of a call of the function `name`."""
+        begin = cls.call_begin.replace("FUNCTION", name)
+        return CallText(
+            begin=begin, end=cls.call_end, trigger=cls.call_trigger, separator=cls.call_separator
+        )
 
     def __init__(self, context: ToolParserContext) -> None:
         self.cursor = Cursor()

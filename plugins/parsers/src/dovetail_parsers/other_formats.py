@@ -6,15 +6,23 @@ import json
 import re
 from typing import ClassVar
 
-from dovetail_parsers.base import MarkedToolParser, StreamedToolParser
+from dovetail_parsers.base import EXAMPLE, JSON_CALL, MarkedToolParser, StreamedToolParser
 from dovetail_parsers.cursor import MalformedCallError, Steps
 from dovetail_parsers.harmony import ENDS, STARTS, read_header
 
 
 class Qwen3XMLToolParser(MarkedToolParser):
-    """Qwen3-Coder: <tool_call><function=f><parameter=a>1</parameter></function></tool_call>."""
+    """Qwen3-Coder: <tool_call><function=f><parameter=a>1</parameter></function></tool_call>.
+
+    Also reads JSON after <tool_call>, which a grammar can force.
+    """
 
     template_marks: ClassVar[tuple[str, ...]] = ("<function=", "<parameter=")
+    example = (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+    )
+    call_begin, call_end = JSON_CALL, "}\n</tool_call>"
     opens = ("<tool_call>", "<function=")
     closes = ("</function>", "</tool_call>")
 
@@ -24,7 +32,9 @@ class Qwen3XMLToolParser(MarkedToolParser):
     def _one(self, marker: str) -> Steps[None]:
         cursor = self.cursor
         if marker == "<tool_call>":
-            yield from cursor.skip_space()
+            if (yield from cursor.skip_space()) == "{":
+                yield from self.json_call()
+                return
             yield from cursor.expect("<function=")
         name, _ = yield from cursor.word((">",))
         self.open_call(name)
@@ -41,9 +51,17 @@ class Qwen3XMLToolParser(MarkedToolParser):
 
 
 class GLM45ToolParser(MarkedToolParser):
-    """GLM-4.5: <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>."""
+    """GLM-4.5: <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>.
+
+    Also reads JSON after <tool_call>, which a grammar can force.
+    """
 
     template_marks: ClassVar[tuple[str, ...]] = ("<arg_key>", "<arg_value>")
+    example = (
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+    )
+    call_begin, call_end = JSON_CALL, "}\n</tool_call>"
     opens = ("<tool_call>",)
     closes = ("</tool_call>",)
 
@@ -52,6 +70,9 @@ class GLM45ToolParser(MarkedToolParser):
 
     def _one(self) -> Steps[None]:
         cursor = self.cursor
+        if (yield from cursor.skip_space()) == "{":
+            yield from self.json_call()
+            return
         name, stop = yield from cursor.word(("<arg_key>", "</tool_call>"))
         self.open_call(name.strip())
         while stop == "<arg_key>":
@@ -71,6 +92,12 @@ class HarmonyToolParser(StreamedToolParser):
     """gpt-oss: the messages of the channel commentary that are addressed to functions."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>")
+    example = (
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        f"{EXAMPLE}<|call|>"
+    )
+    call_begin = "<|channel|>commentary to=functions.FUNCTION <|constrain|>json<|message|>"
+    call_separator = None
 
     def _parse(self) -> Steps[None]:
         cursor = self.cursor
@@ -91,9 +118,15 @@ class HarmonyToolParser(StreamedToolParser):
 
 
 class PythonicToolParser(StreamedToolParser):
-    """Calls in Python's syntax: the whole text is [f(a=1), g(b="x")]."""
+    """Calls in Python's syntax: the whole text is [f(a=1), g(b="x")].
+
+    Also reads a list of JSON objects, which a grammar can force.
+    """
 
     template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
+    example = '[get_weather(city="Paris", days=3)]'
+    call_begin, call_end = '[{"name": "FUNCTION", "arguments": ', "}]"
+    call_separator = None
 
     def _parse(self) -> Steps[None]:
         cursor = self.cursor
@@ -117,6 +150,9 @@ class PythonicToolParser(StreamedToolParser):
 
     def _one(self) -> Steps[None]:
         cursor = self.cursor
+        if (yield from cursor.peek()) == "{":
+            yield from self.json_call()
+            return
         name, _ = yield from cursor.word(("(",))
         if not re.fullmatch(r"[\w.-]+", name):
             raise MalformedCallError

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces import ReasoningDelta, ReasoningParser, ReasoningParserContext
+from dovetail.interfaces import (
+    ReasoningDelta,
+    ReasoningMarkers,
+    ReasoningParser,
+    ReasoningParserContext,
+)
 from dovetail_parsers.cursor import Cursor, Steps
 from dovetail_parsers.harmony import ENDS, STARTS, read_header
 
@@ -58,10 +62,10 @@ class MarkedReasoningParser(StreamedReasoningParser):
     ends: ClassVar[tuple[str, ...]] = ("</think>",)
     always: ClassVar[bool] = False
 
-    def is_reasoning_over(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the text of the tokens contains the marker that ends the reasoning."""
-        text = self._context.tokenizer.decode(token_ids)
-        return any(one in text for one in self.ends)
+    def markers(self) -> ReasoningMarkers | None:
+        """Return the markers of this completion."""
+        is_open = self.always or self._prompt_opens()
+        return ReasoningMarkers(end=self.ends[0], start="" if is_open else self.starts[0])
 
     def _parse(self) -> Steps[None]:
         cursor = self.cursor
@@ -92,12 +96,14 @@ class ThinkReasoningParser(MarkedReasoningParser):
     """Qwen3, GLM-4.5, SmolLM3 and others: <think>…</think>."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("</think>",)
+    example = "<think>I think.</think>\n\nYes."
 
 
 class DeepSeekR1ReasoningParser(MarkedReasoningParser):
     """DeepSeek R1: reasoning up to </think>, with or without <think> before it."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("</think>", "<｜Assistant｜><think>")
+    example = "I think.</think>\n\nYes."
     always = True
 
 
@@ -105,6 +111,7 @@ class MistralReasoningParser(MarkedReasoningParser):
     """Magistral: [THINK]…[/THINK]."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("[THINK]", "[/THINK]")
+    example = "[THINK]I think.[/THINK]Yes."
     starts = ("[THINK]",)
     ends = ("[/THINK]",)
 
@@ -113,6 +120,7 @@ class CommandReasoningParser(MarkedReasoningParser):
     """Command A: <|START_THINKING|>…<|END_THINKING|>."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("<|START_THINKING|>",)
+    example = "<|START_THINKING|>I think.<|END_THINKING|>Yes."
     starts = ("<|START_THINKING|>",)
     ends = ("<|END_THINKING|>",)
 
@@ -121,6 +129,7 @@ class KimiReasoningParser(MarkedReasoningParser):
     """Kimi: ◁think▷…◁/think▷."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("◁think▷",)
+    example = "◁think▷I think.◁/think▷Yes."
     starts = ("◁think▷",)
     ends = ("◁/think▷",)
 
@@ -129,6 +138,7 @@ class SeedReasoningParser(MarkedReasoningParser):
     """Seed-OSS: <seed:think>…</seed:think>."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("<seed:think>",)
+    example = "<seed:think>I think.</seed:think>Yes."
     starts = ("<seed:think>",)
     ends = ("</seed:think>",)
 
@@ -137,6 +147,7 @@ class GraniteReasoningParser(MarkedReasoningParser):
     """Granite 3.2: "Here is my thought process:" and "Here is my response:"."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("Here is my thought process:",)
+    example = "Here is my thought process:I think.Here is my response:Yes."
     starts = ("Here is my thought process:", "Here's my thought process:")
     ends = ("Here is my response:", "Here's my response:")
 
@@ -149,11 +160,16 @@ class HarmonyReasoningParser(StreamedReasoningParser):
     """gpt-oss: the channel analysis is reasoning; calls stay as they are, for the tool parser."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>")
+    example = (
+        "<|channel|>analysis<|message|>I think.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "Yes."
+    )
 
-    def is_reasoning_over(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the tokens open another channel than analysis."""
-        text = self._context.tokenizer.decode(token_ids)
-        return "<|channel|>final" in text or "<|channel|>commentary" in text
+    def markers(self) -> ReasoningMarkers | None:
+        """Return the markers of this completion; the model always begins with reasoning."""
+        return ReasoningMarkers(
+            end="<|end|><|start|>assistant", answer="<|channel|>final<|message|>"
+        )
 
     def _parse(self) -> Steps[None]:
         cursor, is_call, emit = self.cursor, False, self._content_text

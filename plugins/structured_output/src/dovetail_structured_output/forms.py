@@ -35,13 +35,15 @@ class StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
 
     triggers: texts after which the output must continue as a structure that begins with them.
     at_least_one: the output begins with a structure. stop_after_first: the output ends after the
-    first structure.
+    first structure. separator: with `at_least_one`, the output consists of structures with this
+    text between them.
     """
 
     structures: list[Structure]
     triggers: list[str] = []
     at_least_one: bool = False
     stop_after_first: bool = False
+    separator: str | None = None
     type: str = "structural_tag"
 
 
@@ -94,6 +96,8 @@ def structural_tag(text: str, special: Mapping[str, int]) -> str:
         raise ValueError(f"a structural tag must have 1 to {MAX_STRUCTURES} structures")
     if not (tag.at_least_one or tag.triggers):
         raise ValueError("a structural tag needs triggers, or at_least_one")
+    if tag.separator is not None and (tag.triggers or not tag.at_least_one):
+        raise ValueError("the separator of a structural tag needs at_least_one and no triggers")
     return str(LLMatcher.grammar_from_lark("\n".join(_tag_rules(tag, special))))
 
 
@@ -127,6 +131,8 @@ def _tag_rules(tag: StructuralTag, special: Mapping[str, int]) -> list[str]:
     first = " | ".join(names)
     if tag.at_least_one:
         more = f" ({found})* any_text" if tag.triggers else ""
+        if tag.separator is not None:
+            more = f" ({_literal(tag.separator, special)} ({first}))*"
         start = f"({first})" + ("" if tag.stop_after_first else more)
     elif tag.stop_after_first:
         start = f"({found}) | any_text"
@@ -164,7 +170,7 @@ def _value(structure: Structure) -> str:
     if structure.schema is not None:
         if not isinstance(structure.schema, dict):
             raise ValueError("the schema of a structure must be an object")
-        options = {"x-guidance": _JSON_OPTIONS}
+        options = {"x-guidance": {**_JSON_OPTIONS, "whitespace_pattern": " ?"}}
         return f"%json {_plain({**structure.schema, **options})}"
     if structure.regex is not None:
         return "/" + structure.regex.replace("/", "\\/") + "/"

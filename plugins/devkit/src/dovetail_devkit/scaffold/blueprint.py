@@ -166,6 +166,14 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             entry_points={"policy": "policy:{cls}"},
             use='`LLM(model=…, scheduler_cls="{name}")`',
         ),
+        "reasoning_parser": Blueprint(
+            summary="A reasoning parser for Dovetail that reads reasoning between two markers.",
+            suffix="ReasoningParser",
+            modules=("parser",),
+            entry_points={"reasoning_parser": "parser:{cls}"},
+            use='`LLM(model=…, reasoning_parser="{name}")`, and `llm.chat(messages)`',
+            test=_TEST,
+        ),
         "scheduler": Blueprint(
             summary="A scheduler for Dovetail that serves requests round robin.",
             suffix="Scheduler",
@@ -197,6 +205,14 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             modules=("tokenizer",),
             entry_points={"tokenizer": "tokenizer:{cls}"},
             use='`LLM(model=…, tokenizer_mode="{name}")`',
+        ),
+        "tool_parser": Blueprint(
+            summary="A tool parser for Dovetail that reads calls between two markers.",
+            suffix="ToolParser",
+            modules=("parser",),
+            entry_points={"tool_parser": "parser:{cls}"},
+            use='`LLM(model=…, tool_parser="{name}")`, and `llm.chat(messages, tools=[…])`',
+            test=_TEST,
         ),
         "weight_loader": Blueprint(
             summary="A weight loader for Dovetail that reads one safetensors file.",

@@ -71,6 +71,12 @@ class AnswerForm:
         body = self.text_open + _encode(text) + self.text_close
         return self._choice_start(index) + body + b"," + _encode(choice)[1:] + b"]" + self._end
 
+    def delta_event(self, index: int, delta: dict[str, Any], fields: dict[str, Any]) -> bytes:
+        """Return an event with the new parts of a message and further fields of the choice."""
+        choice = {"logprobs": None, "finish_reason": None, "stop_reason": None} | fields
+        body = b'"delta":' + _encode(delta) + b"," + _encode(choice)[1:]
+        return self._choice_start(index) + body + b"]" + self._end
+
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """Return the event with the token counts."""
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"

@@ -13,10 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail.engine.async_llm import AsyncLLM
+from dovetail.engine.messages.history import prepare_history
 from dovetail.errors import RequestError
 from dovetail.interfaces import Tokenizer
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.protocol.fields import ChatRequest
+from dovetail_server.protocol.messages import read_use, tool_variables
 
 RESERVED_VARIABLES = frozenset(
     {"messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -33,8 +35,8 @@ _MARKS = range(0xF0000, 0xF0100)
 _TEXT_PARTS = ("text", "input_text")
 
 
-def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
-    """Return the token ids of a conversation; raise APIError or RequestError.
+def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
+    """Return the token ids and the text of a conversation; raise APIError or RequestError.
 
     Blocks for the time of the template, so call it in a thread.
     """
@@ -46,10 +48,10 @@ def chat_tokens(llm: AsyncLLM, request: ChatRequest) -> list[int]:
         templates = [request.chat_template]
     messages = read_messages(request.messages, llm.config.limits.max_chat_messages, templates)
     try:
-        text, mark = render(tokenizer, request, messages)
+        text, mark = render(tokenizer, request, prepare_history(messages))
     except RecursionError:
         raise APIError("messages is nested too deeply.", param="messages") from None
-    return encode_marked(tokenizer, text, mark)
+    return encode_marked(tokenizer, text, mark), text.replace(mark, "") if mark else text
 
 
 def read_messages(
@@ -183,14 +185,21 @@ def _part(name: str, given: Any) -> str:
 
 def _variables(request: ChatRequest) -> dict[str, Any]:
     variables = request.chat_template_kwargs or {}
+    own = tool_variables(request, read_use(request))
     for name in variables:
+        if name in own:
+            raise APIError(
+                f"chat_template_kwargs and the request both set {name}.",
+                code="contradictory_parameters",
+                param="chat_template_kwargs",
+            )
         if name in RESERVED_VARIABLES or not name.isidentifier():
             raise APIError(
                 f"chat_template_kwargs has the key {name[:40]!r}, which is not the name of a "
                 "further variable of the template.",
                 param="chat_template_kwargs",
             )
-    return variables
+    return {**variables, **own}
 
 
 def _final_text(messages: Sequence[Mapping[str, Any]]) -> str:

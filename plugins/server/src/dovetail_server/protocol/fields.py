@@ -39,6 +39,9 @@ _STOP = {
 _JSON_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}
 
 
+_TOOL_CHOICE = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+
+
 class StreamOptions(Struct, kw_only=True):
     """Options of a streamed response."""
 
@@ -107,6 +110,12 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Annotated[Any, Meta(extra_json_schema=_TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_budget: int | None = None
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

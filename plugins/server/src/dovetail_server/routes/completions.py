@@ -6,13 +6,15 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dovetail.engine.async_llm import AsyncLLM
+from dovetail.engine.messages.parsers import MAX_PROMPT_END_CHARS
 from dovetail.inputs import Prompt
 from dovetail_server.observers import RequestRecord
 from dovetail_server.protocol.answers import AnswerForm, ChatForm, CompletionForm
-from dovetail_server.protocol.chat_prompts import chat_tokens
+from dovetail_server.protocol.chat_prompts import chat_prompt, special_texts
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.protocol.fields import (
     ChatRequest,
@@ -21,6 +23,7 @@ from dovetail_server.protocol.fields import (
     read_fields,
 )
 from dovetail_server.protocol.logprobs import TokenTexts
+from dovetail_server.protocol.messages import Reading, apply_reading, read_use
 from dovetail_server.protocol.prompts import OnePrompt, read_prompts
 from dovetail_server.protocol.sampling import Sampling, chat_sampling, completion_sampling
 from dovetail_server.routes.call_options import (
@@ -74,13 +77,18 @@ class GenerationRoutes:
             request = await self._read(exchange, ChatRequest)
             check_format(request, llm)
             sampling = chat_sampling(request, llm.default_sampling_params())
-            tokens = await asyncio.to_thread(self._chat_tokens, llm, request)
+            read_use(request)  # a wrong tool is refused before the template runs
+            tokens, text = await asyncio.to_thread(self._chat_prompt, llm, request)
+            reading = _reading(llm, request, text)
+            sampling = apply_reading(llm, request, sampling, reading)
             num_top = (request.top_logprobs or 0) if request.logprobs else None
             form = self._form(ChatForm, llm, request, num_top=num_top)
             call = self._call(llm, exchange, request, [tokens], sampling, form)
+            if reading.parser() is not None:
+                call = replace(call, reading=reading)
             await self._serve(llm, exchange, call, streamed=bool(request.stream))
 
-    def _chat_tokens(self, llm: AsyncLLM, request: ChatRequest) -> list[int]:
+    def _chat_prompt(self, llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
         allowed = self._state.settings.allow_request_templates
         if request.chat_template is not None and not allowed:
             raise APIError(
@@ -88,7 +96,7 @@ class GenerationRoutes:
                 code="unsupported_parameter",
                 param="chat_template",
             )
-        return chat_tokens(llm, request)
+        return chat_prompt(llm, request)
 
     async def _read(self, exchange: Exchange, kind: type[R]) -> R:
         """Return the checked fields of a request; raise APIError for a wrong field."""
@@ -176,6 +184,18 @@ class GenerationRoutes:
                     end_ns=state.clock.now_ns(),
                 )
             )
+
+
+def _reading(llm: AsyncLLM, request: ChatRequest, text: str) -> Reading:
+    """Return how the text of the choices is read. text: of the prompt."""
+    hides = request.skip_special_tokens is not False and llm.tokenizer is not None
+    return Reading(
+        parsers=llm.parsers,
+        use=read_use(request),
+        prompt_end=text[-MAX_PROMPT_END_CHARS:],
+        hidden=special_texts(llm.tokenizer) if hides and llm.tokenizer is not None else None,
+        with_reasoning=request.include_reasoning is not False,
+    )
 
 
 def _prompt(given: OnePrompt, traits: dict[str, Any]) -> Prompt:

@@ -15,6 +15,7 @@ from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
 from dovetail_server.protocol.answers import DONE, AnswerForm
 from dovetail_server.protocol.errors import APIError, api_error, unavailable
 from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
+from dovetail_server.protocol.messages import ChoiceReader, Reading
 from dovetail_server.protocol.sampling import COPIED, Sampling
 from dovetail_server.protocol.usage import Usage
 from dovetail_server.routes.call_options import FIRST_TOKEN_HEADER, TIMEOUT_HEADER
@@ -29,7 +30,8 @@ class Call:
 
     prompts: for the engine, in order. form: of the answers. echo: whether the text of a prompt
     precedes its completions. with_ids: whether the token ids are returned. timeout_s: time limit,
-    or None. outputs: the last output of each prompt so far. num_tokens: generated tokens of each.
+    or None. reading: how the text of the choices is read; None if it is content as a whole.
+    outputs: the last output of each prompt so far. num_tokens: generated tokens of each.
     finish_reasons: of the ended completions. usage: the token counts so far.
     """
 
@@ -40,6 +42,7 @@ class Call:
     timeout_s: float | None = None
     echo: bool = False
     with_ids: bool = False
+    reading: Reading | None = None
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
     num_tokens: dict[int, int] = field(default_factory=dict)
     finish_reasons: list[str] = field(default_factory=list)
@@ -158,7 +161,12 @@ class Generation:
             one = _shown(call, one)
             fields = await _choice_fields(call, output, one)
             text = prompt_text + one.text
-            choices.append(call.form.choice(first + number, text, fields))
+            if (reader := _reader(call)) is not None:
+                message = reader.message(one.text)
+                fields["finish_reason"] = reader.finish_reason(one.finish_reason)
+                choices.append({"index": first + number, "message": message, **fields})
+            else:
+                choices.append(call.form.choice(first + number, text, fields))
         return choices
 
 
@@ -175,7 +183,10 @@ class EventWriter:
         self._call = call
         self._form = call.form
         self._first = place * call.sampling.num_returned
-        self._plain = call.form.num_top is None and not call.with_ids
+        no_fields = call.form.num_top is None and not call.with_ids
+        self._plain = no_fields and call.reading is None
+        self._sends_all = not no_fields
+        self._readers: dict[int, ChoiceReader] = {}
         self._one_choice = call.sampling.params.n == 1 and not call.sampling.without_output
         self._offsets: dict[int, int] = {}
 
@@ -211,6 +222,8 @@ class EventWriter:
         """Return the events with which a choice starts."""
         call, index = self._call, self._first + one.index
         self._offsets[one.index] = 0
+        if (reader := _reader(call)) is not None:
+            self._readers[one.index] = reader
         start = self._form.first_event(index)
         fields = await _prompt_fields(call, output)
         if not call.echo and not fields:
@@ -238,7 +251,20 @@ class EventWriter:
             fields["logprobs"] = block.body()
         if call.with_ids:
             fields["token_ids"] = one.token_ids
-        return self._form.full_event(index, one.text, fields)
+        reader = self._readers.get(one.index)
+        if reader is None:
+            return self._form.full_event(index, one.text, fields)
+        delta = reader.delta(one.text, is_last=one.finish_reason is not None)
+        if not (delta or self._sends_all or one.finish_reason is not None):
+            return b""
+        fields["finish_reason"] = reader.finish_reason(one.finish_reason)
+        return self._form.delta_event(index, delta, fields)
+
+
+def _reader(call: Call) -> ChoiceReader | None:
+    """Return the reader of a new choice; None if its text is content as a whole."""
+    parser = call.reading.parser() if call.reading is not None else None
+    return None if call.reading is None or parser is None else ChoiceReader(call.reading, parser)
 
 
 async def _echoed(llm: AsyncLLM, call: Call, output: RequestOutput) -> str:

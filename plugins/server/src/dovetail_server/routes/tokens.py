@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from dovetail.interfaces import Tokenizer
-from dovetail_server.protocol.chat_prompts import chat_tokens
+from dovetail_server.protocol.chat_prompts import chat_prompt
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.protocol.fields import ChatRequest, read_fields
 from dovetail_server.protocol.logprobs import TokenTexts
@@ -79,7 +79,7 @@ class TokenRoutes:
                 continue_final_message=request.continue_final_message,
                 chat_template_kwargs=request.chat_template_kwargs,
             )
-            tokens = await asyncio.to_thread(chat_tokens, llm, chat)
+            tokens, _ = await asyncio.to_thread(chat_prompt, llm, chat)
         else:
             adds = request.add_special_tokens is not False
             tokens = await asyncio.to_thread(_encode, tokenizer, request.prompt, adds)

@@ -1,0 +1,213 @@
+"""Chooses the parser plugins of a front end, and parses the text of a completion with them.
+
+A parser plugin is named by an option or chosen by the model's chat template. The reasoning parser
+reads the text first; the tool parser reads the content that it leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engine.plugin_choices import named_plugins
+from dovetail.interfaces import (
+    ReasoningMarkers,
+    ReasoningParser,
+    ReasoningParserContext,
+    Tokenizer,
+    ToolCallDelta,
+    ToolParser,
+    ToolParserContext,
+)
+from dovetail.outputs import ChatMessage, ToolCall
+from dovetail.plugin_kinds import NO_PLUGIN, get_kind
+from dovetail.plugins import PluginRegistry
+
+if TYPE_CHECKING:
+    from dovetail.engine.plugin_choices import AnyConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_PROMPT_END_CHARS = 4096
+"""Maximum number of characters of a prompt that a reasoning parser gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDelta:
+    """The new parts of a message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+
+
+class MessageParser:
+    """Parses the text of one completion. A parser plugin that fails is not used any further."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+
+    def feed(self, text: str) -> MessageDelta:
+        """Process the next piece of text and return what can be classified so far."""
+        return self._read(text, is_last=False)
+
+    def finish(self, text: str = "") -> MessageDelta:
+        """Process the last piece of text and return the rest of the message."""
+        return self._read(text, is_last=True)
+
+    def _read(self, text: str, *, is_last: bool) -> MessageDelta:
+        reasoning, content, calls = "", text, []
+        if self._reasoning is not None:
+            try:
+                deltas = [self._reasoning.feed(text)] if text else []
+                deltas += [self._reasoning.finish()] if is_last else []
+                reasoning = "".join(one.reasoning for one in deltas)
+                content = "".join(one.content for one in deltas)
+            except Exception:
+                logger.exception("The reasoning parser failed; the rest of the text is content.")
+                self._reasoning = None
+        if self._tools is not None:
+            try:
+                found = [self._tools.feed(content)] if content else []
+                found += [self._tools.finish()] if is_last else []
+                content = "".join(one.content for one in found)
+                calls = [call for one in found for call in one.calls]
+            except Exception:
+                logger.exception("The tool parser failed; the rest of the text is content.")
+                self._tools = None
+        return MessageDelta(content=content, reasoning=reasoning, calls=tuple(calls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenParser:
+    """A parser plugin. name: of the plugin. why: the reason. options: of the user."""
+
+    cls: type[Any]
+    name: str
+    why: str
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageParsers:
+    """The parser plugins of a front end; None for a kind without a plugin."""
+
+    tokenizer: Tokenizer | None
+    tools: ChosenParser | None
+    reasoning: ChosenParser | None
+
+    @classmethod
+    def of(
+        cls, config: AnyConfig, plugins: PluginRegistry, tokenizer: Tokenizer | None
+    ) -> MessageParsers:
+        """Choose the parsers; raise a PluginError if a named one cannot be loaded."""
+        return cls(
+            tokenizer=tokenizer,
+            tools=choose_parser("tool_parser", config, plugins, tokenizer),
+            reasoning=choose_parser("reasoning_parser", config, plugins, tokenizer),
+        )
+
+    @property
+    def tool_parser_cls(self) -> type[ToolParser] | None:
+        """The class of the tool parser, or None."""
+        return None if self.tools is None else self.tools.cls
+
+    def markers(self, prompt_end: str) -> ReasoningMarkers | None:
+        """Return the markers of the reasoning after a prompt; None if there is no reasoning."""
+        parser = self._reasoning_parser(prompt_end)
+        return None if parser is None else parser.markers()
+
+    def make(self, tools: Sequence[Mapping[str, Any]], prompt_end: str) -> MessageParser | None:
+        """Return the parser of a completion; None if its text needs no parser.
+
+        tools: the tools that the model may call. prompt_end: the end of the prompt's text.
+        """
+        reasoning, reader = self._reasoning_parser(prompt_end), None
+        if tools and self.tools is not None and self.tokenizer is not None:
+            reader = self.tools.cls(
+                ToolParserContext(tokenizer=self.tokenizer, tools=tools, options=self.tools.options)
+            )
+        if reasoning is None and reader is None:
+            return None
+        return MessageParser(reasoning, reader)
+
+    def _reasoning_parser(self, prompt_end: str) -> ReasoningParser | None:
+        if self.reasoning is None or self.tokenizer is None:
+            return None
+        context = ReasoningParserContext(
+            tokenizer=self.tokenizer,
+            prompt_end=prompt_end[-MAX_PROMPT_END_CHARS:],
+            options=self.reasoning.options,
+        )
+        made: ReasoningParser = self.reasoning.cls(context)
+        return made
+
+
+def parse_message(
+    parser: MessageParser, text: str, parser_cls: type[ToolParser] | None
+) -> ChatMessage:
+    """Return the message of a complete text. parser_cls: creates the ids of the calls."""
+    delta = parser.finish(text)
+    new_id = (parser_cls or ToolParser).new_call_id
+    arguments: dict[int, str] = {}
+    for one in delta.calls:
+        arguments[one.index] = arguments.get(one.index, "") + one.arguments
+    calls = tuple(
+        ToolCall(id=new_id(), name=one.name, arguments=arguments[one.index])
+        for one in delta.calls
+        if one.name is not None
+    )
+    return ChatMessage(
+        content=delta.content or None if calls or delta.reasoning else delta.content,
+        reasoning=delta.reasoning or None,
+        tool_calls=calls,
+    )
+
+
+def choose_parser(
+    kind: str, config: AnyConfig, plugins: PluginRegistry, tokenizer: Tokenizer | None
+) -> ChosenParser | None:
+    """Return the parser plugin of a kind: the one that the option names, or by the template."""
+    option = get_kind(kind).option
+    if getattr(config.extensions, option) == NO_PLUGIN or tokenizer is None:
+        return None
+    for reference in named_plugins(kind, config):
+        cls = plugins.load(kind, reference)
+        name = plugins.resolve(kind, reference).name
+        return _chosen(plugins, kind, cls, name, f"{option} names it")
+    template = template_of(tokenizer, with_tools=kind == "tool_parser")
+    found = _by_template(kind, plugins, template) if template else None
+    if found is None:
+        return None
+    name, cls = found
+    marks = ", ".join(cls.template_marks)
+    return _chosen(plugins, kind, cls, name, f"the chat template contains {marks}")
+
+
+def template_of(tokenizer: Tokenizer, *, with_tools: bool) -> str:
+    """Return the chat template of a model; "" if it has none."""
+    own = tokenizer.chat_templates
+    return (own.get("tool_use", "") if with_tools else "") or own.get("default", "")
+
+
+def _chosen(
+    plugins: PluginRegistry, kind: str, cls: type[Any], name: str, why: str
+) -> ChosenParser:
+    return ChosenParser(cls=cls, name=name, why=why, options=plugins.options_of(kind, cls))
+
+
+def _by_template(
+    kind: str, plugins: PluginRegistry, template: str
+) -> tuple[str, type[ToolParser | ReasoningParser]] | None:
+    """Return name and class of the parser with the most characters of marks in the template."""
+    best: tuple[int, str, type[ToolParser | ReasoningParser]] | None = None
+    for candidate in plugins.automatic(kind):
+        cls = plugins.load(kind, candidate.reference)
+        marks = cls.template_marks
+        size = sum(map(len, marks))
+        if marks and all(mark in template for mark in marks) and (best is None or size > best[0]):
+            best = size, candidate.name, cls
+    return None if best is None else best[1:]

@@ -1,0 +1,280 @@
+"""Checks the tools of a request, and constrains the calls of the model with a grammar.
+
+A call that is required or named is always constrained to the tool's schema. A call that the model
+begins by itself is constrained from its first marker on, if the format has such a marker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.interfaces import CallText, ReasoningMarkers, ToolParser
+from dovetail.sampling_params import ReasoningParams, SamplingParams, StructuredOutputsParams
+from dovetail.value_checks import refuse, shorten
+
+MAX_TOOLS = 128
+"""Maximum number of tools of a request."""
+MAX_DESCRIPTION_CHARS = 65536
+CHOICES = ("auto", "none", "required")
+"""The values of `tool_choice` besides the name of a function."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """How a request uses tools.
+
+    tools: checked definitions in OpenAI's form. choice: one of `CHOICES`, or "named". name: the
+    named function. parallel: whether a message may have several calls.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    choice: str = "none"
+    name: str = ""
+    parallel: bool = True
+
+    @property
+    def shown(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the prompt describes."""
+        return () if self.choice == "none" else self.tools
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the model must call a function."""
+        return self.choice in ("required", "named")
+
+    @property
+    def offered(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the model may call."""
+        if self.choice == "none":
+            return ()
+        if self.choice == "named":
+            return tuple(one for one in self.tools if _name_of(one) == self.name)
+        return self.tools
+
+
+def read_tools(
+    tools: object, tool_choice: object = None, parallel_tool_calls: object = None
+) -> ToolUse:
+    """Return the checked tools of a request; raise RequestError that names the field.
+
+    tools: None, or a list of {"type": "function", "function": {…}}. tool_choice: None for "auto" if
+    there are tools, one of `CHOICES`, or {"type": "function", "function": {"name": …}}.
+    """
+    if parallel_tool_calls not in (None, True, False):
+        raise refuse("parallel_tool_calls", parallel_tool_calls, "True or False")
+    checked = _read_definitions(tools)
+    choice, name = _read_choice(tool_choice, has_tools=bool(checked))
+    names = [_name_of(one) for one in checked]
+    if choice == "named" and name not in names:
+        raise RequestError(
+            f"tool_choice names the function {shorten(name)}, which is not in tools.",
+            parameter="tool_choice",
+        )
+    if choice in ("required", "named") and not checked:
+        raise RequestError(f"tool_choice={choice!r} needs tools.", parameter="tool_choice")
+    return ToolUse(
+        tools=checked, choice=choice, name=name, parallel=parallel_tool_calls is not False
+    )
+
+
+def constrain(
+    params: SamplingParams,
+    use: ToolUse,
+    *,
+    parser_cls: type[ToolParser] | None,
+    markers: ReasoningMarkers | None,
+    has_grammar: bool,
+    thinking_budget: int | None = None,
+) -> SamplingParams:
+    """Return sampling parameters that constrain the calls, the answer and the reasoning.
+
+    parser_cls: of the model's format. markers: of the reasoning, or None. has_grammar: whether the
+    engine has a grammar plugin. thinking_budget: maximum number of reasoning tokens, or None.
+    Raises RequestError, naming the field, for what the engine cannot do.
+    """
+    changes: dict[str, Any] = {}
+    if use.offered:
+        if parser_cls is None:
+            raise RequestError(
+                "tools needs a tool parser, but the chat template has no known format. Set "
+                "tool_parser when you start the engine.",
+                parameter="tools",
+            )
+        calls = _call_grammar(use, parser_cls, params.structured_outputs, markers)
+        if calls is not None and not has_grammar:
+            if use.is_forced:
+                raise RequestError(
+                    f"tool_choice={use.choice!r} needs a grammar plugin; set grammar_backend when "
+                    "you start the engine.",
+                    parameter="tool_choice",
+                )
+            calls = None
+        if calls is not None:
+            changes["structured_outputs"] = _tag(calls)
+    elif params.structured_outputs is not None and markers is not None and markers.answer:
+        structure = {"begin": markers.answer, **_value(params.structured_outputs)}
+        changes["structured_outputs"] = _tag({"structures": [structure], "at_least_one": True})
+    if thinking_budget is not None and markers is None:
+        raise RequestError(
+            "thinking_budget needs a model that reasons: no reasoning parser fits the chat "
+            "template. Set reasoning_parser when you start the engine.",
+            parameter="thinking_budget",
+        )
+    is_masked = params.structured_outputs is not None or "structured_outputs" in changes
+    is_limited = is_masked or thinking_budget is not None
+    if is_limited and markers is not None and params.reasoning is None:
+        changes["reasoning"] = ReasoningParams(
+            end=markers.end, start=markers.start, budget=thinking_budget
+        )
+    return replace(params, **changes) if changes else params
+
+
+def _call_grammar(
+    use: ToolUse,
+    parser_cls: type[ToolParser],
+    answer: StructuredOutputsParams | None,
+    markers: ReasoningMarkers | None,
+) -> dict[str, Any] | None:
+    """Return the structural tag of the calls; None if they are not constrained."""
+    texts = [(one, parser_cls.call_text(_name_of(one))) for one in use.offered]
+    found = [(one, text) for one, text in texts if text is not None]
+    if not found:
+        if use.is_forced:
+            raise RequestError(
+                f"tool_choice={use.choice!r} is not supported by the tool parser "
+                f"{parser_cls.__name__}, which cannot constrain calls.",
+                parameter="tool_choice",
+            )
+        return None
+    structures = [_structure(one, text) for one, text in found]
+    separator = found[0][1].separator
+    several = use.parallel and separator is not None and use.choice != "named"
+    if use.is_forced or answer is not None:
+        if answer is not None and not use.is_forced:
+            begin = markers.answer if markers is not None else ""
+            structures.append({"begin": begin, **_value(answer)})
+            several = False
+        extra = {"separator": separator} if several else {"stop_after_first": True}
+        return {"structures": structures, "at_least_one": True, **extra}
+    triggers = sorted({text.trigger for _, text in found})
+    if not all(triggers):
+        return None
+    return {
+        "structures": structures,
+        "triggers": triggers,
+        "stop_after_first": not use.parallel,
+    }
+
+
+def _structure(tool: Mapping[str, Any], text: CallText) -> dict[str, Any]:
+    schema = dict(tool["function"].get("parameters") or {})
+    schema.setdefault("type", "object")
+    return {"begin": text.begin, "schema": schema, "end": text.end}
+
+
+def _value(answer: StructuredOutputsParams) -> dict[str, Any]:
+    """Return the keys of a structure for the grammar of an answer."""
+    form, text = answer.form, answer.text
+    if form in ("json_schema", "json_object"):
+        schema = {"type": "object"} if form == "json_object" else json.loads(text)
+        if isinstance(schema, dict):
+            return {"schema": schema}
+    if form in ("regex", "grammar"):
+        return {form: text}
+    if form == "choice":
+        return {"regex": "|".join(_escaped(one) for one in json.loads(text))}
+    raise RequestError(
+        f"the form {form} of structured_outputs cannot be combined with tools or reasoning.",
+        parameter="structured_outputs",
+    )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text)
+
+
+def _tag(tag: Mapping[str, Any]) -> StructuredOutputsParams:
+    return StructuredOutputsParams(structural_tag=dict(tag))
+
+
+def _read_definitions(tools: object) -> tuple[Mapping[str, Any], ...]:
+    if tools is None:
+        return ()
+    if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
+        raise refuse("tools", tools, "a list of tools")
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(
+            f"tools has {len(tools)} entries; at most {MAX_TOOLS} are accepted.", parameter="tools"
+        )
+    checked = tuple(_read_definition(f"tools[{place}]", one) for place, one in enumerate(tools))
+    seen: set[str] = set()
+    for place, one in enumerate(checked):
+        name = _name_of(one)
+        if name in seen:
+            raise RequestError(
+                f"tools[{place}].function.name={name!r} is given twice.",
+                parameter=f"tools[{place}].function.name",
+            )
+        seen.add(name)
+    return checked
+
+
+def _read_definition(where: str, given: object) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping) or given.get("type") != "function":
+        raise RequestError(
+            f'{where} must be {{"type": "function", "function": {{"name": …}}}}.', parameter=where
+        )
+    function = given.get("function")
+    if not isinstance(function, Mapping):
+        raise refuse(f"{where}.function", function, "an object with a name")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise refuse(
+            f"{where}.function.name",
+            name,
+            "1 to 64 letters, digits, underscores, hyphens or periods",
+        )
+    description = function.get("description")
+    if description is not None and (
+        not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARS
+    ):
+        raise refuse(
+            f"{where}.function.description",
+            description,
+            f"a string of at most {MAX_DESCRIPTION_CHARS} characters",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise refuse(f"{where}.function.parameters", parameters, "a JSON schema (an object)")
+    if parameters and parameters.get("type", "object") != "object":
+        raise refuse(f"{where}.function.parameters.type", parameters.get("type"), '"object"')
+    return given
+
+
+def _read_choice(given: object, *, has_tools: bool) -> tuple[str, str]:
+    """Return the kind of choice, and the name of the function."""
+    if given is None:
+        return ("auto" if has_tools else "none"), ""
+    if isinstance(given, str) and given in CHOICES:
+        return (given if has_tools or given == "required" else "none"), ""
+    function = given.get("function") if isinstance(given, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(given, Mapping) and given.get("type") == "function" and isinstance(name, str):
+        return "named", name
+    raise refuse(
+        "tool_choice",
+        given,
+        f'{", ".join(CHOICES)}, or {{"type": "function", "function": {{"name": …}}}}',
+    )
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    name: str = tool["function"]["name"]
+    return name

@@ -1,0 +1,49 @@
+"""Tools and reasoning of `LLM.chat`: constrains the requests and reads the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.engine.llm_engine import LLMEngine
+from dovetail.engine.messages.parsers import MessageParsers, parse_message
+from dovetail.engine.messages.tool_use import ToolUse, constrain
+from dovetail.outputs import ChatMessage, RequestOutput
+from dovetail.sampling_params import SamplingParams
+
+
+def constrain_chat(
+    engine: LLMEngine, params: SamplingParams | None, use: ToolUse, prompt: Any
+) -> SamplingParams | None:
+    """Return the parameters of a chat request, with the grammar of its calls.
+
+    params: of the user; None for the model's defaults. Raises RequestError, naming the field, for
+    what the engine cannot do.
+    """
+    parsers = engine.front.parsers
+    text = prompt["prompt"]
+    if params is not None and not isinstance(params, SamplingParams):
+        return params  # `generate` refuses it
+    if parsers.make(use.offered, text) is None and not use.offered:
+        return params
+    given = engine.default_sampling_params() if params is None else params
+    constrained = constrain(
+        given,
+        use,
+        parser_cls=parsers.tool_parser_cls,
+        markers=parsers.markers(text),
+        has_grammar=engine.config.extensions.grammar_backend is not None,
+    )
+    return replace(constrained, skip_special_tokens=False)
+
+
+def read_outputs(parsers: MessageParsers, use: ToolUse, outputs: Sequence[RequestOutput]) -> None:
+    """Set the message of each completion."""
+    for output in outputs:
+        for one in output.outputs:
+            parser = parsers.make(use.offered, output.prompt or "")
+            if parser is None:
+                one.message = ChatMessage(content=one.text)
+            else:
+                one.message = parse_message(parser, one.text, parsers.tool_parser_cls)

@@ -1,0 +1,258 @@
+"""The tools of a request: checks, the grammar of the calls, and the history of a conversation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dovetail import SamplingParams, StructuredOutputsParams
+from dovetail.engine.messages.history import MAX_CALLS, prepare_history
+from dovetail.engine.messages.tool_use import MAX_TOOLS, constrain, read_tools
+from dovetail.errors import RequestError
+from dovetail.interfaces import ReasoningMarkers, ToolParser
+from dovetail_devkit.fakes.tool_parser import FakeToolParser
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+MARKERS = ReasoningMarkers(start="<why>", end="</why>")
+
+
+def tool(name: str = "add", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMA, **fields}}
+
+
+TOOLS = [tool("add"), tool("weekday")]
+NAMED = {"type": "function", "function": {"name": "weekday"}}
+
+
+class WithoutCallText(FakeToolParser):
+    @classmethod
+    def call_text(cls, name: str) -> None:
+        return None
+
+
+class WithoutTrigger(FakeToolParser):
+    @classmethod
+    def call_text(cls, name: str) -> Any:
+        text = super().call_text(name)
+        return type(text)(begin=text.begin, end=text.end, separator=None)
+
+
+def constrained(
+    *,
+    tools: Any = None,
+    parallel: bool = True,
+    parser_cls: type[ToolParser] | None = FakeToolParser,
+    markers: ReasoningMarkers | None = None,
+    has_grammar: bool = True,
+    answer: StructuredOutputsParams | None = None,
+    **options: Any,
+) -> SamplingParams:
+    return constrain(
+        SamplingParams(structured_outputs=answer),
+        read_tools(TOOLS if tools is None else tools, options.get("choice"), parallel),
+        parser_cls=parser_cls,
+        markers=markers,
+        has_grammar=has_grammar,
+        thinking_budget=options.get("budget"),
+    )
+
+
+def tag_of(params: SamplingParams) -> dict[str, Any]:
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.form == "structural_tag"
+    tag: dict[str, Any] = json.loads(params.structured_outputs.text)
+    return tag
+
+
+def begins(tag: dict[str, Any]) -> list[str]:
+    return [one["begin"] for one in tag["structures"]]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"),
+    [
+        ("add", None, "tools"),
+        ([1], None, "tools[0]"),
+        ([{"type": "retrieval"}], None, "tools[0]"),
+        ([{"type": "function"}], None, "tools[0].function"),
+        ([tool(), tool("a b")], None, "tools[1].function.name"),
+        ([tool("")], None, "tools[0].function.name"),
+        ([tool("x" * 65)], None, "tools[0].function.name"),
+        ([tool(), tool()], None, "tools[1].function.name"),
+        ([tool(description=3)], None, "tools[0].function.description"),
+        ([tool(description="x" * 70_000)], None, "tools[0].function.description"),
+        ([tool(parameters=[])], None, "tools[0].function.parameters"),
+        ([tool(parameters={"type": "array"})], None, "tools[0].function.parameters.type"),
+        ([tool(f"f{i}") for i in range(MAX_TOOLS + 1)], None, "tools"),
+        (None, "required", "tool_choice"),
+        ([], NAMED, "tool_choice"),
+        (TOOLS, "any", "tool_choice"),
+        (TOOLS, {"type": "function"}, "tool_choice"),
+        (TOOLS, {"type": "function", "function": {"name": "sub"}}, "tool_choice"),
+    ],
+)
+def test_an_invalid_tool_or_choice_is_refused_by_name(tools: Any, choice: Any, field: str) -> None:
+    with pytest.raises(RequestError) as error:
+        read_tools(tools, choice)
+    assert error.value.parameter == field
+
+
+def test_parallel_tool_calls_must_be_a_boolean() -> None:
+    with pytest.raises(RequestError, match="parallel_tool_calls"):
+        read_tools(TOOLS, None, "yes")
+
+
+def test_a_required_call_is_one_of_all_functions_without_other_text() -> None:
+    tag = tag_of(constrained(choice="required"))
+    assert begins(tag) == ["<call>add ", "<call>weekday "]
+    assert tag["at_least_one"] and tag["separator"] == "" and "triggers" not in tag
+    assert [one["schema"] for one in tag["structures"]] == [SCHEMA, SCHEMA]
+
+
+def test_without_parallel_calls_a_required_call_ends_the_message() -> None:
+    tag = tag_of(constrained(choice="required", parallel=False))
+    assert tag["stop_after_first"] and "separator" not in tag
+
+
+def test_a_named_function_is_the_only_possible_call() -> None:
+    tag = tag_of(constrained(choice=NAMED))
+    assert begins(tag) == ["<call>weekday "] and tag["stop_after_first"]
+
+
+def test_with_auto_a_trigger_begins_a_constrained_call() -> None:
+    tag = tag_of(constrained())
+    assert tag["triggers"] == ["<call>"] and not tag.get("at_least_one")
+    assert not tag["stop_after_first"]
+    assert tag_of(constrained(parallel=False))["stop_after_first"]
+
+
+def test_with_auto_a_format_without_a_trigger_is_not_constrained() -> None:
+    assert constrained(parser_cls=WithoutTrigger).structured_outputs is None
+    assert constrained(parser_cls=WithoutCallText).structured_outputs is None
+    assert constrained(has_grammar=False).structured_outputs is None
+
+
+def test_a_function_without_parameters_takes_an_object() -> None:
+    bare = {"type": "function", "function": {"name": "now"}}
+    tag = tag_of(constrained(tools=[bare], choice="required"))
+    assert tag["structures"][0]["schema"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "structure"),
+    [
+        (StructuredOutputsParams(json=SCHEMA), {"schema": SCHEMA}),
+        (StructuredOutputsParams(json_object=True), {"schema": {"type": "object"}}),
+        (StructuredOutputsParams(regex="[ab]"), {"regex": "[ab]"}),
+        (StructuredOutputsParams(choice=["a.", "b"]), {"regex": "a\\.|b"}),
+    ],
+)
+def test_with_auto_and_a_format_the_message_is_a_call_or_has_the_format(
+    answer: StructuredOutputsParams, structure: dict[str, Any]
+) -> None:
+    tag = tag_of(constrained(answer=answer))
+    assert tag["structures"][-1] == {"begin": "", **structure}
+    assert tag["at_least_one"] and tag["stop_after_first"]
+
+
+def test_a_required_call_excludes_the_format_of_the_content() -> None:
+    answer = StructuredOutputsParams(json=SCHEMA)
+    assert len(tag_of(constrained(answer=answer, choice="required"))["structures"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"parser_cls": None}, "tools"),
+        ({"parser_cls": WithoutCallText, "choice": "required"}, "tool_choice"),
+        ({"has_grammar": False, "choice": NAMED}, "tool_choice"),
+        ({"budget": 5}, "thinking_budget"),
+        (
+            {"answer": StructuredOutputsParams(structural_tag={"structures": []})},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_by_name(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as error:
+        constrained(**given)
+    assert error.value.parameter == field
+
+
+def test_no_tools_leave_the_parameters_unchanged() -> None:
+    for given in ({"tools": []}, {"choice": "none"}, {"tools": [], "markers": MARKERS}):
+        params = constrained(**given)
+        assert params.structured_outputs is None and params.reasoning is None
+
+
+def test_a_grammar_applies_after_the_reasoning() -> None:
+    params = constrained(choice="required", markers=MARKERS)
+    assert params.reasoning is not None
+    assert (params.reasoning.start, params.reasoning.end) == ("<why>", "</why>")
+    limited = constrained(tools=[], markers=MARKERS, budget=7)
+    assert limited.reasoning is not None and limited.reasoning.budget == 7
+
+
+def test_a_format_follows_the_text_that_begins_the_answer() -> None:
+    markers = ReasoningMarkers(end="<|end|>", answer="<|final|>")
+    params = constrained(tools=[], markers=markers, answer=StructuredOutputsParams(regex="a"))
+    assert tag_of(params)["structures"] == [{"begin": "<|final|>", "regex": "a"}]
+
+
+# --- history ------------------------------------------------------------------------------------
+
+
+def call(arguments: Any = '{"a": 1}', **fields: Any) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {"id": "c1", "type": "function", "function": function, **fields}
+
+
+def assistant(*calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+
+
+def test_arguments_become_objects_for_the_template() -> None:
+    given = [assistant(call(), call("no JSON"), call("[1]"), call(""), call({"a": 2})), RESULT]
+    messages = prepare_history(given)
+    shown = [one["function"]["arguments"] for one in messages[0]["tool_calls"]]
+    assert shown == [{"a": 1}, "no JSON", "[1]", {}, {"a": 2}]
+    assert given[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_an_empty_list_of_calls_is_left_out() -> None:
+    assert prepare_history([{**assistant(), "content": "a"}]) == [
+        {"role": "assistant", "content": "a"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([RESULT], "messages[0].tool_call_id"),
+        ([assistant(call()), {**RESULT, "tool_call_id": "c2"}], "messages[1].tool_call_id"),
+        ([assistant(call()), {**RESULT, "tool_call_id": None}], "messages[1].tool_call_id"),
+        ([assistant(call()), {"role": "tool", "content": ""}], "messages[1].tool_call_id"),
+        ([{**assistant(), "tool_calls": "add"}], "messages[0].tool_calls"),
+        ([assistant(*[call()] * (MAX_CALLS + 1))], "messages[0].tool_calls"),
+        ([assistant(1)], "messages[0].tool_calls[0]"),
+        ([assistant({"id": "c1"})], "messages[0].tool_calls[0]"),
+        ([assistant(call(), {"function": {}})], "messages[0].tool_calls[1].function.name"),
+        ([assistant(call(id=3))], "messages[0].tool_calls[0].id"),
+        ([assistant(call([1]))], "messages[0].tool_calls[0].function.arguments"),
+    ],
+)
+def test_an_invalid_history_is_refused_by_name(messages: list[Any], field: str) -> None:
+    with pytest.raises(RequestError) as error:
+        prepare_history(messages)
+    assert error.value.parameter == field
+
+
+def test_deeply_nested_arguments_stay_a_text() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    (message,) = prepare_history([assistant(call(deep))])
+    assert message["tool_calls"][0]["function"]["arguments"] == deep
