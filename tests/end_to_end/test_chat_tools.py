@@ -104,3 +104,23 @@ def test_a_grammar_applies_after_the_reasoning():
         if "</think>" in one.text:
             assert set(one.message.content) <= {"a", "b"}
         assert one.message.reasoning
+
+
+def test_another_grammar_plugin_forces_valid_calls_and_formats():
+    pytest.importorskip("xgrammar", reason="the optional library xgrammar is not installed")
+    options = {"tool_parser": "hermes", "grammar_backend": "xgrammar", "max_model_len": 512}
+    with LLM("demo", **options) as llm:
+        sampled = SamplingParams(temperature=1.5, max_tokens=200, n=4, seed=1)
+        ended = [
+            one
+            for one in chat(llm, sampled, tools=TOOLS, tool_choice="required")
+            if one.finish_reason == "stop"
+        ]
+        assert ended
+        for one in ended:
+            check(one.message)
+        choice = StructuredOutputsParams(choice=["left", "right"])
+        (one,) = chat(llm, SamplingParams(max_tokens=20, structured_outputs=choice))
+        assert one.text in ("left", "right")
+        (free,) = chat(llm)
+        assert free.message.content

@@ -311,6 +311,7 @@ _ROWS = (
         field="extensions.grammar_backend",
         cardinality=Cardinality.OPTIONAL,
         roles=(ENGINE,),
+        is_probed=True,
         is_automatic=True,
         fake="FakeGrammar",
     ),

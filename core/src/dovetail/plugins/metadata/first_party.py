@@ -38,6 +38,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-server": "dovetail_server",
         "dovetail-stats-jsonl": "dovetail_stats_jsonl",
         "dovetail-structured-output": "dovetail_structured_output",
+        "dovetail-structured-output-xgrammar": "dovetail_structured_output_xgrammar",
         "dovetail-torch": "dovetail_torch",
         "dovetail-xpu": "dovetail_xpu",
     }
