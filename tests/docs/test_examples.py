@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+CALLS = [
+    'add({"a": 4728, "b": 1365}) -> 6093',
+    "4728 + 1365 = 6093.",
+    'weekday({"date": "2026-11-23", "days": 40}) -> Saturday',
+    "It is Saturday.",
+]
 EXPECTED = {
+    "agent_loop.py": CALLS,
+    "agent_over_http.py": CALLS,
     "make_checkpoint.py": ["dovetail-checkpoint-"],
     "offline.py": ["27 + 58 = 85", "fox: f o x"],
     "own_loop.py": ["puzzle: p u z z l e", "fox: f o x"],

@@ -1,4 +1,5 @@
-"""Other programs work with the server: litellm, langchain-openai, openai in Node, schemathesis.
+"""Other programs work with the server: litellm, langchain-openai, instructor, pydantic-ai and
+openai in Node, and schemathesis.
 
 Each is installed in a folder of its own, outside of the tree, from the package registries. Without
 them the test is skipped, with the reason.
@@ -41,6 +42,56 @@ try:
 except BadRequestError:
     print("done")
 """
+INSTRUCTOR = """
+import sys
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+base = OpenAI(base_url=sys.argv[1], api_key="any", max_retries=0)
+given = {"model": "demo", "temperature": 0, "max_tokens": 100, "max_retries": 0,
+         "messages": [{"role": "user", "content": "Write this as JSON: name Yuki, age 7"}]}
+for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
+    client = instructor.from_openai(base, mode=mode)
+    found = client.chat.completions.create(response_model=Person, **given)
+    assert isinstance(found, Person)
+client = instructor.from_openai(base, mode=instructor.Mode.TOOLS)
+parts = list(client.chat.completions.create_partial(response_model=Person, **given))
+assert parts[-1].age is not None
+print("done")
+"""
+PYDANTIC_AI = """
+import sys
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url=sys.argv[1], api_key="any"))
+settings = {"temperature": 0, "max_tokens": 100}
+for kind in (Person, NativeOutput(Person)):
+    agent = Agent(model, output_type=kind, model_settings=settings, retries=0)
+    found = agent.run_sync("Write this as JSON: name Yuki, age 7").output
+    assert isinstance(found, Person)
+agent = Agent(model, model_settings=settings)
+seen = []
+@agent.tool_plain
+def add(a: int, b: int) -> int:
+    'Add two numbers.'
+    seen.append((a, b))
+    return a + b
+result = agent.run_sync("What is 1234 + 4321?")
+assert seen == [(1234, 4321)] and result.output == "1234 + 4321 = 5555."
+print("done")
+"""
 JAVASCRIPT = """
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: "any", maxRetries: 0 });
@@ -81,7 +132,13 @@ def check_program(command, server):
 
 @pytest.mark.timeout(INSTALL_S + RUN_S)
 @pytest.mark.parametrize(
-    ("package", "program"), [("litellm", LITELLM), ("langchain-openai", LANGCHAIN)]
+    ("package", "program"),
+    [
+        ("litellm", LITELLM),
+        ("langchain-openai", LANGCHAIN),
+        ("instructor", INSTRUCTOR),
+        ("pydantic-ai-slim[openai]", PYDANTIC_AI),
+    ],
 )
 def test_a_python_client_works_unchanged(server, tmp_path, package, program):
     venv.create(tmp_path / "venv", with_pip=True)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from dovetail.cli.demo_questions import demo_subject
-from dovetail.cli.demo_run import NUM_ROUNDS, PLUGIN_FIELDS, DemoRun, Part, run_demo, summary_of
+from dovetail.cli.demo_run import NUM_ROUNDS, DemoRun, Part, run_demo, summary_of
 from dovetail.cli.terminal import forgive_encodings, printable
 from dovetail.config import EngineArgs
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
+from dovetail.plugin_kinds import KINDS
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose_platform
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _GROUP = Group("Plugins of the second run: a name, name@distribution, or package.module:Class")
+
+SHOWN_ABOVE = frozenset(kind.field for kind in KINDS.values())
+"""The settings that select plugins, which have a table of their own."""
 
 
 def _option(text: str) -> Parameter:
@@ -182,7 +186,7 @@ def _print_settings(console: Console, run: DemoRun) -> None:
     console.print("\n[bold]Resolved settings[/]")
     table = _table("setting", "value", "reason")
     for change in run.changes:
-        if change.field in PLUGIN_FIELDS.values():
+        if change.field in SHOWN_ABOVE:
             continue
         table.add_row(change.field, _plain(str(change.after)), _plain(change.reason))
     console.print(table)

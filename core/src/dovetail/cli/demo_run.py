@@ -13,26 +13,13 @@ from dovetail.cli.demo_questions import Subject
 from dovetail.clock import MonotonicClock
 from dovetail.entrypoints.llm import LLM
 from dovetail.errors import RequestError
+from dovetail.plugin_kinds import get_kind
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
     from dovetail.interfaces.engine_config import Change
     from dovetail.outputs import RequestOutput
     from dovetail.plugins import Resolution
-
-PLUGIN_FIELDS = {
-    "platform": "parallel.platform",
-    "executor": "parallel.executor_backend",
-    "worker": "parallel.worker_cls",
-    "scheduler": "scheduler.scheduler_cls",
-    "policy": "scheduler.scheduler_cls",
-    "attention": "compute.attention_backend",
-    "linear_method": "compute.linear_method",
-    "ops": "compute.ops",
-    "weight_loader": "load.load_format",
-    "tokenizer": "model.tokenizer_mode",
-}
-"""The config field that selects the plugin of each kind."""
 
 NUM_ROUNDS = 3
 """Number of timed rounds, after one warm-up round."""
@@ -164,7 +151,8 @@ def _reason(found: Resolution, config: EngineConfig, requested: set[str]) -> str
     """Return why a plugin was selected: by the user, a configuration rule or the platform."""
     if found.kind == "model":
         return "named in config.json"
-    field = PLUGIN_FIELDS.get(found.kind, "")
+    kind = get_kind(found.kind)
+    field = kind.field
     if field.rpartition(".")[2] in requested:
         return "requested"
     for change in config.explain():
@@ -172,4 +160,6 @@ def _reason(found: Resolution, config: EngineConfig, requested: set[str]) -> str
             return change.reason
     if found.kind == "platform":
         return "the best for this machine"
+    if kind.is_automatic:
+        return "the chat template of the model" if kind.name != "grammar" else "it is installed"
     return "the default" if found.kind == "tokenizer" else "the platform prefers it"

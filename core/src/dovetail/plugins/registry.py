@@ -102,10 +102,11 @@ class PluginRegistry:
         )
 
     def note_choice(self, kind: str, cls: type[Any] | None) -> None:
-        """Record which of the loaded plugins of `kind` is used."""
+        """Record which of the loaded plugins of `kind` is used. cls: None if none is used."""
         found = self.resolution_of(kind, cls)
-        if found is not None:
-            self._chosen = {one for one in self._chosen if one[0] != kind} | {(kind, found.target)}
+        if found is not None or cls is None:
+            target = "" if found is None else found.target
+            self._chosen = {one for one in self._chosen if one[0] != kind} | {(kind, target)}
 
     @property
     def set_aside(self) -> tuple[str, ...]:

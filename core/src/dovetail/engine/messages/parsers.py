@@ -180,6 +180,7 @@ def choose_parser(
         return _chosen(plugins, kind, cls, name, f"{option} names it")
     template = template_of(tokenizer, with_tools=kind == "tool_parser")
     found = _by_template(kind, plugins, template) if template else None
+    plugins.note_choice(kind, None if found is None else found[1])
     if found is None:
         return None
     name, cls = found
