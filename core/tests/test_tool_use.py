@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from dovetail import SamplingParams, StructuredOutputsParams
-from dovetail.engine.messages.history import MAX_CALLS, prepare_history
+from dovetail.engine.messages.history import MAX_CALLS, CallForm, call_form, prepare_history
 from dovetail.engine.messages.tool_use import MAX_TOOLS, constrain, read_tools
 from dovetail.errors import RequestError
 from dovetail.interfaces import ReasoningMarkers, ToolParser
+from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_chat_template
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_devkit.fakes.tool_parser import FakeToolParser
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -222,6 +225,57 @@ def test_arguments_become_objects_for_the_template() -> None:
     shown = [one["function"]["arguments"] for one in messages[0]["tool_calls"]]
     assert shown == [{"a": 1}, "no JSON", "[1]", {}, {"a": 2}]
     assert given[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_arguments_stay_texts_for_a_template_that_expects_them() -> None:
+    form = CallForm(with_objects=False, content=None)
+    (message,) = prepare_history(
+        [{**assistant(call({"a": 2}), call('{"a": 1}')), "content": ""}], form
+    )
+    shown = [one["function"]["arguments"] for one in message["tool_calls"]]
+    assert shown == ['{"a": 2}', '{"a": 1}'] and message["content"] is None
+
+
+class TemplateTokenizer(ByteTokenizer):
+    """Renders chat templates in this process."""
+
+    def apply_chat_template(
+        self, messages: Any, *, chat_template: str | None = None, **variables: Any
+    ) -> str:
+        environment = ChatTemplateEnvironment(datetime.now)
+        template = environment.compile_template(chat_template or "")
+        return render_chat_template(template, messages, variables)
+
+
+CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("call_text", "form"),
+    [
+        ("{{ c.function.name }}{{ c.function.arguments | tojson }}", CallForm()),
+        (
+            "{{ c.function.name ~ (m.content is none and c.function.arguments | tojson) }}",
+            CallForm(content=None),
+        ),
+        (
+            "{{ m.content + c.function.name + c.function.arguments }}",
+            CallForm(with_objects=False, content=""),
+        ),
+        (
+            "{% if m.content is none %}{{ c.function.name + c.function.arguments }}{% endif %}",
+            CallForm(with_objects=False, content=None),
+        ),
+        (
+            "{% for k, v in c.function.arguments | items %}{{ c.function.name + v }}{% endfor %}",
+            None,
+        ),
+        ("{{ raise_exception('no calls') }}", None),
+    ],
+)
+def test_the_form_of_calls_is_found_with_a_trial(call_text: str, form: CallForm | None) -> None:
+    template = CALLS.replace("CALL", call_text)
+    assert call_form(TemplateTokenizer(), template) == (form or CallForm())
 
 
 def test_an_empty_list_of_calls_is_left_out() -> None:

@@ -152,7 +152,12 @@ class LLM:
         tools: Sequence[Mapping[str, Any]],
     ) -> Callable[[Any], Prompt]:
         """Return a function that renders a conversation to a prompt, text and tokens."""
-        from dovetail.engine.messages.history import prepare_history
+        from dovetail.engine.messages.history import (
+            CallForm,
+            call_form,
+            has_calls,
+            prepare_history,
+        )
         from dovetail.entrypoints.call_arguments import check_template_arguments, read_conversation
         from dovetail.value_checks import plain_text
 
@@ -168,8 +173,10 @@ class LLM:
             messages = read_conversation(
                 conversation, limits=limits, max_prompt_chars=inputs.max_prompt_chars
             )
+            has = has_calls(messages)
+            form = call_form(tokenizer, chat_template) if has else CallForm()
             text = tokenizer.apply_chat_template(
-                prepare_history(messages),
+                prepare_history(messages, form),
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 **variables,

@@ -1,20 +1,99 @@
-"""Checks the tool calls and tool results in a conversation, and prepares them for a template."""
+"""Checks the tool calls and tool results in a conversation, and prepares them for a template.
+
+Chat templates differ in the form of a call that they expect: its arguments as an object or as a
+text, and the empty content beside it as "" or None. The form is found with a trial conversation.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.interfaces import Tokenizer
 from dovetail.value_checks import refuse, shorten
 
 MAX_CALLS = 256
 """Maximum number of tool calls in a message."""
 
 
-def prepare_history(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the arguments of calls as objects, which chat templates expect.
+@dataclass(frozen=True, kw_only=True)
+class CallForm:
+    """The form of calls that a chat template expects.
+
+    with_objects: whether arguments are objects instead of texts. content: the content of a message
+    that has only calls.
+    """
+
+    with_objects: bool = True
+    content: str | None = ""
+
+
+FORMS = (
+    CallForm(),
+    CallForm(content=None),
+    CallForm(with_objects=False, content=None),
+    CallForm(with_objects=False),
+)
+"""All forms; of several that a template renders equally well, the first one is used."""
+
+_TRIAL_NAME, _TRIAL_VALUE = "trial_name", "trial_value"
+_TRIAL_TOOL = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+_TRIAL = (
+    {"role": "user", "content": "question"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "trialcall",
+                "type": "function",
+                "function": {"name": _TRIAL_NAME, "arguments": {"key": _TRIAL_VALUE}},
+            }
+        ],
+    },
+    {"role": "tool", "name": _TRIAL_NAME, "tool_call_id": "trialcall", "content": "result"},
+)
+
+
+@lru_cache(maxsize=32)
+def call_form(tokenizer: Tokenizer, chat_template: str | None) -> CallForm:
+    """Return the form of calls that a chat template expects. chat_template: None for the model's.
+
+    A template that renders no form as it should gets the first one.
+    """
+    scores = [_score(tokenizer, chat_template, form) for form in FORMS]
+    return FORMS[scores.index(max(scores))]
+
+
+def _score(tokenizer: Tokenizer, chat_template: str | None, form: CallForm) -> int:
+    """Return how well a template renders the trial: 2 with JSON arguments, 0 without the call."""
+    try:
+        text = tokenizer.apply_chat_template(
+            prepare_history(_TRIAL, form), chat_template=chat_template, tools=[_TRIAL_TOOL]
+        )
+    except RequestError:
+        return 0
+    compact = text.replace(": ", ":")
+    if _TRIAL_NAME in text and f'{{"key":"{_TRIAL_VALUE}"}}' in compact:
+        return 2
+    wrong = (f'\\"{_TRIAL_VALUE}', f"'{_TRIAL_VALUE}'")  # encoded twice, or Python's syntax
+    has_call = _TRIAL_NAME in text and _TRIAL_VALUE in text
+    return int(has_call and not any(one in text for one in wrong))
+
+
+def has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has tool calls."""
+    return any(one.get("tool_calls") for one in messages)
+
+
+def prepare_history(
+    messages: Sequence[Mapping[str, Any]], form: CallForm = FORMS[0]
+) -> list[dict[str, Any]]:
+    """Return the messages with calls in the form that the template expects.
 
     Arguments that are not a JSON object stay texts. Raises RequestError, naming the field, for an
     invalid call, and for a result whose id is not that of an earlier call.
@@ -27,9 +106,10 @@ def prepare_history(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             _check_result(where, message, known)
         calls = message.get("tool_calls")
         if calls:
-            calls = _read_calls(f"{where}.tool_calls", calls)
+            calls = _read_calls(f"{where}.tool_calls", calls, with_objects=form.with_objects)
             known.update(one["id"] for one in calls if "id" in one)
-            message = {**message, "tool_calls": calls}
+            content = message.get("content") or form.content
+            message = {**message, "tool_calls": calls, "content": content}
         elif "tool_calls" in message:
             message = {key: one for key, one in message.items() if key != "tool_calls"}
         prepared.append(dict(message))
@@ -46,17 +126,20 @@ def _check_result(where: str, message: Mapping[str, Any], known: set[str]) -> No
         )
 
 
-def _read_calls(where: str, calls: object) -> list[dict[str, Any]]:
+def _read_calls(where: str, calls: object, *, with_objects: bool) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
         raise refuse(where, calls, "a list of tool calls")
     if len(calls) > MAX_CALLS:
         raise RequestError(
             f"{where} has {len(calls)} entries; at most {MAX_CALLS} are accepted.", parameter=where
         )
-    return [_read_call(f"{where}[{place}]", one) for place, one in enumerate(calls)]
+    return [
+        _read_call(f"{where}[{place}]", one, with_objects=with_objects)
+        for place, one in enumerate(calls)
+    ]
 
 
-def _read_call(where: str, call: object) -> dict[str, Any]:
+def _read_call(where: str, call: object, *, with_objects: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise refuse(where, call, 'an object with "id", "type" and "function"')
@@ -67,10 +150,15 @@ def _read_call(where: str, call: object) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if not isinstance(arguments, (str, Mapping)):
         raise refuse(f"{where}.function.arguments", arguments, "a string with a JSON object")
-    return {**call, "function": {**function, "arguments": _arguments(arguments)}}
+    shown = _object_of(arguments) if with_objects else _text_of(arguments)
+    return {**call, "function": {**function, "arguments": shown}}
 
 
-def _arguments(given: str | Mapping[str, Any]) -> Any:
+def _text_of(given: str | Mapping[str, Any]) -> str:
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+def _object_of(given: str | Mapping[str, Any]) -> Any:
     if not isinstance(given, str):
         return given
     try:

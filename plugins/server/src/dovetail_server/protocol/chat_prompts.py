@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail.engine.async_llm import AsyncLLM
-from dovetail.engine.messages.history import prepare_history
+from dovetail.engine.messages.history import CallForm, call_form, has_calls, prepare_history
 from dovetail.errors import RequestError
 from dovetail.interfaces import Tokenizer
 from dovetail_server.protocol.errors import APIError
@@ -48,7 +48,8 @@ def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
         templates = [request.chat_template]
     messages = read_messages(request.messages, llm.config.limits.max_chat_messages, templates)
     try:
-        text, mark = render(tokenizer, request, prepare_history(messages))
+        form = call_form(tokenizer, request.chat_template) if has_calls(messages) else CallForm()
+        text, mark = render(tokenizer, request, prepare_history(messages, form))
     except RecursionError:
         raise APIError("messages is nested too deeply.", param="messages") from None
     return encode_marked(tokenizer, text, mark), text.replace(mark, "") if mark else text

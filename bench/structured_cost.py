@@ -1,0 +1,106 @@
+"""Measure what a grammar costs per step, without a peer.
+
+Method. Two engines of one model, each with a batch of 16 greedy requests. The grammar does not end
+within the measured tokens. In each round the same prompts run free and constrained, in turn; a
+step's duration is the wall time of a round divided by its number of steps. The figures are medians
+of the rounds and of their ratios. "without" is an engine with `grammar_backend="none"`, which shows
+what the plugin costs a batch without constraints. The first token of a cached grammar is compared
+with that of a free request, alone in the engine.
+
+    python bench/structured_cost.py [--model smollm2] [--tokenizer DIR] [--requests 16]
+        [--rounds 9] [--tokens 96]
+
+`--model llama-160m` writes the shape of that name (checkpoints.py); it needs `--tokenizer`, a
+directory with a tokenizer of at most 32,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from checkpoints import SHAPES, make_checkpoint
+
+from dovetail import LLM, SamplingParams, StructuredOutputsParams
+
+SCHEMA = {"type": "array", "items": {"type": "string", "minLength": 4000}, "minItems": 3}
+PROMPT_TOKENS = 64
+
+
+def params_of(num_tokens: int, *, constrained: bool) -> SamplingParams:
+    """Return greedy sampling of exactly `num_tokens` tokens."""
+    grammar = StructuredOutputsParams(json=SCHEMA) if constrained else None
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=num_tokens,
+        ignore_eos=grammar is None,
+        structured_outputs=grammar,
+    )
+
+
+def seconds(llm: LLM, prompts: list[Any], params: SamplingParams) -> float:
+    """Return the wall time of one batch."""
+    begin_s = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    took_s = time.perf_counter() - begin_s
+    assert all(len(one.outputs[0].token_ids) == params.max_tokens for one in outputs)
+    return took_s
+
+
+def main() -> None:
+    """Measure and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=96)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model
+        if model in SHAPES:
+            model = str(make_checkpoint(model, Path(folder)))
+        options: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 1024}
+        if args.tokenizer:
+            options["tokenizer"] = args.tokenizer
+        with LLM(model, **options) as llm, LLM(model, grammar_backend="none", **options) as without:
+            measure(llm, without, args)
+
+
+def measure(llm: LLM, without: LLM, args: argparse.Namespace) -> None:
+    """Run the rounds and print the medians."""
+    prompts = [
+        [(7 * row + 3 * place) % 200 + 10 for place in range(PROMPT_TOKENS)]
+        for row in range(args.requests)
+    ]
+    free = params_of(args.tokens, constrained=False)
+    bound = params_of(args.tokens, constrained=True)
+    one_free, one_bound = (params_of(1, constrained=value) for value in (False, True))
+    for engine, params in ((llm, free), (llm, bound), (without, free)):
+        seconds(engine, prompts, params)
+    rows = []
+    for _ in range(args.rounds):
+        times = [
+            seconds(engine, prompts, params)
+            for engine, params in ((llm, free), (llm, bound), (without, free))
+        ]
+        first = [seconds(llm, prompts[:1], params) for params in (one_free, one_bound)]
+        rows.append((*times, *first))
+    columns = list(zip(*rows, strict=True))
+    steps_ms = [1000 * statistics.median(column) / args.tokens for column in columns[:3]]
+    print(f"step of {args.requests} requests: free {steps_ms[0]:.2f} ms, ", end="")
+    print(f"constrained {steps_ms[1]:.2f} ms, engine without grammars {steps_ms[2]:.2f} ms")
+    for name, above, below in (("constrained / free", 1, 0), ("free / without grammars", 0, 2)):
+        ratios = [row[above] / row[below] for row in rows]
+        print(f"{name}: median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to ", end="")
+        print(f"{max(ratios):.3f}")
+    more = statistics.median(row[4] - row[3] for row in rows)
+    print(f"first token with a cached grammar: {1000 * more:+.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

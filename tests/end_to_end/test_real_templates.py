@@ -1,0 +1,151 @@
+"""Real tokenizers and chat templates: the format is recognized, and forced calls are valid.
+
+The tokenizers have 128k to 201k tokens; markers of calls are single tokens in some of them.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import jsonschema
+import numpy as np
+import pytest
+from assets import fetch
+
+from dovetail import SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.engine.messages.history import call_form, prepare_history
+from dovetail.engine.messages.parsers import MessageParsers, parse_message
+from dovetail.engine.messages.tool_use import constrain, read_tools
+from dovetail.engine.plugin_choices import make_registry
+from dovetail.interfaces import GrammarContext, GrammarSpec
+from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+from dovetail_devkit.contexts import write_fake_config
+from dovetail_structured_output.backend import LLGuidance
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Zürich", 'a "b"']},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "Weather.", "parameters": SCHEMA},
+    }
+]
+PARSERS = {
+    "qwen3": ("hermes", "think"),
+    "deepseek_v3": ("deepseek_v3", ""),
+    "llama3_1": ("llama3_json", ""),
+    "gptoss": ("harmony", ""),
+}
+WITHOUT_TOOLS = ("llama3_1", "gptoss")
+"""Packages without a chat template for tools: an option names the parser."""
+ARGUMENTS = '{"city": "Paris", "days": 3}'
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": ARGUMENTS},
+}
+HISTORY = [
+    {"role": "user", "content": "How is the weather in Paris?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "name": "get_weather", "content": "sunny"},
+]
+NUM_WALKS = 3
+MAX_STEPS = 120
+
+
+@pytest.fixture(scope="module", params=PARSERS)
+def model(request, tmp_path_factory):
+    """Return the name, the tokenizer and the parsers of a model."""
+    tokenizer = HuggingFaceTokenizer.from_directory(fetch(request.param))
+    folder = write_fake_config(tmp_path_factory.mktemp("model"))
+    named = PARSERS[request.param][0] if request.param in WITHOUT_TOOLS else None
+    args = EngineArgs.from_kwargs(model=folder, tool_parser=named)
+    config = args.create_engine_config()
+    return request.param, tokenizer, MessageParsers.of(config, make_registry(config), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def backend(model):
+    _, tokenizer, _ = model
+    return LLGuidance(GrammarContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size))
+
+
+def test_the_option_or_the_chat_template_chooses_the_parsers(model):
+    name, _, parsers = model
+    chosen = [one.name if one is not None else "" for one in (parsers.tools, parsers.reasoning)]
+    assert tuple(chosen) == PARSERS[name]
+
+
+def test_the_template_renders_tools_calls_and_results(model):
+    name, tokenizer, _ = model
+    if name in WITHOUT_TOOLS:
+        pytest.skip("the package has no chat template for tools")
+    for content in ("", None):  # templates accept only one of them
+        messages = [HISTORY[0], {**HISTORY[1], "content": content}, HISTORY[2]]
+        history = prepare_history(messages, call_form(tokenizer, None))
+        text = tokenizer.apply_chat_template(history, tools=TOOLS)
+        assert "get_weather" in text and ARGUMENTS in text and "sunny" in text
+
+
+def spec_of(tokenizer, parsers):
+    """Return the grammar of a required call."""
+    params = constrain(
+        SamplingParams(),
+        read_tools(TOOLS, "required", False),
+        parser_cls=parsers.tool_parser_cls,
+        markers=None,
+        has_grammar=True,
+    )
+    grammar = params.structured_outputs
+    assert grammar is not None and tokenizer.eos_token_id is not None
+    ends = frozenset({tokenizer.eos_token_id})
+    return GrammarSpec(form=grammar.form, text=grammar.text, stop_token_ids=ends)
+
+
+def test_the_tokens_of_a_call_are_accepted(model, backend):
+    _, tokenizer, parsers = model
+    matcher = backend.compile(spec_of(tokenizer, parsers))
+    text = parsers.tool_parser_cls.call_text("get_weather")
+    call = text.begin + ARGUMENTS + text.end
+    tokens = [*tokenizer.encode(call, add_special_tokens=False), tokenizer.eos_token_id]
+    assert matcher.accept(tokens) == len(tokens)
+    broken = tokenizer.encode(call.replace("Paris", "Berlin"), add_special_tokens=False)
+    other = backend.compile(spec_of(tokenizer, parsers))
+    assert other.accept(broken) < len(broken)
+
+
+def test_random_allowed_tokens_give_a_valid_call(model, backend):
+    _, tokenizer, parsers = model
+    width = tokenizer.vocab_size
+    words = bytearray(4 * ((width + 31) // 32))
+    num_ended = 0
+    for seed in range(NUM_WALKS):
+        matcher, random = backend.compile(spec_of(tokenizer, parsers)), Random(seed)
+        tokens: list[int] = []
+        while len(tokens) < MAX_STEPS:
+            words[:] = bytes(len(words))
+            matcher.fill_bitmask(memoryview(words))
+            bits = np.unpackbits(np.frombuffer(words, np.uint8), bitorder="little")
+            token = random.choice(np.flatnonzero(bits).tolist())
+            assert matcher.accept([token]) == 1
+            if token == tokenizer.eos_token_id:
+                num_ended += 1
+                break
+            tokens.append(token)
+        else:
+            continue
+        parser = parsers.make(TOOLS, "</think>")
+        message = parse_message(parser, tokenizer.decode(tokens), parsers.tool_parser_cls)
+        (call,) = message.tool_calls
+        assert call.name == "get_weather"
+        jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    assert num_ended
