@@ -88,6 +88,7 @@ def begins(tag: dict[str, Any]) -> list[str]:
         ([tool(description="x" * 70_000)], None, "tools[0].function.description"),
         ([tool(parameters=[])], None, "tools[0].function.parameters"),
         ([tool(parameters={"type": "array"})], None, "tools[0].function.parameters.type"),
+        ([tool(parameters={"pattern": "(("})], None, "tools[0].function.parameters.type"),
         ([tool(f"f{i}") for i in range(MAX_TOOLS + 1)], None, "tools"),
         (None, "required", "tool_choice"),
         ([], NAMED, "tool_choice"),
@@ -135,6 +136,17 @@ def test_with_auto_a_format_without_a_trigger_is_not_constrained() -> None:
     assert constrained(parser_cls=WithoutTrigger).structured_outputs is None
     assert constrained(parser_cls=WithoutCallText).structured_outputs is None
     assert constrained(has_grammar=False).structured_outputs is None
+
+
+def test_with_auto_a_text_without_an_end_is_not_constrained() -> None:
+    params = constrain(
+        SamplingParams(ignore_eos=True),
+        read_tools(TOOLS),
+        parser_cls=FakeToolParser,
+        markers=None,
+        has_grammar=True,
+    )
+    assert params.structured_outputs is None
 
 
 def test_a_function_without_parameters_takes_an_object() -> None:

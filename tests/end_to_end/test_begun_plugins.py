@@ -109,6 +109,10 @@ def begin(tmp_path, monkeypatch):
 def answers(model, **options):
     with LLM(model, **{**OPTIONS, **options}) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        if options.keys() & {"tool_parser", "reasoning_parser"}:
+            tools = [{"type": "function", "function": {"name": "f"}}]
+            given = tools if "tool_parser" in options else None
+            llm.chat([{"role": "user", "content": "Hi"}], GREEDY, tools=given, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in outputs]
 
 

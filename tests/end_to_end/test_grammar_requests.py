@@ -114,5 +114,5 @@ def test_a_grammar_plugin_is_refused_if_the_scheduler_has_no_admission_gates(mod
 
 
 def test_a_grammar_plugin_that_is_not_installed_is_refused(model_dir, options):
-    with pytest.raises(PluginNotFoundError, match="grammar_backend='xgrammar'"):
-        LLM(model_dir, grammar_backend="xgrammar", **options)
+    with pytest.raises(PluginNotFoundError, match="grammar_backend='outlines'"):
+        LLM(model_dir, grammar_backend="outlines", **options)

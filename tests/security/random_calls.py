@@ -261,10 +261,15 @@ GENERATE = {
     "priority": fixed(None, 5, [1, 2, 3], (0, 0, 0)),
     "on_error": fixed("return", "raise"),
 }
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+NAMED = {"type": "function", "function": {"name": "f"}}
 CHAT = {
     "chat_template": TEMPLATES,
     "chat_template_kwargs": fixed(None, {}, {"tools": [{"name": "f"}]}, {"a": 5}),
     "add_generation_prompt": fixed(True, False),
+    "tools": fixed(None, [], TOOLS, TOOLS * 2, [{"type": "function"}], [{}] * 200, "f"),
+    "tool_choice": fixed(None, "auto", "none", "required", NAMED, {}, "f"),
+    "parallel_tool_calls": fixed(True, False),
     "use_tqdm": fixed(False, True),
     "on_error": fixed("return", "raise"),
 }

@@ -169,7 +169,8 @@ def call_generate(fuzzed, hostile, more):
 
 def call_chat(fuzzed, hostile, more):
     params = [VALID, *(make_params(maker) for _, maker in hostile), VALID]
-    plain = not set(more) & {"chat_template", "chat_template_kwargs", "add_generation_prompt"}
+    changing = {"chat_template", "chat_template_kwargs", "add_generation_prompt"}
+    plain = not set(more) & (changing | {"tools", "tool_choice"})
     given_more = {"on_error": "return", **calls.make(more)}
 
     def call():

@@ -8,9 +8,24 @@ from typing import Any
 
 from dovetail.engine.llm_engine import LLMEngine
 from dovetail.engine.messages.parsers import MessageParsers, parse_message
-from dovetail.engine.messages.tool_use import ToolUse, constrain
+from dovetail.engine.messages.tool_use import ToolUse, constrain, read_tools
+from dovetail.entrypoints.call_arguments import check_choice
 from dovetail.outputs import ChatMessage, RequestOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import plain_copy
+
+MAX_TOOLS_BYTES = 2**22
+"""Approximate maximum size of the tools of a request."""
+
+
+def read_chat_tools(tools: Any, tool_choice: Any, parallel_tool_calls: Any) -> ToolUse:
+    """Return the tools of a chat request; raise RequestError that names a wrong argument."""
+    check_choice("parallel_tool_calls", parallel_tool_calls, (True, False))
+    plain = [
+        value if value is None else plain_copy(name, value, max_bytes=MAX_TOOLS_BYTES)
+        for name, value in (("tools", tools), ("tool_choice", tool_choice))
+    ]
+    return read_tools(plain[0], plain[1], parallel_tool_calls)
 
 
 def constrain_chat(

@@ -112,13 +112,12 @@ class LLM:
             "required" or {"type": "function", "function": {"name": …}}; a call that is required is
             always valid. parallel_tool_calls: whether a message may have several calls.
         """
-        from dovetail.engine.messages.tool_use import read_tools
         from dovetail.entrypoints.batch import refused_output
         from dovetail.entrypoints.call_arguments import check_choice, list_conversations, one_each
-        from dovetail.entrypoints.chat_messages import constrain_chat, read_outputs
+        from dovetail.entrypoints.chat_messages import constrain_chat, read_chat_tools, read_outputs
 
         check_choice("on_error", on_error, ("raise", "return"))
-        use = read_tools(tools, tool_choice, parallel_tool_calls)
+        use = read_chat_tools(tools, tool_choice, parallel_tool_calls)
         render = self._chat_renderer(
             chat_template, chat_template_kwargs, add_generation_prompt, use.shown
         )

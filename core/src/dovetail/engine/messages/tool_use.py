@@ -23,6 +23,11 @@ MAX_DESCRIPTION_CHARS = 65536
 CHOICES = ("auto", "none", "required")
 """The values of `tool_choice` besides the name of a function."""
 
+_OBJECT_KEYWORDS = frozenset(
+    {"properties", "$ref", "anyOf", "oneOf", "allOf", "additionalProperties"}
+)
+"""A schema of parameters without one of them needs `type`."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -100,40 +105,54 @@ def constrain(
     Raises RequestError, naming the field, for what the engine cannot do.
     """
     changes: dict[str, Any] = {}
-    if use.offered:
-        if parser_cls is None:
-            raise RequestError(
-                "tools needs a tool parser, but the chat template has no known format. Set "
-                "tool_parser when you start the engine.",
-                parameter="tools",
-            )
-        calls = _call_grammar(use, parser_cls, params.structured_outputs, markers)
-        if calls is not None and not has_grammar:
-            if use.is_forced:
-                raise RequestError(
-                    f"tool_choice={use.choice!r} needs a grammar plugin; set grammar_backend when "
-                    "you start the engine.",
-                    parameter="tool_choice",
-                )
-            calls = None
-        if calls is not None:
-            changes["structured_outputs"] = _tag(calls)
-    elif params.structured_outputs is not None and markers is not None and markers.answer:
-        structure = {"begin": markers.answer, **_value(params.structured_outputs)}
-        changes["structured_outputs"] = _tag({"structures": [structure], "at_least_one": True})
+    grammar = _grammar_of(params, use, parser_cls, markers, has_grammar=has_grammar)
+    if grammar is not None:
+        changes["structured_outputs"] = StructuredOutputsParams(structural_tag=grammar)
     if thinking_budget is not None and markers is None:
         raise RequestError(
             "thinking_budget needs a model that reasons: no reasoning parser fits the chat "
             "template. Set reasoning_parser when you start the engine.",
             parameter="thinking_budget",
         )
-    is_masked = params.structured_outputs is not None or "structured_outputs" in changes
+    is_masked = params.structured_outputs is not None or grammar is not None
     is_limited = is_masked or thinking_budget is not None
     if is_limited and markers is not None and params.reasoning is None:
         changes["reasoning"] = ReasoningParams(
             end=markers.end, start=markers.start, budget=thinking_budget
         )
     return replace(params, **changes) if changes else params
+
+
+def _grammar_of(
+    params: SamplingParams,
+    use: ToolUse,
+    parser_cls: type[ToolParser] | None,
+    markers: ReasoningMarkers | None,
+    *,
+    has_grammar: bool,
+) -> dict[str, Any] | None:
+    """Return the structural tag of a request; None for the grammar that `params` has, or none."""
+    answer = params.structured_outputs
+    if not use.offered:
+        if answer is None or markers is None or not markers.answer:
+            return None
+        structure = {"begin": markers.answer, **_value(answer)}
+        return {"structures": [structure], "at_least_one": True}
+    if parser_cls is None:
+        raise RequestError(
+            "tools needs a tool parser, but the chat template has no known format. Set "
+            "tool_parser when you start the engine.",
+            parameter="tools",
+        )
+    calls = _call_grammar(use, parser_cls, answer, markers)
+    if use.is_forced and not has_grammar:
+        raise RequestError(
+            f"tool_choice={use.choice!r} needs a grammar plugin; set grammar_backend when you "
+            "start the engine.",
+            parameter="tool_choice",
+        )
+    can_end = use.is_forced or not params.ignore_eos or bool(params.stop_token_ids)
+    return calls if has_grammar and can_end else None
 
 
 def _call_grammar(
@@ -200,10 +219,6 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text)
 
 
-def _tag(tag: Mapping[str, Any]) -> StructuredOutputsParams:
-    return StructuredOutputsParams(structural_tag=dict(tag))
-
-
 def _read_definitions(tools: object) -> tuple[Mapping[str, Any], ...]:
     if tools is None:
         return ()
@@ -253,7 +268,8 @@ def _read_definition(where: str, given: object) -> Mapping[str, Any]:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise refuse(f"{where}.function.parameters", parameters, "a JSON schema (an object)")
-    if parameters and parameters.get("type", "object") != "object":
+    has_type = "type" in (parameters or {}) or (parameters or {}).keys() & _OBJECT_KEYWORDS
+    if parameters and (not has_type or parameters.get("type", "object") != "object"):
         raise refuse(f"{where}.function.parameters.type", parameters.get("type"), '"object"')
     return given
 

@@ -114,7 +114,17 @@ class Supervisor:
 
         Raises EngineDeadError if none will be started.
         """
-        return self._wait_for_channel(timeout_s) is not None
+        self._bury_dead()
+        with self._changed:
+            self._changed.wait_for(lambda: self._runs() or self._final is not None, timeout_s)
+            if self._final is not None:
+                raise self._final.with_traceback(None)
+            return self._runs()
+
+    def _runs(self) -> bool:
+        """Return whether an engine runs; False for a dead one that a thread is handling."""
+        channel = self._channel
+        return channel is not None and not channel.link.has_ended()
 
     def _wait_for_channel(self, timeout_s: float | None) -> ProcessChannel | None:
         """Wait until an engine runs; return its channel, or None after the timeout.
