@@ -19,4 +19,18 @@ typedef struct dk_argmax_args {
 } dk_argmax_args;
 DK_API int64_t dk_argmax(const dk_argmax_args* args);
 
+/* Sets the numbers of forbidden columns to -infinity, in place. Bit c % 8 of byte c / 8 of a row's
+ * bits is 1 if column c is allowed. Row i of the bits belongs to row rows[i] of the logits. */
+typedef struct dk_mask_args {
+  void* logits;        /* float32 or bf16 [any, size] */
+  const int64_t* rows; /* [num_rows], each at most once */
+  const uint8_t* bits; /* [num_rows, row_bytes] */
+  int64_t num_rows;
+  int64_t stride;
+  int64_t size;
+  int64_t row_bytes; /* at least size / 8, rounded up */
+  int64_t is_float32;
+} dk_mask_args;
+DK_API int64_t dk_mask(const dk_mask_args* args);
+
 #endif

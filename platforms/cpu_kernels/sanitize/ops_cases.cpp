@@ -161,6 +161,29 @@ DK_CASE(embedding) {
   }
 }
 
+DK_CASE(mask) {
+  const int64_t rows = random.between(1, 4), size = random.between(1, 300);
+  const int64_t stride = size + random.below(4), row_bytes = 4 * ((size + 31) / 32);
+  Buffer<uint16_t> logits(extent(rows, stride, size), random.below(8));
+  Buffer<int64_t> places(rows);
+  Buffer<uint8_t> bits(rows * row_bytes);
+  cases::fill(logits, random);
+  for (int64_t r = 0; r < rows; ++r) places[r] = rows - 1 - r;
+  for (int64_t i = 0; i < rows * row_bytes; ++i) {
+    bits[i] = random.below(2) ? random.below(256) : 255 * random.below(2);
+  }
+  const dk_mask_args args{logits.data(), places.data(), bits.data(), rows, stride, size,
+                          row_bytes,     0};
+  dk_mask(&args);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < size; ++i) {
+      const bool allowed = bits[r * row_bytes + i / 8] >> i % 8 & 1;
+      const float x = from_bf16(logits[places[r] * stride + i]);
+      cases::check(allowed == (x > -1e30f), "a mask is wrong");
+    }
+  }
+}
+
 DK_CASE(argmax) {
   const int64_t rows = random.between(1, 5), size = random.between(1, 2500);
   const int64_t stride = size + random.below(4);

@@ -156,6 +156,17 @@ class Ops:
         raise NotImplementedError
 
     @operation
+    def mask_tokens(
+        self, logits_SV: torch.Tensor, rows_G: torch.Tensor, bits_GB: torch.Tensor
+    ) -> None:
+        """Set the logits of forbidden tokens to -inf, in place.
+
+        Row rows_G[i] (int64, each at most once) of the logits allows token t if bit t % 8 of byte
+        t // 8 of bits_GB[i] (uint8) is 1. Logits may have any float dtype.
+        """
+        raise NotImplementedError
+
+    @operation
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         """Sample one token per row, int64 [R]: temperature, min-p, top-k, top-p, in that order.
 

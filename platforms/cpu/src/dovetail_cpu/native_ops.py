@@ -35,6 +35,7 @@ class NativeOps(Ops):
         self._silu, self._call_silu = OPS["silu_mul"](), op("silu_mul")
         self._embedding, self._call_embedding = OPS["embedding"](), op("embedding")
         self._argmax, self._call_argmax = OPS["argmax"](), op("argmax")
+        self._mask, self._call_mask = OPS["mask"](), op("mask")
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor with any leading dimensions."""
@@ -136,6 +137,21 @@ class NativeOps(Ops):
         args.stride, args.is_float32 = logits_RV.stride(0), logits_RV.dtype == torch.float32
         self._call_argmax(ctypes.addressof(args))
         return ids_R
+
+    def mask_tokens(
+        self, logits_SV: torch.Tensor, rows_G: torch.Tensor, bits_GB: torch.Tensor
+    ) -> None:
+        """Set the logits of forbidden tokens to -inf, in place."""
+        served = logits_SV.dtype in _LOGITS and logits_SV.stride(1) == 1
+        if not (served and rows_G.is_contiguous() and bits_GB.is_contiguous()):
+            _TORCH.mask_tokens(logits_SV, rows_G, bits_GB)
+            return
+        args = self._mask
+        args.logits, args.stride = logits_SV.data_ptr(), logits_SV.stride(0)
+        args.rows, args.bits = rows_G.data_ptr(), bits_GB.data_ptr()
+        args.num_rows, args.row_bytes = bits_GB.shape
+        args.size, args.is_float32 = logits_SV.shape[1], logits_SV.dtype == torch.float32
+        self._call_mask(ctypes.addressof(args))
 
 
 def _is_served(x: torch.Tensor) -> bool:

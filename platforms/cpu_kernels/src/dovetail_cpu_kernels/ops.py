@@ -119,6 +119,21 @@ class ArgmaxArgs(ctypes.Structure):
     )
 
 
+class MaskArgs(ctypes.Structure):
+    """The struct `dk_mask_args`."""
+
+    _fields_ = (
+        ("logits", _POINTER),
+        ("rows", _POINTER),
+        ("bits", _POINTER),
+        ("num_rows", _INT64),
+        ("stride", _INT64),
+        ("size", _INT64),
+        ("row_bytes", _INT64),
+        ("is_float32", _INT64),
+    )
+
+
 OPS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": RMSNormArgs,
     "add_rms_norm": AddRMSNormArgs,
@@ -127,6 +142,7 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "gelu_tanh_mul": GateMulArgs,
     "embedding": EmbeddingArgs,
     "argmax": ArgmaxArgs,
+    "mask": MaskArgs,
 }
 """The struct of each operation, by the operation's name."""
 

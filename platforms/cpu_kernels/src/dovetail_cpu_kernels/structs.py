@@ -11,6 +11,7 @@ from dovetail_cpu_kernels.ops import (
     ArgmaxArgs,
     EmbeddingArgs,
     GateMulArgs,
+    MaskArgs,
     RMSNormArgs,
     RotaryArgs,
 )
@@ -30,5 +31,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_gate_mul_args": GateMulArgs,
     "dk_embedding_args": EmbeddingArgs,
     "dk_argmax_args": ArgmaxArgs,
+    "dk_mask_args": MaskArgs,
 }
 """The structs, by the names that `dk_struct_bytes` expects."""

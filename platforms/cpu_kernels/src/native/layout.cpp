@@ -22,6 +22,7 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_gate_mul_args);
   DK_SIZE(dk_embedding_args);
   DK_SIZE(dk_argmax_args);
+  DK_SIZE(dk_mask_args);
 #undef DK_SIZE
   return 0;
 }

@@ -7,6 +7,7 @@ namespace dk {
 
 struct SamplingTable {
   void (*argmax)(const dk_argmax_args&, int64_t begin, int64_t end);
+  void (*mask)(const dk_mask_args&, int64_t begin, int64_t end);
 };
 
 }  // namespace dk

@@ -86,8 +86,38 @@ void argmax(const dk_argmax_args& a, int64_t begin, int64_t end) {
   }
 }
 
+// Most bytes allow all of their columns or none.
+template <class T>
+void mask_row(T* row, const uint8_t* bits, int64_t size, T forbidden) {
+  for (int64_t start = 0; start < size; start += 8) {
+    const unsigned allowed = bits[start / 8];
+    if (allowed == 0xFF) continue;
+    const int64_t count = size - start < 8 ? size - start : 8;
+    for (int64_t i = 0; i < count; ++i) {
+      row[start + i] = allowed >> i & 1 ? row[start + i] : forbidden;
+    }
+  }
+}
+
+template <class T>
+void mask_rows(const dk_mask_args& a, int64_t begin, int64_t end, T forbidden) {
+  T* const logits = static_cast<T*>(a.logits);
+  for (int64_t r = begin; r < end; ++r) {
+    mask_row(logits + a.rows[r] * a.stride, a.bits + r * a.row_bytes, a.size, forbidden);
+  }
+}
+
+void mask(const dk_mask_args& a, int64_t begin, int64_t end) {
+  constexpr uint16_t kBf16NegativeInfinity = 0xFF80;
+  if (a.is_float32) {
+    mask_rows<float>(a, begin, end, -kInfinity);
+  } else {
+    mask_rows<uint16_t>(a, begin, end, kBf16NegativeInfinity);
+  }
+}
+
 }  // namespace
 
-const SamplingTable sampling_table = {argmax};
+const SamplingTable sampling_table = {argmax, mask};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

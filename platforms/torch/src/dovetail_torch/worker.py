@@ -316,11 +316,11 @@ class TorchWorker(WorkerBase):
         ops, config = self._ops, self._context.config
         parts = DeviceParts(
             best_tokens=ops.best_tokens,
+            mask_tokens=ops.mask_tokens,
             graph_provider=None if config.model.enforce_eager else self.graph_provider(),
         )
         # A connector reads the cache as soon as a step returns, so steps must be synchronous.
-        connected = config.kv_connector is not None
-        if connected or "async_output" not in self.provides:
+        if config.kv_connector is not None or "async_output" not in self.provides:
             return parts
         return replace(
             parts,

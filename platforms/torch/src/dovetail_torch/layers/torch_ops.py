@@ -14,6 +14,7 @@ from torch.nn import functional
 from dovetail.interfaces.ops import Ops, StepColumns, overridden_operations
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
+from dovetail_torch.sampling.grammar import mask_tokens
 
 
 class TorchOps(Ops):
@@ -88,6 +89,12 @@ class TorchOps(Ops):
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the argmax of each row, int64 [R]; the first column if several are equal."""
         return best_tokens(logits_RV)
+
+    def mask_tokens(
+        self, logits_SV: torch.Tensor, rows_G: torch.Tensor, bits_GB: torch.Tensor
+    ) -> None:
+        """Set the logits of forbidden tokens to -inf, in place."""
+        mask_tokens(logits_SV, rows_G, bits_GB)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
         """Fill the output fields of `columns`; only read other fields.

@@ -10,19 +10,22 @@ from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.runner.device_inputs import PrepareInputs
 from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.device_access import DrawTokens
+from dovetail_torch.sampling.grammar import MaskTokens, mask_tokens
 from dovetail_torch.sampling.sampler import BestTokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceParts:
-    """best_tokens: function of the op provider. graph_provider: None to run every step eagerly.
+    """best_tokens, mask_tokens: functions of the op provider.
 
+    graph_provider: None to run every step eagerly.
     asynchronous: lets the host run ahead of the device; None if steps are synchronous.
     prepare_inputs, draw_tokens: functions of the op provider, for asynchronous devices only;
     draw_tokens may be None.
     """
 
     best_tokens: BestTokens = best_tokens
+    mask_tokens: MaskTokens = mask_tokens
     graph_provider: GraphProvider | None = None
     asynchronous: AsyncDevice | None = None
     prepare_inputs: PrepareInputs = prepare_inputs

@@ -87,6 +87,7 @@ class ModelRunner:
             device=limits.device,
             extensions=self._extensions,
             best_tokens=parts.best_tokens,
+            mask_tokens=parts.mask_tokens,
             access=access,
         )
         if staging is None:

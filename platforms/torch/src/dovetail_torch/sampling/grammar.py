@@ -7,7 +7,7 @@ Legend: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -56,15 +56,27 @@ class GrammarMask:
         index_G = np.array([index_of[grammar.runs[i]] for i in taken], np.int64)
         return cls(index_G=upload(index_G), bits_GB=upload(bits_GB))
 
-    def apply(self, logits_SV: torch.Tensor) -> None:
-        """Set forbidden tokens to -inf, in place; skip a row if no token would be allowed."""
-        bias_GV = _bias_table(logits_SV.device)[self.bits_GB.int()].flatten(1)
-        logits_SV.index_add_(0, self.index_G, bias_GV[:, : logits_SV.shape[1]])
+    def apply(self, logits_SV: torch.Tensor, mask: MaskTokens) -> None:
+        """Set forbidden tokens to -inf, in place. mask: function of the op provider."""
+        if len(self.index_G):
+            mask(logits_SV, self.index_G, self.bits_GB)
+
+
+MaskTokens = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""The operation `Ops.mask_tokens`."""
+
+
+def mask_tokens(logits_SV: torch.Tensor, rows_G: torch.Tensor, bits_GB: torch.Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf, in place. See `Ops.mask_tokens`."""
+    table = _bias_table(logits_SV.device, logits_SV.dtype)
+    bias_GV = table[bits_GB.int()].flatten(1)
+    logits_SV.index_add_(0, rows_G, bias_GV[:, : logits_SV.shape[1]])
 
 
 @cache
-def _bias_table(device: torch.device) -> torch.Tensor:
+def _bias_table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return what is added to the logits of 8 tokens for each byte of a mask: 0 or -inf."""
     values_N1 = torch.arange(256, device=device).unsqueeze(1)
     allowed_N8 = values_N1 >> torch.arange(8, device=device) & 1
-    return torch.zeros(256, 8, device=device).masked_fill(allowed_N8 == 0, -torch.inf)
+    bias_N8 = torch.zeros(256, 8, dtype=dtype, device=device)
+    return bias_N8.masked_fill(allowed_N8 == 0, -torch.inf)

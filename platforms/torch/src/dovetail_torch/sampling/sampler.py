@@ -27,7 +27,7 @@ from dovetail_torch.sampling.batch import Batch, RandomGroup
 from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
 from dovetail_torch.sampling.drawing import accumulation_dtype, draw, exponentiate
-from dovetail_torch.sampling.grammar import GrammarMask
+from dovetail_torch.sampling.grammar import GrammarMask, MaskTokens, mask_tokens
 from dovetail_torch.sampling.history import TokenHistory
 from dovetail_torch.sampling.logprobs import RowReport, measure
 from dovetail_torch.sampling.masks import TokenMasks
@@ -71,10 +71,12 @@ class Sampler:
         device: torch.device,
         extensions: StepExtensions | None = None,
         best_tokens: BestTokens = best_tokens,
+        mask_tokens: MaskTokens = mask_tokens,
         access: DeviceAccess | None = None,
     ) -> None:
-        """best_tokens: function of the op provider. access: None for a synchronous device.
+        """best_tokens, mask_tokens: functions of the op provider.
 
+        access: None for a synchronous device.
         extensions: step extensions with the hook `logits`, or None. Rows join and leave the
         extensions first.
         """
@@ -82,6 +84,7 @@ class Sampler:
         self._device = device
         self._access = access
         self._best_tokens = best_tokens
+        self._mask_tokens = mask_tokens
         wide = accumulation_dtype(device) == torch.float64
         self._dtype: type[np.floating] = np.float64 if wide else np.float32
         self._table = RowTable(
@@ -147,7 +150,9 @@ class Sampler:
         rows: joined rows, each at most once. numbers: `host_numbers` of the rows, on the device;
         None if they have not been sent.
         """
-        if grammar_bitmask is None and self.takes_best(rows):
+        if self.takes_best(rows):
+            if grammar_bitmask is not None:
+                grammar_bitmask.apply(logits_SV, self._mask_tokens)
             return SampledTokens(token_ids=self._best_tokens(logits_SV))
         batch = self._describe(rows)
         if numbers is None:
@@ -207,7 +212,7 @@ class Sampler:
         """Return float32 logits after masks, penalties and extensions; may be the given tensor."""
         logits_SV = self._widen(logits_SV)
         if grammar is not None:
-            grammar.apply(logits_SV)
+            grammar.apply(logits_SV, self._mask_tokens)
         done = self._masks.apply(logits_SV, batch.rows, self._table.num_tokens, self._history)
         self._special.difference_update(row for row in done if self._is_plain(row))
         if batch.penalties is not None:

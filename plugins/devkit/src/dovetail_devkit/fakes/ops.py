@@ -59,6 +59,15 @@ class FakeOps(Ops):
         """Return the column of each row's largest value, the first if several are equal."""
         return logits_RV.argmax(-1)
 
+    def mask_tokens(
+        self, logits_SV: torch.Tensor, rows_G: torch.Tensor, bits_GB: torch.Tensor
+    ) -> None:
+        """Set the logits of forbidden tokens to -inf, in place."""
+        for row, bits in zip(rows_G.tolist(), bits_GB.tolist(), strict=True):
+            for token in range(logits_SV.shape[1]):
+                if not bits[token // 8] >> token % 8 & 1:
+                    logits_SV[row, token] = float("-inf")
+
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         """Return one token per row, by inversion of the cumulative probabilities."""
         token_ids_R = columns.seeds_R.clone()

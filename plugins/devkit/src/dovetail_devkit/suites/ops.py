@@ -202,6 +202,29 @@ def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
     )
 
 
+def _check_mask_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
+    import torch
+
+    logits_SV = make(*shape)
+    num_rows, size = shape
+    rows_G = torch.arange(num_rows - 1, -1, -2, device=logits_SV.device)
+    generator = torch.Generator().manual_seed(size)
+    allowed_GV = torch.rand(len(rows_G), 32 * ((size + 31) // 32), generator=generator) < 0.5
+    allowed_GV[0, : size // 2] = True
+    allowed_GV[-1, size // 3 :] = False
+    weights_8 = 1 << torch.arange(8)
+    bits_GB = (allowed_GV.view(len(rows_G), -1, 8) * weights_8).sum(-1).to(torch.uint8)
+    want_SV = logits_SV.clone()
+    for i, row in enumerate(rows_G.tolist()):
+        want_SV[row, ~allowed_GV[i, :size].to(logits_SV.device)] = -torch.inf
+    ops.mask_tokens(logits_SV, rows_G, bits_GB.to(logits_SV.device))
+    expect(
+        torch.equal(logits_SV, want_SV),
+        f"mask_tokens must set the logits of forbidden tokens to -inf, and change no others; "
+        f"the shape is {shape}",
+    )
+
+
 _Check = Callable[[Ops, Any, _Maker], None]
 
 _CHECKS: Mapping[str, tuple[str, _Check, tuple[Any, ...]]] = {
@@ -211,6 +234,7 @@ _CHECKS: Mapping[str, tuple[str, _Check, tuple[Any, ...]]] = {
     "silu_and_mul": ("silu_and_mul", _check_silu, _SHAPES),
     "rotary_embedding": ("rotary_embedding", _check_rotary, _HEADS),
     "embedding": ("embedding", _check_embedding, ((97, 64), (8, 33))),
+    "mask_tokens": ("mask_tokens", _check_mask_tokens, ((1, 97), (3, 5000), (17, 128))),
     "best_tokens": ("best_tokens", _check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
 }
 """Map of case name to the operation, its check and the shapes."""
