@@ -1,7 +1,13 @@
-"""A grammar plugin with the library xgrammar, which is an optional dependency.
+"""Structured output with the library xgrammar: the grammar plugin `xgrammar`.
 
-backend   the plugin: compiles grammars, follows tokens, fills masks
-forms     translates the forms of grammars
-schemas   refuses schemas that the library would not enforce
-probe     tells whether the library is installed
+backend     the plugin: compiles grammars, follows tokens, fills masks
+vocabulary  the tokens of a model in the form that the library reads
+forms       compiles the forms of grammars
+schemas     translates JSON schemas to the part of JSON Schema that the library enforces
+types       translates the keywords of one JSON type
+exclusion   whether the schemas of `oneOf` exclude each other
+recursion   checks the references of a schema
+regexes     translates regular expressions
+ebnf        checks grammars
+probe       whether the library is installed
 """

@@ -1,28 +1,33 @@
-"""The grammar plugin `xgrammar`. Library and vocabulary are loaded with the first grammar."""
+"""The grammar plugin `xgrammar`: compiles grammars and computes masks with that library.
+
+The library and the vocabulary are loaded with the first grammar, because the library imports torch.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.errors import RequestError
-from dovetail.interfaces import (
-    GrammarBackend,
-    GrammarContext,
-    GrammarMatcher,
-    GrammarSpec,
-    Tokenizer,
-)
+from dovetail.interfaces import GrammarBackend, GrammarContext, GrammarMatcher, GrammarSpec
+from dovetail_structured_output_xgrammar.probe import MISSING, probe
 
 if TYPE_CHECKING:
     import xgrammar
 
-    from dovetail.interfaces.tokenizer import TokenPieces
+    from dovetail_structured_output_xgrammar.vocabulary import Vocabulary
 
 MAX_CACHED = 256
 """Maximum number of compiled grammars that are kept."""
+MAX_CACHED_BYTES = 256 << 20
+MAX_GRAMMAR_BYTES = 64 << 20
+_JSON = frozenset({"json_schema", "json_object"})
+MAX_STEP_S = 0.5
+"""Maximum processor time of one call of a matcher; ambiguous grammars become slower and slower."""
 
 
 class Matcher:
@@ -32,23 +37,32 @@ class Matcher:
     """
 
     def __init__(
-        self, compiled: xgrammar.CompiledGrammar, ends: frozenset[int], vocab_size: int
+        self, compiled: xgrammar.CompiledGrammar, ends: frozenset[int], vocabulary: Vocabulary
     ) -> None:
         from xgrammar import GrammarMatcher as LibraryMatcher
 
-        self.inner = LibraryMatcher(compiled, override_stop_tokens=sorted(ends))
-        self._ends = ends
-        self._last_bits = vocab_size % 32  # the number of tokens in the last word; 0 for all
+        self._ends = frozenset(one for one in ends if 0 <= one < vocabulary.vocab_size)
+        stops = sorted(self._ends) or None
+        self.inner = LibraryMatcher(compiled, override_stop_tokens=stops)
+        self._usable = vocabulary.usable
         self._num_ends = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
         """Accept tokens up to the first one that is not allowed; return their number."""
-        for count, token in enumerate(token_ids):
-            if token in self._ends and (self._num_ends or self.inner.is_completed()):
-                self._num_ends += 1
-            elif token in self._ends or self._num_ends or not self.inner.accept_token(token):
-                return count
-        return len(token_ids)
+        with _limited():
+            for count, token in enumerate(token_ids):
+                if not self._accept(token):
+                    return count
+            return len(token_ids)
+
+    def _accept(self, token: int) -> bool:
+        if token in self._ends:
+            ends = bool(self._num_ends) or self.inner.is_completed()
+            self._num_ends += ends
+            return ends
+        if self._num_ends or not 0 <= token < len(self._usable) or not self._usable[token]:
+            return False
+        return bool(self.inner.accept_token(token))
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens."""
@@ -62,22 +76,29 @@ class Matcher:
         import numpy as np
 
         if not self._num_ends:
-            mask = np.frombuffer(words, dtype=np.int32)
-            self.inner.fill_next_token_bitmask(mask.reshape(1, -1))
-            if self._last_bits:
-                mask[-1] &= (1 << self._last_bits) - 1
-            return
+            mask = np.frombuffer(words, dtype=np.int32).reshape(1, -1)
+            with _limited():
+                self.inner.fill_next_token_bitmask(mask)
+            if extra := len(self._usable) % 32:
+                mask[0, -1] &= (1 << extra) - 1
+        ends = bool(self._num_ends) or self.inner.is_completed()
         for token in self._ends:
-            if token // 8 < words.nbytes:
-                words[token // 8] = words[token // 8] | 1 << token % 8
+            bit = 1 << token % 8
+            words[token // 8] = words[token // 8] | bit if ends else words[token // 8] & ~bit
 
     def is_finished(self) -> bool:
         """Return whether only stop tokens are allowed."""
-        return bool(self._num_ends)
+        if self._num_ends or not self.inner.is_completed():
+            return bool(self._num_ends)
+        words = bytearray(4 * ((len(self._usable) + 31) // 32))
+        self.fill_bitmask(memoryview(words))
+        for token in self._ends:
+            words[token // 8] &= ~(1 << token % 8)
+        return not any(words)
 
 
 class XGrammar(GrammarBackend):
-    """Compiles grammars with xgrammar."""
+    """Compiles grammars with xgrammar. The vocabulary is prepared with the first grammar."""
 
     forms: ClassVar[frozenset[str]] = frozenset(
         {"json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"}
@@ -96,9 +117,10 @@ class XGrammar(GrammarBackend):
 
     def __init__(self, context: GrammarContext) -> None:
         self._context = context
+        self._vocabulary: Vocabulary | None = None
         self._lock, self._preparing = threading.Lock(), threading.Lock()
-        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
-        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._compiled: OrderedDict[tuple[str, str], xgrammar.CompiledGrammar] = OrderedDict()
+        self._num_bytes = 0
 
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
         """Return a new matcher; raise RequestError if the text is not a valid grammar."""
@@ -110,64 +132,81 @@ class XGrammar(GrammarBackend):
         known = self.find(spec)
         if known is not None:
             return known
-        compiler = self._prepare()
-        from dovetail_structured_output_xgrammar.forms import FORMS
-
+        vocabulary = self._prepare()
         try:
-            compiled = FORMS[spec.form](compiler, spec.text)
-        except (ValueError, RuntimeError) as error:
-            reason = str(error).partition(": ")[2] if isinstance(error, RuntimeError) else ""
-            reason = " ".join((reason or str(error)).split())[:300].rstrip(".")
+            compiled = _compile(spec, vocabulary)
+            matcher = Matcher(compiled, spec.stop_token_ids, vocabulary)
+            words = bytearray(4 * ((vocabulary.vocab_size + 31) // 32))
+            matcher.fill_bitmask(memoryview(words))
+            if not any(words) or (spec.form in _JSON and matcher.inner.is_completed()):
+                raise ValueError("no text is valid")
+        except Exception as error:
             raise RequestError(
-                f"the {spec.form} is not supported: {reason}.", parameter="structured_outputs"
+                f"the {spec.form} is not supported: {_reason(error)}.",
+                parameter="structured_outputs",
             ) from None
-        with self._lock:
-            self._compiled[spec.form, spec.text] = compiled
-            while len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-        return Matcher(compiled, spec.stop_token_ids, self._context.vocab_size)
+        self._keep((spec.form, spec.text), compiled)
+        return matcher
 
     def find(self, spec: GrammarSpec) -> GrammarMatcher | None:
         """Return a new matcher of a grammar that is compiled already, or None."""
         with self._lock:
             compiled = self._compiled.get((spec.form, spec.text))
-            if compiled is None:
+            if compiled is None or self._vocabulary is None:
                 return None
             self._compiled.move_to_end((spec.form, spec.text))
-        return Matcher(compiled, spec.stop_token_ids, self._context.vocab_size)
+        return Matcher(compiled, spec.stop_token_ids, self._vocabulary)
 
-    def _prepare(self) -> xgrammar.GrammarCompiler:
+    def _keep(self, key: tuple[str, str], compiled: xgrammar.CompiledGrammar) -> None:
+        with self._lock:
+            replaced = self._compiled.pop(key, None)
+            self._num_bytes -= 0 if replaced is None else replaced.memory_size_bytes
+            self._compiled[key] = compiled
+            self._num_bytes += compiled.memory_size_bytes
+            while len(self._compiled) > MAX_CACHED or self._num_bytes > MAX_CACHED_BYTES:
+                self._num_bytes -= self._compiled.popitem(last=False)[1].memory_size_bytes
+
+    def _prepare(self) -> Vocabulary:
         tokenizer = self._context.tokenizer
-        pieces = None if tokenizer is None else tokenizer.token_pieces(skip_special_tokens=False)
-        if tokenizer is None or pieces is None:
+        if tokenizer is None:
             raise RequestError(
-                "structured_outputs needs a tokenizer whose tokens have a text of their own. Leave "
-                "structured_outputs out.",
+                "structured_outputs needs a tokenizer; start the engine without "
+                "skip_tokenizer_init.",
                 parameter="structured_outputs",
             )
+        if not probe().usable:
+            raise RequestError(MISSING, parameter="structured_outputs")
         with self._preparing:
-            if self._compiler is None:
-                self._compiler = _compiler(tokenizer, pieces, self._context.vocab_size)
-            return self._compiler
+            if self._vocabulary is None:
+                from dovetail_structured_output_xgrammar.vocabulary import Vocabulary
+
+                self._vocabulary = Vocabulary(tokenizer, self._context.vocab_size)
+            return self._vocabulary
 
 
-def _compiler(
-    tokenizer: Tokenizer, pieces: TokenPieces, vocab_size: int
-) -> xgrammar.GrammarCompiler:
-    try:
-        from xgrammar import GrammarCompiler, TokenizerInfo, VocabType
-    except ImportError as error:
-        raise RequestError(
-            f"structured_outputs needs the library xgrammar, which cannot be imported: {error}.",
-            parameter="structured_outputs",
-        ) from None
-    found = [pieces[token] for token in range(min(tokenizer.vocab_size, vocab_size))]
-    texts = [one.encode() if isinstance(one, str) else bytes(one) for one in found]
-    for token in tokenizer.special_token_ids:
-        if token < len(texts):
-            texts[token] = b""  # a special token is never part of a text
-    end = tokenizer.eos_token_id
-    info = TokenizerInfo(
-        texts, VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[0 if end is None else end]
-    )
-    return GrammarCompiler(info, max_threads=1, cache_enabled=False)
+def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.CompiledGrammar:
+    from dovetail_structured_output_xgrammar.forms import FORMS, MAX_CHARS
+
+    if len(spec.text) > MAX_CHARS:
+        raise ValueError(f"it has more than {MAX_CHARS} characters")
+    compiled = FORMS[spec.form](vocabulary.compiler, spec.text, vocabulary.special)
+    if compiled.memory_size_bytes > MAX_GRAMMAR_BYTES:
+        raise ValueError("it is too large when it is compiled")
+    return compiled
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of an exception; the library's begins with a time and a source file."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, ValueError):
+        text = text.rpartition("is false: ")[2].partition("/cpp/")[2].partition(": ")[2] or text
+    return text[:500].rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise ValueError if the body needed more processor time than a step may take."""
+    begin_s = time.thread_time()
+    yield
+    if time.thread_time() - begin_s > MAX_STEP_S:
+        raise ValueError("the grammar is too ambiguous: a step took too long")

@@ -1,81 +1,119 @@
-"""Compiles the forms of grammars with xgrammar. All functions raise ValueError with a sentence."""
+"""Compiles the forms of grammars with xgrammar.
+
+All functions raise ValueError with a sentence about the text; the library raises RuntimeError.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from xgrammar import CompiledGrammar, Grammar, GrammarCompiler
+import msgspec
 
-from dovetail_structured_output_xgrammar.schemas import check_schema
+from dovetail_structured_output_xgrammar.ebnf import check_grammar, quote
+from dovetail_structured_output_xgrammar.regexes import translate
+from dovetail_structured_output_xgrammar.schemas import translate_schema
 
-MAX_CHARS = 1 << 20
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar, GrammarCompiler
+
+    Form = Callable[[GrammarCompiler, str, Iterable[str]], CompiledGrammar]
+
+MAX_CHARS = 65_536
 """Maximum number of characters of a grammar."""
-MAX_REGEX_CHARS = 1 << 14
-_SCHEMA_OPTIONS = {"any_whitespace": True, "max_whitespace_cnt": 2, "strict_mode": False}
+MAX_WHITESPACE = 16
+"""Maximum number of blanks and line breaks between two parts of a JSON text."""
+MAX_STRUCTURES = 64
 
 
-def json_schema(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
-    """Compile a JSON schema; refuse a schema that the library would not enforce."""
-    schema = _read(text, "JSON schema")
-    check_schema(schema)
-    return compiler.compile_json_schema(json.dumps(schema), **_SCHEMA_OPTIONS)
+class Structure(msgspec.Struct, forbid_unknown_fields=True):
+    """A constrained part of a structural tag: `begin`, then a value of one form, then `end`."""
+
+    begin: str
+    schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    end: str = ""
 
 
-def json_object(compiler: GrammarCompiler, _text: str) -> CompiledGrammar:
-    """Compile the grammar of JSON objects."""
-    return compiler.compile_json_schema('{"type": "object"}', **_SCHEMA_OPTIONS)
+class StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
+    """Free text that contains structures, with the fields of `docs/structured_output.md`."""
+
+    structures: list[Structure]
+    triggers: list[str] = []
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    separator: str | None = None
+    type: str = "structural_tag"
 
 
-def regex(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
+def json_schema(compiler: GrammarCompiler, text: str, _special: Iterable[str]) -> CompiledGrammar:
+    """Compile the values that a JSON schema permits."""
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"the JSON schema is not valid JSON: {error}") from None
+    return compiler.compile_json_schema(
+        json.dumps(translate_schema(schema), ensure_ascii=False),
+        any_whitespace=True,
+        max_whitespace_cnt=MAX_WHITESPACE,
+        strict_mode=True,
+    )
+
+
+def json_object(compiler: GrammarCompiler, _text: str, special: Iterable[str]) -> CompiledGrammar:
+    """Compile JSON objects."""
+    return json_schema(compiler, '{"type": "object"}', special)
+
+
+def regex(compiler: GrammarCompiler, text: str, _special: Iterable[str]) -> CompiledGrammar:
     """Compile a regular expression that matches the whole output."""
-    if len(text) > MAX_REGEX_CHARS:
-        raise ValueError(f"the regular expression has more than {MAX_REGEX_CHARS} characters")
-    return compiler.compile_regex(text)
+    return compiler.compile_regex(translate(text).text)
 
 
-def choice(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
+def choice(compiler: GrammarCompiler, text: str, _special: Iterable[str]) -> CompiledGrammar:
     """Compile a JSON list of texts."""
-    texts = _read(text, "choice")
-    if not isinstance(texts, list) or not texts:
+    try:
+        texts = msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"choice must be a list of texts: {error}") from None
+    if not texts or not all(texts):
         raise ValueError("choice must be a list of texts that are not empty")
-    if not all(isinstance(one, str) and one for one in texts):
-        raise ValueError("choice must be a list of texts that are not empty")
-    return compiler.compile_grammar(f"root ::= {' | '.join(json.dumps(one) for one in texts)}")
+    return compiler.compile_grammar(f"root ::= {' | '.join(map(quote, texts))}")
 
 
-def grammar(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
-    """Compile a text in GBNF or EBNF ("::=")."""
-    if "::=" not in text:
-        raise ValueError("xgrammar needs a grammar in GBNF or EBNF, with rules such as root ::= …")
-    return compiler.compile_grammar(text)
+def grammar(compiler: GrammarCompiler, text: str, _special: Iterable[str]) -> CompiledGrammar:
+    """Compile a grammar in GBNF or EBNF with `::=`."""
+    return compiler.compile_grammar(check_grammar(text))
 
 
-def structural_tag(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
+def structural_tag(compiler: GrammarCompiler, text: str, special: Iterable[str]) -> CompiledGrammar:
     """Compile free text that contains structures."""
-    tag = _read(text, "structural tag")
-    structures = tag.get("structures") if isinstance(tag, dict) else None
-    if not isinstance(structures, list) or not structures:
-        raise ValueError("a structural tag must have structures")
-    unknown = tag.keys() - {*_TAG_KEYS, "structures", "triggers", "separator", "type"}
-    if unknown:
-        raise ValueError(f"the key {min(unknown)[:40]!r} of a structural tag is not known")
-    options = {key: bool(tag.get(key)) for key in _TAG_KEYS}
-    tags = [_structure(one) for one in structures]
-    if tag.get("triggers"):
-        inner = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags, **options}
-    elif options["at_least_one"]:
-        separator = tag.get("separator")
-        options["stop_after_first"] = options["stop_after_first"] or separator is None
-        inner = {"type": "tags_with_separator", "tags": tags, **options}
-        inner["separator"] = separator or ""
-    else:
+    try:
+        tag = msgspec.json.decode(text, type=StructuralTag)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"the structural tag is not valid: {error}") from None
+    if not 1 <= len(tag.structures) <= MAX_STRUCTURES:
+        raise ValueError(f"a structural tag must have 1 to {MAX_STRUCTURES} structures")
+    if not (tag.at_least_one or tag.triggers):
         raise ValueError("a structural tag needs triggers, or at_least_one")
-    return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": inner}))
+    if tag.separator is not None and (tag.triggers or not tag.at_least_one):
+        raise ValueError("the separator of a structural tag needs at_least_one and no triggers")
+    texts = [*tag.triggers, tag.separator or ""]
+    texts += [one for structure in tag.structures for one in (structure.begin, structure.end)]
+    for token in special:
+        if any(token in one for one in texts):
+            raise ValueError(
+                f"the structural tag contains the special token {token[:40]!r}, which this plugin "
+                "does not support"
+            )
+    tag_format = _triggered(tag) if tag.triggers else _listed(tag)
+    written = json.dumps({"type": "structural_tag", "format": tag_format}, ensure_ascii=False)
+    return compiler.compile_structural_tag(written)
 
 
-FORMS: Mapping[str, Callable[[GrammarCompiler, str], CompiledGrammar]] = {
+FORMS: Mapping[str, Form] = {
     "json_schema": json_schema,
     "json_object": json_object,
     "regex": regex,
@@ -83,36 +121,54 @@ FORMS: Mapping[str, Callable[[GrammarCompiler, str], CompiledGrammar]] = {
     "grammar": grammar,
     "structural_tag": structural_tag,
 }
-"""The function that compiles each form."""
-
-_TAG_KEYS = ("at_least_one", "stop_after_first")
+"""The function that compiles each form: the compiler, the text, the texts of special tokens."""
 
 
-def _structure(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict) or not isinstance(given.get("begin"), str):
-        raise ValueError("a structure needs begin, a value and end")
-    values = given.keys() & {"schema", "regex", "grammar"}
-    if len(values) != 1:
+def _triggered(tag: StructuralTag) -> dict[str, Any]:
+    used = set()
+    for structure in tag.structures:
+        fitting = [one for one in tag.triggers if one and structure.begin.startswith(one)]
+        if not fitting:
+            raise ValueError(f"no trigger of the structural tag begins {structure.begin[:40]!r}")
+        used.add(max(fitting, key=len))
+    return {
+        "type": "triggered_tags",
+        "triggers": sorted(used),
+        "tags": [_tag(one) for one in tag.structures],
+        "at_least_one": tag.at_least_one,
+        "stop_after_first": tag.stop_after_first,
+    }
+
+
+def _listed(tag: StructuralTag) -> dict[str, Any]:
+    return {
+        "type": "tags_with_separator",
+        "tags": [_tag(one) for one in tag.structures],
+        "separator": tag.separator or "",
+        "at_least_one": True,
+        "stop_after_first": tag.stop_after_first or tag.separator is None,
+    }
+
+
+def _tag(structure: Structure) -> dict[str, Any]:
+    content = _content(structure)
+    return {"type": "tag", "begin": structure.begin, "content": content, "end": structure.end}
+
+
+def _content(structure: Structure) -> dict[str, Any]:
+    given = [
+        one for one in (structure.schema, structure.regex, structure.grammar) if one is not None
+    ]
+    if len(given) != 1:
         raise ValueError("a structure needs exactly one of schema, regex and grammar")
-    if "schema" in values:
-        check_schema(given["schema"])
-        # The library would permit any number of spaces in a schema of a structural tag.
-        rules = Grammar.from_json_schema(
-            json.dumps(given["schema"]), any_whitespace=False, strict_mode=False
-        )
-        content = {"type": "grammar", "grammar": str(rules)}
-    elif "regex" in values:
-        content = {"type": "regex", "pattern": given["regex"]}
-    else:
-        content = {"type": "grammar", "grammar": given["grammar"]}
-    end = given.get("end", "")
-    return {"type": "tag", "begin": given["begin"], "content": content, "end": end}
-
-
-def _read(text: str, what: str) -> Any:
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"the {what} has more than {MAX_CHARS} characters")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the {what} is not valid JSON: {error}") from None
+    if structure.regex is not None:
+        return {"type": "regex", "pattern": translate(structure.regex).written()}
+    if structure.grammar is not None:
+        return {"type": "grammar", "grammar": check_grammar(structure.grammar)}
+    if not isinstance(structure.schema, dict):
+        raise ValueError("the schema of a structure must be an object")
+    return {
+        "type": "json_schema",
+        "json_schema": translate_schema(structure.schema),
+        "max_whitespace_cnt": MAX_WHITESPACE,
+    }

@@ -1,4 +1,4 @@
-"""Whether the library is installed. Imports nothing of it."""
+"""Whether the library is installed. Does not import it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from importlib.util import find_spec
 
 from dovetail.interfaces import Probe
 
+MISSING = (
+    "The library xgrammar is not installed. Install "
+    "dovetail-structured-output-xgrammar[xgrammar], or choose another grammar_backend."
+)
+
 
 def probe() -> Probe:
-    """Return whether the library can be imported."""
-    if find_spec("xgrammar") is None:
-        reason = "the library xgrammar is not installed; install the extra xgrammar of this plugin"
-        return Probe(usable=False, reasons=(reason,))
-    return Probe(usable=True)
+    """Return whether the library can be found."""
+    usable = find_spec("xgrammar") is not None
+    return Probe(usable=usable, reasons=() if usable else (MISSING,))
