@@ -50,7 +50,7 @@ class GrammarMask:
             )
         index_of = {run: index for index, run in enumerate(runs)}
         all_bits_GB = np.frombuffer(grammar.bitmask, np.uint8).reshape(-1, row_bytes)
-        has_token_G = all_bits_GB.any(axis=1)
+        has_token_G = all_bits_GB.view(np.uint32).any(axis=1).tolist()
         taken = [i for i, run in enumerate(grammar.runs) if run in index_of and has_token_G[i]]
         bits_GB = all_bits_GB[taken]
         index_G = np.array([index_of[grammar.runs[i]] for i in taken], np.int64)
