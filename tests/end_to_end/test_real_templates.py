@@ -22,6 +22,7 @@ from dovetail.engine.plugin_choices import make_registry
 from dovetail.interfaces import GrammarContext, GrammarSpec
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 from dovetail_devkit.contexts import write_fake_config
+from dovetail_gguf.tokenizer import GGUFTokenizer
 from dovetail_structured_output.backend import LLGuidance
 
 SCHEMA = {
@@ -149,3 +150,44 @@ def test_random_allowed_tokens_give_a_valid_call(model, backend):
         assert call.name == "get_weather"
         jsonschema.validate(json.loads(call.arguments), SCHEMA)
     assert num_ended
+
+
+@pytest.mark.parametrize("name", ["llama2", "gemma3", "smollm2"])
+def test_a_schema_with_texts_is_compiled_for_other_vocabularies(name):
+    """SentencePiece vocabularies have two tokens for some characters and add spaces."""
+    folder = fetch(name)
+    tokenizer = _tokenizer_of(folder)
+    backend = LLGuidance(GrammarContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size))
+    assert tokenizer.eos_token_id is not None
+    spec = GrammarSpec(
+        form="json_schema",
+        text=json.dumps({"type": "string", "minLength": 3}),
+        stop_token_ids=frozenset({tokenizer.eos_token_id}),
+    )
+    pieces = tokenizer.token_pieces(skip_special_tokens=False)
+    for text, is_valid in (('"Zürich"', True), ('"Zü"', False), ("Zürich", False)):
+        matcher = backend.compile(spec)
+        tokens = _tokens_of(text, pieces, tokenizer.vocab_size)
+        accepted = matcher.accept([*tokens, tokenizer.eos_token_id]) == len(tokens) + 1
+        assert accepted == is_valid, text
+
+
+def _tokenizer_of(folder):
+    if (folder / "tokenizer.json").is_file():
+        return HuggingFaceTokenizer.from_directory(folder)
+    (file,) = folder.glob("*.gguf")
+    return GGUFTokenizer.from_directory(file)
+
+
+def _tokens_of(text, pieces, size):
+    """Return the tokens of the characters of a text, without spaces that a tokenizer adds."""
+    ids = {}
+    for token in range(size):
+        piece = pieces[token]
+        ids.setdefault(piece.encode() if isinstance(piece, str) else bytes(piece), token)
+    found = []
+    for char in text:
+        whole = char.encode()
+        parts = [whole] if whole in ids else [bytes([one]) for one in whole]
+        found += [ids[one] for one in parts]
+    return found

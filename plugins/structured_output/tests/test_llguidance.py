@@ -143,6 +143,22 @@ def test_the_end_of_a_text_is_counted_and_can_be_rolled_back(backend):
     assert matcher.accept([*letters, letters[0]]) == 2
 
 
+class AddsSpace(ByteTokenizer):
+    """Adds a space at the start of each text, like SentencePiece."""
+
+    def encode(self, text, *, add_special_tokens=True):
+        return super().encode(f" {text}", add_special_tokens=add_special_tokens)
+
+
+def test_a_tokenizer_that_adds_a_space_permits_the_same_texts():
+    backend = LLGuidance(GrammarContext(tokenizer=AddsSpace(), vocab_size=WIDTH))
+    for seed in range(10):
+        text, has_ended = write(backend.compile(spec("json_schema", PERSON)), seed)
+        if has_ended:
+            jsonschema.validate(json.loads(text), PERSON)
+    assert has_ended
+
+
 def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
     matchers = [
         backend.compile(spec("regex", "[a-f]+")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from dovetail.errors import RequestError
@@ -53,4 +55,30 @@ class _Source:
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("expected a str")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        content = text.encode()
+        if b"".join(map(self.tokens.__getitem__, found)) == content:
+            return found
+        return self._longest_tokens(content)  # the tokenizer adds a space, for example
+
+    def _longest_tokens(self, content: bytes) -> list[int]:
+        """Return tokens with exactly these bytes, each as long as possible."""
+        found, start = [], 0
+        while start < len(content):
+            sizes = range(min(self._longest, len(content) - start), 0, -1)
+            pieces = (content[start : start + size] for size in sizes)
+            piece = next((one for one in pieces if one in self._ids), b"")
+            if not piece:
+                break
+            found.append(self._ids[piece])
+            start += len(piece)
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {one: i for i, one in enumerate(self.tokens) if one and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
