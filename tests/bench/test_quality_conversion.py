@@ -21,8 +21,8 @@ def commands(monkeypatch):
 
     def run_tool(command, deadline_s):
         called.append(command)
-        paths = [Path(word) for word in command if word.endswith(("int4", "q4_k", "q4_1"))]
-        for path in paths:
+        words = [word for word in command if word.endswith(("int4", "q4_k", "q4_1"))]
+        for path in filter(Path.is_absolute, map(Path, words)):
             path.parent.mkdir(exist_ok=True)
             path.touch()
 

@@ -15,11 +15,11 @@ _HEAD = """# GPU kernels, compiled without a GPU
 
 `python tests/docs/record_gpu_kernels.py` writes this page with Triton {version}. Do not edit it.
 
-Each launch variant of each kernel is compiled for its target architectures with the assembler that
-Triton includes. The table gives registers per thread, spilled bytes per thread and shared memory
-per block. The tests of the two packages that contain the kernels compile all kernels and check
-their resource limits. The tests in Triton's interpreter check correctness. The speed of the kernels
-is not measured.
+Each launch variant of each kernel is compiled for NVIDIA (sm_) and AMD (gfx) targets, with the
+assembler that Triton includes. The table gives registers per thread, spilled bytes per thread and
+shared memory per block. The tests of the two packages that contain the kernels compile all kernels
+and check their resource limits. The tests in Triton's interpreter check correctness. The speed of
+the kernels is not measured.
 """
 _TABLE = """
 ## {package}
@@ -27,7 +27,7 @@ _TABLE = """
 | kernel | target | registers | spilled bytes | shared KiB |
 | --- | --- | ---: | ---: | ---: |
 """
-_ROW = re.compile(r"^\| (.+?) \| sm_(\d+) \|", re.MULTILINE)
+_ROW = re.compile(r"^\| (.+?) \| (sm_\d+|gfx\w+) \|", re.MULTILINE)
 
 
 def cases_of(package: str) -> tuple[KernelCase, ...]:
@@ -42,13 +42,13 @@ def render(made: dict[str, list[CompiledKernel]], version: str) -> str:
     for package, kernels in made.items():
         parts.append(_TABLE.format(package=package))
         parts += [
-            f"| {one.name} | sm_{one.capability} | {one.registers} | {one.spill_bytes} "
+            f"| {one.name} | {one.target} | {one.registers} | {one.spill_bytes} "
             f"| {one.shared_bytes / 1024:.1f} |\n"
             for one in kernels
         ]
     return "".join(parts)
 
 
-def rows_of(text: str) -> list[tuple[str, int]]:
+def rows_of(text: str) -> list[tuple[str, str]]:
     """Return the kernel name and target of each table row of a page."""
-    return [(name, int(capability)) for name, capability in _ROW.findall(text)]
+    return _ROW.findall(text)

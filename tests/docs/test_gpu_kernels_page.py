@@ -13,14 +13,14 @@ ADVICE = "run `python tests/docs/record_gpu_kernels.py`"
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernel_page_lists_every_kernel():
     cases = [case for package in PACKAGES for case in cases_of(package)]
-    due = [(case.name, capability) for case in cases for capability in case.capabilities]
+    due = [(case.name, target) for case in cases for target in case.targets]
     assert rows_of(PAGE.read_text("utf-8")) == due, ADVICE
 
 
 def test_a_rendered_kernel_page_can_be_parsed():
     one = CompiledKernel(
-        name="f: fp8, size 3", capability=90, registers=7, spill_bytes=0, shared_bytes=2048
+        name="f: fp8, size 3", target="gfx942", registers=7, spill_bytes=0, shared_bytes=2048
     )
     text = render({"package": [one]}, "1.2")
-    assert rows_of(text) == [("f: fp8, size 3", 90)]
-    assert "| f: fp8, size 3 | sm_90 | 7 | 0 | 2.0 |" in text
+    assert rows_of(text) == [("f: fp8, size 3", "gfx942")]
+    assert "| f: fp8, size 3 | gfx942 | 7 | 0 | 2.0 |" in text

@@ -191,7 +191,9 @@ def main() -> int:
     state = tree_state()
     outcomes, code = run_tests(shown=True, repeats=True)
     # If a file changed during the run, the run did not test one state of the files.
-    if code in FINISHED_CODES and state == tree_state():
+    if state != tree_state():
+        print("no record: files of the checkout were changed or created during the run", flush=True)
+    elif code in FINISHED_CODES:
         RECORD.parent.mkdir(exist_ok=True)
         content = {"state": state, "outcomes": {test: sorted(outcomes[test]) for test in outcomes}}
         RECORD.write_text(json.dumps(content), "utf-8")

@@ -20,7 +20,7 @@ from dovetail_attn_triton import backend
 from dovetail_attn_triton.backend import TritonAttentionBackend
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.options import TritonAttentionOptions
-from dovetail_attn_triton.tiles import attention_shape, padded
+from dovetail_attn_triton.tiles import SharedMemory, attention_shape, padded
 from dovetail_devkit.triton.interpreted import run_interpreted
 from dovetail_ops_triton import availability
 
@@ -69,9 +69,7 @@ def gpu(monkeypatch):
     """Simulate a GPU with a given compute capability."""
 
     def pretend(capability):
-        facts = DeviceFacts(
-            capability=capability, num_processors=100, has_large_tiles=capability != 86
-        )
+        facts = DeviceFacts(capability=capability, num_processors=100, memory=SharedMemory.LARGE)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(backend, "device_facts", lambda device: facts)
@@ -202,12 +200,12 @@ def test_splits_distribute_the_work_evenly(lengths, max_splits, plan):
     assert got == plan
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("memory", SharedMemory)
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("head_size", [32, 80, 128, 256])
-def test_a_tile_contains_all_query_heads_of_a_group(large, wide, head_size):
+def test_a_tile_contains_all_query_heads_of_a_group(memory, wide, head_size):
     for num_heads in (1, 5, 16, 71):
-        shape = attention_shape((num_heads, 1, head_size), wide=wide, large=large)
+        shape = attention_shape((num_heads, 1, head_size), wide=wide, memory=memory)
         for tile in (shape.short, shape.long):
             assert tile.rows >= 16 and tile.rows == padded(tile.rows)
             assert shape.tokens_of(tile) >= 1

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ GIB = 1 << 30
 H200 = Card(uuid="GPU-aa1", name="NVIDIA H200", total_bytes=141 * GIB, capability=(9, 0))
 T4 = Card(uuid="GPU-ab2", name="Tesla T4", total_bytes=15 * GIB, capability=(7, 5))
 P100 = Card(uuid="GPU-c3", name="Tesla P100", total_bytes=16 * GIB, capability=(6, 0))
+PARTITION = replace(H200, uuid="MIG-5f", name="NVIDIA H200 MIG 1g.18gb", total_bytes=18 * GIB)
 DRIVER = Driver(version="580.159", cuda=(13, 0), cards=(H200,))
 MACHINE = Machine(torch_version="2.11.0", toolkit="13.0", driver=DRIVER)
 
@@ -97,11 +99,21 @@ def test_a_driver_for_an_older_minor_version_of_cuda_is_sufficient():
         ("GPU-a", []),
         ("-1", []),
         ("", []),
-        ("MIG-5f", ["a part of NVIDIA H200"]),
+        ("MIG-5f", ["NVIDIA H200 MIG 1g.18gb"]),
+        ("MIG-77", []),
     ],
 )
 def test_environment_variables_select_and_order_cards(visible, names):
-    assert [card.name for card in with_cards(H200, T4, visible=visible).cards] == names
+    machine = with_cards(H200, T4, visible=visible)
+    machine = replace(machine, driver=replace(machine.driver, partitions=(PARTITION,)))
+    assert [card.name for card in machine.cards] == names
+
+
+def test_a_card_that_the_driver_cannot_describe_is_refused_only_if_it_is_visible():
+    lost = Card(uuid="", name="device 1", total_bytes=0, capability=(0, 0), problem="error 15")
+    (reason,) = reasons_against(with_cards(H200, lost))
+    assert reason == f"device 1 cannot be used: error 15; or hide it with {VISIBLE}"
+    assert reasons_against(with_cards(H200, lost, visible="0")) == ()
 
 
 def test_capabilities_are_those_of_the_card_with_the_lowest_compute_capability():
@@ -204,11 +216,20 @@ def test_the_management_library_is_shut_down_after_its_query():
     assert library.open == 0
 
 
-@pytest.mark.parametrize("failing", ["nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2"])
-def test_an_error_of_the_driver_is_reported(failing):
+def test_an_error_of_the_driver_is_reported():
+    library = FakeLibrary("nvmlInit_v2")
+    read = partial(read_driver, library)
+    machine = look(read, lambda _: TorchBuild(version="2", toolkit="13.0"))
+    assert "nvmlInit_v2 failed with error 9" in machine.driver_problem
+
+
+@pytest.mark.parametrize(
+    "failing", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetCudaComputeCapability"]
+)
+def test_an_error_of_one_card_is_reported_with_the_card(failing):
     library = FakeLibrary(failing)
-    machine = look(lambda: read_driver(library), lambda _: TorchBuild(version="2", toolkit="13.0"))
-    assert re.search(f"{failing} failed with error 9", machine.driver_problem)
+    (card,) = read_driver(library).cards
+    assert f"{failing} failed with error 9" in card.problem
     assert library.open == 0
 
 
@@ -223,7 +244,9 @@ def test_without_a_driver_the_reason_names_the_missing_library(monkeypatch):
 
 def test_the_probe_reads_the_torch_build_and_the_environment(monkeypatch):
     monkeypatch.setenv(VISIBLE, "3")
-    machine = look(lambda: DRIVER, lambda field: TorchBuild(version="2.11", toolkit=field))
+    machine = look(
+        lambda partitions: DRIVER, lambda field: TorchBuild(version="2.11", toolkit=field)
+    )
     assert machine == replace(MACHINE, torch_version="2.11", toolkit="cuda", visible="3")
 
 

@@ -41,12 +41,17 @@ def cases():
         return []
     from dovetail_ops_triton.kernel_cases import kernel_cases
 
-    return [pytest.param(case, id=case.name) for case in kernel_cases()]
+    return [
+        pytest.param(case, target, id=f"{case.name}, {target}")
+        for case in kernel_cases()
+        for target in case.targets
+    ]
 
 
-@pytest.mark.parametrize("case", cases())
-def test_the_kernels_compile_for_gpus(case):
-    check_kernel(case)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("case", "target"), cases())
+def test_the_kernels_compile_for_gpus(case, target):
+    check_kernel(case, target)
 
 
 def test_without_triton_the_reason_is_reported(monkeypatch):

@@ -17,7 +17,9 @@ from dovetail_torch.accelerator.queues import AcceleratorQueues
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.fake_device import DEVICE, NAME, FlightError, HiddenWaitError, install
 from dovetail_torch.fake_device.attention import NoWaitAttentionBackend
+from dovetail_torch.fake_device.module import FakeDeviceModule
 from dovetail_torch.fake_device.platform import FakeDevicePlatform
+from dovetail_torch.fake_device.runtime import FakeDeviceRuntime
 from dovetail_torch.fake_device.worker import FakeDeviceWorker
 
 pytest.importorskip("dovetail_models")
@@ -46,6 +48,56 @@ def test_the_worker_meets_its_contract_without_hidden_waits(checkpoint):
     check_worker(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.check()
     assert DEVICE.watch.waits > 100
+
+
+class ContextAware(FakeDeviceRuntime):
+    """A runtime whose driver reports 50 MiB more free memory before torch uses the device."""
+
+    def free_bytes_by_uuid(self):
+        return {"": DEVICE.memory.free_bytes + 50 * MIB}
+
+
+def test_the_memory_of_the_context_counts_as_memory_in_use():
+    runtime, aware = FakeDeviceRuntime(), ContextAware()
+    for one in (runtime, aware):
+        one.activate(0, num_threads=None)
+    assert aware.memory_in_use_bytes() - runtime.memory_in_use_bytes() == 50 * MIB
+
+
+def test_free_memory_is_that_of_torch_if_the_driver_does_not_report_it(monkeypatch):
+    def refuse(self, device=None):
+        raise RuntimeError("the device does not support querying the available free memory")
+
+    monkeypatch.setattr(FakeDeviceModule, "mem_get_info", refuse)
+    runtime = FakeDeviceRuntime()
+    runtime.activate(0, num_threads=None)
+    before = runtime.memory_in_use_bytes()
+    x = torch.zeros(3 * MIB, dtype=torch.uint8, device=NAME)
+    assert runtime.memory_in_use_bytes() - before == 3 * MIB
+    del x
+
+
+class Hungry(NoWaitAttentionBackend):
+    """An attention backend whose builder has a workspace of 40 MiB."""
+
+    @staticmethod
+    def create_builder(context):
+        builder = NoWaitAttentionBackend.create_builder(context)
+        builder.workspace = torch.zeros(40 * MIB, dtype=torch.uint8, device=context.device)
+        return builder
+
+
+def test_the_workspace_of_the_attention_backend_is_not_available_for_the_cache(checkpoint):
+    left = []
+    for backend in (NoWaitAttentionBackend, Hungry):
+        worker = FakeDeviceWorker(context_of(checkpoint, attention_backend=backend))
+        worker.init_device()
+        worker.load_model()
+        left.append(worker.determine_available_memory())
+        worker.shutdown()
+        del worker
+        gc.collect()
+    assert left[0] - left[1] == 40 * MIB
 
 
 class Waiting(FakeDeviceWorker):

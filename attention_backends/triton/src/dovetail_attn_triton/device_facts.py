@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail_attn_triton.tiles import SharedMemory
+
 # Compute capabilities · 10 with 99 KiB of shared memory per block; others have 163 KiB or more.
-_LITTLE_SHARED_MEMORY = frozenset({86, 87, 89, 120, 121})
+_MEDIUM_SHARED_MEMORY = frozenset({86, 87, 89, 120, 121})
 
 # The interpreter runs programs one after another, each for milliseconds.
 _INTERPRETED_PROCESSORS = 1
@@ -18,25 +20,34 @@ class DeviceFacts:
     """Properties of a device.
 
     capability: compute capability · 10; 0 if the device has none. num_processors: multiprocessors.
-    has_large_tiles: whether a block has 163 KiB of shared memory or more.
+    memory: shared memory of a thread block.
     """
 
     capability: int
     num_processors: int
-    has_large_tiles: bool
+    memory: SharedMemory
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
     """Return the properties of `device`, from its driver."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
+        if torch.version.hip:
+            return DeviceFacts(
+                capability=0,
+                num_processors=found.multi_processor_count,
+                memory=SharedMemory.SMALL,
+            )
         capability = 10 * found.major + found.minor
+        is_medium = capability in _MEDIUM_SHARED_MEMORY
         return DeviceFacts(
             capability=capability,
             num_processors=found.multi_processor_count,
-            has_large_tiles=capability not in _LITTLE_SHARED_MEMORY,
+            memory=SharedMemory.MEDIUM if is_medium else SharedMemory.LARGE,
         )
     if device.type == "xpu":
         count = torch.xpu.get_device_properties(device).gpu_subslice_count
-        return DeviceFacts(capability=0, num_processors=count, has_large_tiles=False)
-    return DeviceFacts(capability=0, num_processors=_INTERPRETED_PROCESSORS, has_large_tiles=True)
+        return DeviceFacts(capability=0, num_processors=count, memory=SharedMemory.SMALL)
+    return DeviceFacts(
+        capability=0, num_processors=_INTERPRETED_PROCESSORS, memory=SharedMemory.LARGE
+    )

@@ -1,7 +1,7 @@
 """All kinds of launches of this package's kernels, for compiling them without a GPU.
 
-They cover the layers and steps of an engine. Head sizes that are padded to the same tile have one
-case, and some cases combine several features.
+They cover the layers and steps of an engine, with the tiles of each class of devices. Head sizes
+that are padded to the same tile have one case, and some cases combine several features.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dovetail_attn_triton.cache_kernel import write_cache
 from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, WRITE_TILE
 from dovetail_attn_triton.metadata import CHUNK
 from dovetail_attn_triton.options import TritonAttentionOptions
-from dovetail_attn_triton.tiles import attention_shape, padded
+from dovetail_attn_triton.tiles import SharedMemory, attention_shape, padded
 from dovetail_attn_triton.work_kernels import list_work
-from dovetail_devkit.triton.compiled_kernels import KernelCase
+from dovetail_devkit.triton.compiled_kernels import TARGETS, KernelCase
 
 _GROUP = 4
 _NUM_KV_HEADS = 8
@@ -25,38 +25,49 @@ _STEP_TENSORS = {"query_start_ptr": "*i32", "seq_lens_ptr": "*i32", "work_ptr": 
 _STRIDES = {"out_token_stride": "i32", "out_head_stride": "i32"}
 _COMPUTE = {"*bf16": tl.bfloat16, "*fp16": tl.float16, "*fp32": tl.float32}
 _FP8 = "*fp8e4nv"
+_TARGETS = {
+    SharedMemory.LARGE: ("sm_80", "sm_90", "sm_100"),
+    SharedMemory.MEDIUM: ("sm_89", "sm_120"),
+    SharedMemory.SMALL: ("gfx942",),
+}
+_NO_FP8 = {"sm_80"}
+"""Targets without an instruction that converts fp8."""
 _PLAIN_OPTIONAL = ("scales_ptr", "parts_ptr", "sinks_ptr", "work_ptr", "cap")
 
 
 def kernel_cases() -> tuple[KernelCase, ...]:
     """Return the cases of all kernels."""
     return (
-        _attend("decode with splits", 128, ("parts_ptr",)),
-        _attend("decode", 64, (), dtype="*fp16"),
-        _attend("decode with all options", 256, ("parts_ptr", "sinks_ptr", "cap", "work_ptr")),
-        _attend("decode, fp8 cache", 128, ("parts_ptr", "scales_ptr"), cache=_FP8),
-        _attend("decode, float32", 128, ("parts_ptr",), dtype="*fp32"),
-        _attend("prefill", 128, ("work_ptr",), long=True),
-        _attend(
-            "prefill, window, soft cap, sinks", 80, ("work_ptr", "cap", "sinks_ptr"), long=True
-        ),
-        _attend("prefill", 256, ("work_ptr",), long=True, dtype="*fp16"),
-        _attend("prefill, fp8 cache", 64, ("work_ptr", "scales_ptr"), long=True, cache=_FP8),
-        _attend("prefill", 256, ("work_ptr",), long=True, capability=89),
-        _attend(
-            "prefill, fp8 cache",
-            128,
-            ("work_ptr", "scales_ptr"),
-            cache=_FP8,
-            long=True,
-            capability=89,
-        ),
+        *(case for memory in SharedMemory for case in _attend_cases(memory)),
         _write(128, "*bf16"),
         _write(80, _FP8),
         _write(128, "*bf16", rotates=True),
         _write(80, _FP8, rotates=True),
         _combine(128),
         _list_work(),
+    )
+
+
+def _attend_cases(memory: SharedMemory) -> tuple[KernelCase, ...]:
+    """Return the cases of `attend` with the tiles of one class of devices."""
+
+    def decode(what: str, head_size: int, *given: str, **types: str) -> KernelCase:
+        return _attend(f"decode{what}", head_size, given, memory, **types)
+
+    def prefill(what: str, head_size: int, *given: str, **types: str) -> KernelCase:
+        return _attend(f"prefill{what}", head_size, ("work_ptr", *given), memory, **types)
+
+    return (
+        decode(" with splits", 128, "parts_ptr"),
+        decode("", 64, dtype="*fp16"),
+        decode(" with all options", 256, "parts_ptr", "sinks_ptr", "cap", "work_ptr"),
+        decode(", fp8 cache", 128, "parts_ptr", "scales_ptr", cache=_FP8),
+        decode(", float32", 128, "parts_ptr", dtype="*fp32"),
+        prefill("", 128),
+        prefill(", window, soft cap, sinks", 80, "cap", "sinks_ptr"),
+        prefill("", 256, dtype="*fp16"),
+        prefill(", fp8 cache", 64, "scales_ptr", cache=_FP8),
+        prefill(", fp8 cache", 128, "scales_ptr", cache=_FP8),
     )
 
 
@@ -72,20 +83,15 @@ def _attend(
     what: str,
     head_size: int,
     given: tuple[str, ...],
+    memory: SharedMemory,
     *,
     dtype: str = "*bf16",
     cache: str = "",
-    long: bool = False,
-    capability: int = 90,
 ) -> KernelCase:
-    """Return a case of `attend`.
-
-    given: names of the optional arguments that are not None. capability: compute capability · 10;
-    it selects the tiles.
-    """
+    """Return a case of `attend`. given: names of the optional arguments that are not None."""
     heads = (_GROUP * _NUM_KV_HEADS, _NUM_KV_HEADS, head_size)
-    shape = attention_shape(heads, wide=dtype == "*fp32", large=capability != 89)
-    tile = shape.long if long else shape.short
+    shape = attention_shape(heads, wide=dtype == "*fp32", memory=memory)
+    tile = shape.long if what.startswith("prefill") else shape.short
     types = {
         "q_ptr": dtype,
         "cache_ptr": cache or dtype,
@@ -104,7 +110,7 @@ def _attend(
     }
     left_out = set(_PLAIN_OPTIONAL) - set(given)
     return KernelCase(
-        name=f"attend: {what}, {(cache or dtype)[1:]}, head size {head_size}",
+        name=f"attend: {what}, {(cache or dtype)[1:]}, head size {head_size}, {memory.value} tiles",
         kernel=attend,
         types={name: told for name, told in types.items() if name not in left_out},
         constexprs={
@@ -120,9 +126,15 @@ def _attend(
         unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, "table_ptr", "table_stride"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        # The conversion from fp8 needs 8.9 or newer; sm_80 uses the tiles of sm_90.
-        capabilities=(80, 90) if capability == 90 and cache != _FP8 else (capability,),
+        targets=_targets(_TARGETS[memory], cache),
+        # The assembler limits this case to 128 registers on sm_120.
+        max_spill_bytes={"sm_120": 24 if "cap" in given and what.startswith("prefill") else 0},
     )
+
+
+def _targets(targets: tuple[str, ...], cache: str) -> tuple[str, ...]:
+    """Return the targets that support the dtype of the cache."""
+    return tuple(target for target in targets if cache != _FP8 or target not in _NO_FP8)
 
 
 def _write(head_size: int, cache: str, *, rotates: bool = False) -> KernelCase:
@@ -147,7 +159,7 @@ def _write(head_size: int, cache: str, *, rotates: bool = False) -> KernelCase:
         types=types,
         constexprs=constexprs | dict.fromkeys({*rotary, "scales_ptr"} - types.keys()),
         unaligned=frozenset({"slots_ptr", "positions_ptr", "num_tokens"} & types.keys()),
-        capabilities=(90,) if scaled else (80, 90),
+        targets=_targets(TARGETS, cache),
     )
 
 

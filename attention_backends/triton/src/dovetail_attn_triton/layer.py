@@ -59,7 +59,7 @@ class TritonAttentionLayer(AttentionLayer):
         heads = (context.num_heads, context.num_kv_heads, context.head_size)
         # The interpreter also uses the tiles of a GPU's matrix units.
         wide = context.dtype == torch.float32 and not INTERPRETED
-        self._shape = attention_shape(heads, wide=wide, large=device.has_large_tiles)
+        self._shape = attention_shape(heads, wide=wide, memory=device.memory)
         self._factor = context.scale * log2(e)
         self._cap: float | None = None
         if context.soft_cap:

@@ -1,4 +1,4 @@
-"""Tile sizes: one static table, by head size, dtype and the GPU's shared memory.
+"""Tile sizes: one static table, by head size, dtype and the device's shared memory.
 
 There is no tuning at run time: a launch is the same in every process. The sizes fit registers and
 shared memory (checked by the compile test). Short runs are memory-bound, so their tiles keep about
@@ -9,6 +9,19 @@ products. Does not depend on tensors or Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class SharedMemory(Enum):
+    """The shared memory of a thread block, which limits the size of tiles.
+
+    LARGE: 163 KiB or more (sm_80, sm_90, sm_100). MEDIUM: 99 KiB (sm_86, sm_89, sm_120).
+    SMALL: 64 KiB, as the LDS of AMD's CDNA and the local memory of Intel's Xe.
+    """
+
+    LARGE = "large"
+    MEDIUM = "medium"
+    SMALL = "small"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +102,28 @@ _WIDE = {
 }
 """Tiles for float32, which matrix units do not support: correct, but slow."""
 
+_FEW_STAGES = 2
+"""Pipeline stages of devices with little shared memory."""
 
-def attention_shape(heads: tuple[int, int, int], *, wide: bool, large: bool) -> AttentionShape:
+
+def attention_shape(
+    heads: tuple[int, int, int], *, wide: bool, memory: SharedMemory
+) -> AttentionShape:
     """Return the tiles of a layer.
 
     heads: numbers of query and key-value heads, and the head size, at most 256. wide: whether
-    matrix products are float32. large: whether a thread block has at least 163 KiB of shared
-    memory; otherwise tiles are halved to fit 99 KiB.
+    matrix products are float32. memory: the shared memory of a thread block of the device.
     """
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW
     tiles = table[max(64, padded(head_size))]
-    if not large:
+    if memory is not SharedMemory.LARGE:
         tiles = tuple(
-            replace(
-                tile,
-                rows=min(tile.rows, 64),
-                positions=max(16, tile.positions // 2),
-            )
+            replace(tile, rows=min(tile.rows, 64), positions=max(16, tile.positions // 2))
             for tile in tiles
         )
+    if memory is SharedMemory.SMALL:
+        tiles = tuple(replace(tile, num_stages=min(tile.num_stages, _FEW_STAGES)) for tile in tiles)
     least_rows = padded(num_heads // num_kv_heads)
     short, long = (replace(tile, rows=max(tile.rows, least_rows)) for tile in tiles)
     return AttentionShape(

@@ -24,7 +24,8 @@ def list_work(
     """List the step's items, int32 pairs (run, first token); grid (runs,).
 
     Runs of up to SHORT tokens are one item of the short list; longer runs have one item of the long
-    list for each TILE tokens. Each program counts the items of the runs before its own.
+    list for each TILE tokens. The last tokens of a run come first, because they see the most
+    positions. Each program counts the items of the runs before its own.
     """
     run = tl.program_id(0)
     num_short = 0
@@ -47,7 +48,7 @@ def list_work(
         for first in range(0, num_tiles, CHUNK):
             tiles_C = first + tl.arange(0, CHUNK)
             is_tile_C = tiles_C < num_tiles
-            places_C = long_ptr + 2 * (num_long + tiles_C)
+            places_C = long_ptr + 2 * (num_long + num_tiles - 1 - tiles_C)
             tl.store(places_C, tl.zeros_like(tiles_C) + run, mask=is_tile_C)
             tl.store(places_C + 1, tiles_C * TILE, mask=is_tile_C)
 

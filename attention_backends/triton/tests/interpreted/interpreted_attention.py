@@ -36,6 +36,7 @@ from dovetail_devkit.suites.attention import (
 )
 from dovetail_devkit.tiny_model import write_tiny_llama
 from dovetail_ops_triton.availability import INTERPRETED
+from dovetail_torch.runner.warm_up import STEPS
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 BLOCK_SIZE = 16
@@ -255,9 +256,21 @@ def test_the_number_of_splits_stays_within_the_option_and_the_workspace():
     assert [one.num_splits for one in metadata.passes(rows.layer._shape)] == [2]
 
 
+@pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
+def test_warm_up_steps_use_every_variant_of_the_launches(group):
+    rows = Rows([300, 300], num_heads=2 * group, num_kv_heads=2)
+    variants = set()  # of large tiles, lists and splits
+    for step in STEPS:
+        rows.done = [start for start, _ in step]
+        metadata = rows.builder.build(rows.batch([(row, n) for row, (_, n) in enumerate(step)]))
+        workspace = replace(metadata.workspace, num_processors=132)
+        for one in replace(metadata, workspace=workspace).passes(rows.layer._shape):
+            variants.add((one.tile.rows > 16, one.work_W2 is not None, one.num_splits > 1))
+    assert variants == {(False, a, b) for a in (0, 1) for b in (0, 1)} | {(1, 1, 0), (1, 1, 1)}
+
+
 def test_a_mixed_step_with_many_runs_is_computed_correctly():
-    """There are more runs than `list_work` counts at a time; short and long runs alternate."""
-    lengths = [(1, 6, 2)[row % 3] for row in range(150)]
+    lengths = [(1, 6, 2)[row % 3] for row in range(150)]  # more than `list_work` counts at a time
     rows = Rows(lengths, num_heads=4, num_kv_heads=1, head_size=32)
     results = rows.step(lengths)
     for row in (0, 1, 2, 126, 127, 128, 129, 148, 149):

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from dovetail.errors import PluginError
 from dovetail_cuda.driver import Card, Driver, read_driver
@@ -16,7 +16,7 @@ from dovetail_torch.accelerator.torch_build import TorchBuild, read_torch_build
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _GIB = 1 << 30
-_PART = "MIG-"
+_PARTITION = "MIG-"
 _LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
 """The lowest compute capability that a major version of CUDA supports (its release notes)."""
 
@@ -40,18 +40,20 @@ class Machine:
         """The devices that this process may use, in its numbering."""
         if self.driver is None:
             return ()
-        return _chosen(self.driver.cards, self.visible)
+        return _chosen(self.driver, self.visible)
 
 
 def look(
-    read: Callable[[], Driver] = read_driver,
+    read: Callable[..., Driver] = read_driver,
     build: Callable[[str], TorchBuild] = read_torch_build,
 ) -> Machine:
     """Return this machine's facts. read, build: functions that return driver and torch facts."""
     found = build("cuda")
     driver, problem = None, ""
+    visible = os.environ.get(VISIBLE)
+    entries = (entry.strip() for entry in (visible or "").split(","))
     try:
-        driver = read()
+        driver = read(partitions=[entry for entry in entries if entry.startswith(_PARTITION)])
     except PluginError as error:
         problem = str(error)
     return Machine(
@@ -59,7 +61,7 @@ def look(
         toolkit=found.toolkit,
         driver=driver,
         driver_problem=problem,
-        visible=os.environ.get(VISIBLE),
+        visible=visible,
     )
 
 
@@ -105,6 +107,12 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
             f"{VISIBLE}={machine.visible!r} selects none of the {len(driver.cards)} devices: unset "
             f"it, or list numbers from 0 to {len(driver.cards) - 1}"
         ]
+    unknown = [card for card in machine.cards if card.problem]
+    if unknown:
+        return [
+            f"{card.name} cannot be used: {card.problem}; or hide it with {VISIBLE}"
+            for card in unknown
+        ]
     least = _LEAST_CAPABILITY.get(major, (0, 0))
     old = [card for card in machine.cards if card.capability < least]
     return [
@@ -115,29 +123,29 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
     ]
 
 
-def _chosen(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
+def _chosen(driver: Driver, visible: str | None) -> tuple[Card, ...]:
     """Return the devices that CUDA shows: those listed before the first invalid entry.
 
     Devices are numbered as by the driver. If devices differ, CUDA numbers the fastest first, unless
     CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
     """
     if visible is None:
-        return tuple(cards)
+        return driver.cards
     chosen: list[Card] = []
     for entry in visible.split(","):
-        card = _named(cards, entry.strip())
+        card = _named(driver, entry.strip())
         if card is None:
             break
         chosen.append(card)
     return tuple(chosen)
 
 
-def _named(cards: Sequence[Card], entry: str) -> Card | None:
+def _named(driver: Driver, entry: str) -> Card | None:
+    cards = driver.cards
     if entry.isdecimal():
         return cards[int(entry)] if int(entry) < len(cards) else None
-    if entry.startswith(_PART) and cards:
-        # The entry is a partition (MIG) of an unknown card; the size of its memory is unknown.
-        return replace(cards[0], uuid=entry, name=f"a part of {cards[0].name}")
+    if entry.startswith(_PARTITION):
+        cards = driver.partitions
     found = [card for card in cards if entry and card.uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail.errors import PluginError
+from dovetail_cuda.driver import read_free_bytes
+from dovetail_cuda.machine import look
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.distributed.process_ranks import ProcessRanks
 
@@ -25,6 +27,11 @@ class CUDARuntime(AcceleratorRuntime):
 
     def __init__(self) -> None:
         super().__init__("cuda")
+
+    def free_bytes_by_uuid(self) -> dict[str, int]:
+        """Return the free memory of each visible card, as the driver reports it."""
+        found = ((card.uuid, read_free_bytes(card.uuid)) for card in look().cards)
+        return {uuid.removeprefix("GPU-"): free for uuid, free in found if free is not None}
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Select the device; raise PluginError if torch contains no code for it."""

@@ -126,6 +126,7 @@ def _sampling() -> tuple[KernelCase, ...]:
             constexprs={"BLOCK": drawing.CUT_BLOCK},
             unaligned=unaligned,
             num_warps=drawing.CUT_WARPS,
+            max_spill_bytes={"sm_120": 32},
         ),
         KernelCase(
             name="draw_tokens",

@@ -16,7 +16,6 @@ from torch import nn
 
 from dovetail.errors import (
     AttentionUnknownError,
-    CapacityError,
     ConfigError,
     PluginError,
     PluginLoadError,
@@ -25,6 +24,8 @@ from dovetail.interfaces import (
     FULL_SAMPLING,
     AttentionBackend,
     AttentionFacts,
+    AttentionMetadataBuilder,
+    FullAttentionSpec,
     GrammarOutput,
     KVCacheConfig,
     KVCacheSpec,
@@ -47,11 +48,17 @@ from dovetail_torch.batch_invariance import BatchInvariance
 from dovetail_torch.device_runtime import DeviceRuntime
 from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.graph_provider import GraphProvider
-from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
+from dovetail_torch.layers.attention import (
+    Attention,
+    attention_facts,
+    attention_layers,
+    share_heads,
+)
 from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.layers.torch_ops import CompletedOps
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.making_extensions import make_extensions
+from dovetail_torch.memory_budget import bytes_for_cache
 from dovetail_torch.meta_model import fails_on_any_device
 from dovetail_torch.out_of_memory import explain_oom
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
@@ -59,7 +66,7 @@ from dovetail_torch.profiling import Profiler
 from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
-from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
+from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention, make_builders
 from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
@@ -150,7 +157,7 @@ class TorchWorker(WorkerBase):
                 "the model cannot be created on the device 'meta', which has no memory for "
                 f"weights: {error}"
             ) from error
-        return worker._attention_facts() if worker._layers else None
+        return attention_facts(worker._layers.values()) if worker._layers else None
 
     def _make_model(self) -> None:
         """Create the uninitialized model, and find its attention layers."""
@@ -249,20 +256,22 @@ class TorchWorker(WorkerBase):
         num_tokens = limits.max_num_batched_tokens
         num_run = min(num_tokens, runtime.max_profile_tokens())
         runtime.reset_peak()
+        # They exist until the end of the engine: their workspaces are part of the peak.
+        builders = self._trial_builders()
         self._loaded.dummy_run(num_run, min(num_run, limits.max_num_seqs))
+        del builders
         runtime.synchronize()
-        activations = runtime.peak_bytes() * num_tokens // num_run
+        step_bytes = runtime.peak_bytes() * num_tokens // num_run
         share = self._context.config.cache.gpu_memory_utilization
-        budget = int(runtime.total_memory_bytes() * share)
-        left = budget - runtime.memory_in_use_bytes() - activations
-        if left <= 0:
-            raise CapacityError(
-                f"gpu_memory_utilization={share} allows {budget / _GIB:.2f} GiB, but "
-                f"{runtime.memory_in_use_bytes() / _GIB:.2f} GiB are in use and a step needs "
-                f"{activations / _GIB:.2f} GiB more; raise gpu_memory_utilization, free "
-                "memory, or lower max_num_batched_tokens."
-            )
-        return left
+        return bytes_for_cache(runtime, share, step_bytes)
+
+    def _trial_builders(self) -> list[AttentionMetadataBuilder]:
+        """Return the metadata builders of an asynchronous device, which allocates all memory."""
+        if self._loaded.device_parts.asynchronous is None:
+            return []
+        specs = cast("Mapping[str, FullAttentionSpec]", self.get_kv_cache_spec())
+        options = self._context.plugins.options_of("attention", self._backend)
+        return make_builders(self._backend, specs.values(), self._limits, options=options)
 
     @explain_oom("the KV cache", _SMALLER_CACHE)
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
@@ -379,22 +388,10 @@ class TorchWorker(WorkerBase):
             ranks=self._ranks,
         )
 
-    def _attention_facts(self) -> AttentionFacts:
-        layers = self._layers.values()
-        layer = next(iter(layers))
-        return AttentionFacts(
-            head_size=layer.head_size,
-            num_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            sliding_window=any(other.sliding_window for other in layers),
-            soft_cap=any(other.soft_cap for other in layers),
-            sinks=any(other.sinks is not None for other in layers),
-        )
-
     def _choose_attention(self) -> type[AttentionBackend]:
         context = self._context
         requirements = attention_requirements(
-            self._attention_facts(), context.config, self._device.type
+            attention_facts(self._layers.values()), context.config, self._device.type
         )
         reference = context.config.compute.attention_backend or AUTO
         return choose_attention(context.plugins, context.platform, reference, requirements)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from contextlib import suppress
 
+from dovetail.clock import sleep
 from dovetail.errors import MessageError, PeerLostError
 from dovetail.executors.operation import find_operation
 from dovetail.faults import fault
@@ -36,6 +37,10 @@ from dovetail.transport.ring import RingReader, RingWriter
 _PATIENCE_S = 86_400.0 * 365
 """Time limit for room in the answer ring, in practice unlimited: the executor reads answers only
 when it needs them, and this process ends when the executor ends."""
+
+_PAUSE_S = 50e-6
+"""Pause between two checks for a result or a command while the device computes. It adds at most as
+much to a step, and leaves the CPU to other threads."""
 
 
 def do_nothing(worker: WorkerBase) -> None:
@@ -82,6 +87,7 @@ class WorkerHost:
                 break
             with suppress(TimeoutError):
                 return self._commands.receive(timeout_s=0)
+            sleep(_PAUSE_S)
         return self._commands.receive()
 
     def _do(self, command: bytes) -> None:

@@ -17,6 +17,8 @@ from dovetail.errors import ContractError, PluginError
 from dovetail_torch.accelerator.queues import AcceleratorQueues
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.distributed import Store
 
     from dovetail.interfaces.model import RankGroup
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 class AcceleratorRuntime:
     """One device of a type for which torch has a module.
 
-    free_bytes_at_start: free memory of the device when it was selected.
+    free_bytes_at_start: free memory of the device before this process used it, if the driver can
+    report it then; otherwise free memory when the device was selected.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -47,14 +50,34 @@ class AcceleratorRuntime:
             raise self._refusal(
                 local_rank, f"torch {torch.__version__} finds {num_devices} devices"
             )
+        unused_bytes = self.free_bytes_by_uuid()
         try:
             module.set_device(local_rank)
             module.empty_cache()  # memory of an earlier engine in this process
-            self.free_bytes_at_start, self._total_bytes = module.mem_get_info()
+            properties = module.get_device_properties(local_rank)
+            self._total_bytes = int(properties.total_memory)
+            uuid = str(getattr(properties, "uuid", ""))
+            self.free_bytes_at_start = max(unused_bytes.get(uuid, 0), self._free_bytes())
             self._queues = AcceleratorQueues(module, self.pinned_zeros)
         except RuntimeError as error:
             raise self._refusal(local_rank, str(error).partition("\n")[0]) from error
         return torch.device(self._device_type, local_rank)
+
+    def free_bytes_by_uuid(self) -> Mapping[str, int]:
+        """Return the free memory of devices by torch's uuid, without using them; {} if unknown.
+
+        A process that uses a device takes some hundred MiB of it for its context. Devices in the
+        result count this memory as memory in use of this process.
+        """
+        return {}
+
+    def _free_bytes(self) -> int:
+        """Return the free memory of the device; of torch's part of it if the driver is silent."""
+        try:
+            return int(self._module.mem_get_info()[0])
+        except (AttributeError, RuntimeError):
+            # Some devices of Intel do not report it; other processes are then not seen.
+            return self._total_bytes - int(self._module.memory_reserved())
 
     def _refusal(self, local_rank: int, reason: str) -> PluginError:
         return PluginError(
@@ -71,9 +94,8 @@ class AcceleratorRuntime:
 
         Free memory that torch caches does not count, because it is reused.
         """
-        free_bytes, _ = self._module.mem_get_info()
         kept_bytes = self._module.memory_reserved() - self._module.memory_allocated()
-        return max(0, self.free_bytes_at_start - free_bytes - kept_bytes)
+        return max(0, self.free_bytes_at_start - self._free_bytes() - kept_bytes)
 
     def reset_peak(self) -> None:
         """Start to measure the peak of memory."""

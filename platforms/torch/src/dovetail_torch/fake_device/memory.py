@@ -33,6 +33,11 @@ class Piece:
         self.written: Place | None = None
         self.reads: dict[int, Place] = {}
 
+    def uses(self) -> list[tuple[str, Place]]:
+        """Return the last write and all later reads."""
+        written = [] if self.written is None else [("writes", self.written)]
+        return written + [("reads", place) for place in self.reads.values()]
+
     def __del__(self) -> None:
         self.memory.give_back(self)
 
@@ -91,7 +96,7 @@ class Memory:
     def give_back(self, piece: Piece) -> None:
         """Free a piece; record a fault if a stream other than its owner still uses it."""
         self._returned.append(piece.num_bytes)
-        for use, place in _uses(piece):
+        for use, place in piece.uses():
             if not self._timeline.is_before(place, piece.owner):
                 self._watch.note(
                     f"{piece.num_bytes} bytes of device memory were freed while stream "
@@ -110,7 +115,7 @@ class Memory:
 
     def write(self, piece: Piece, stream: Stream, place: Place) -> None:
         """Record a write; raise FlightError if it is not ordered after all earlier uses."""
-        for use, other in _uses(piece):
+        for use, other in piece.uses():
             if not self._timeline.is_before(other, stream):
                 self._watch.fault(
                     f"stream {place.stream} writes to device memory that stream {other.stream} "
@@ -118,8 +123,3 @@ class Memory:
                 )
         piece.written = place
         piece.reads.clear()
-
-
-def _uses(piece: Piece) -> list[tuple[str, Place]]:
-    written = [] if piece.written is None else [("writes", piece.written)]
-    return written + [("reads", place) for place in piece.reads.values()]

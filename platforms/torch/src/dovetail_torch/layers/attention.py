@@ -8,11 +8,13 @@ Legend: T tokens, H query heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
 from dovetail.errors import ConfigError, ContractError
-from dovetail.interfaces.attention import RotaryArgs
+from dovetail.interfaces.attention import AttentionFacts, RotaryArgs
 from dovetail.interfaces.model import AttentionContext, RankGroup
 from dovetail_torch.layers.linear import HeadShape
 
@@ -98,6 +100,19 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
             f"{indices}: they must be unique, from 0 to {len(found) - 1}"
         )
     return tuple(found)
+
+
+def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
+    """Return what the attention layers of a model require together; there is at least one."""
+    layer = next(iter(layers))
+    return AttentionFacts(
+        head_size=layer.head_size,
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        sliding_window=any(other.sliding_window for other in layers),
+        soft_cap=any(other.soft_cap for other in layers),
+        sinks=any(other.sinks is not None for other in layers),
+    )
 
 
 def share_heads(model: nn.Module, ranks: RankGroup) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dovetail.interfaces import (
@@ -113,6 +113,19 @@ def make_attention(
         ),
         supports_advance=SUPPORTS_ADVANCE in backend.capabilities.features,
     )
+
+
+def make_builders(
+    backend: type[AttentionBackend] | None,
+    specs: Iterable[FullAttentionSpec],
+    limits: StepLimits,
+    *,
+    options: Mapping[str, object],
+) -> list[AttentionMetadataBuilder]:
+    """Return a builder for each distinct spec, for measuring the memory of their workspaces."""
+    if backend is None:
+        return []
+    return [backend.create_builder(_group_context(spec, limits, options)) for spec in set(specs)]
 
 
 def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:

@@ -14,10 +14,14 @@ from dovetail.interfaces import Model
 from dovetail_torch.attention_table import NoAttention
 from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
+from dovetail_torch.runner.device_rows import DeviceRows
 from dovetail_torch.runner.step_limits import StepLimits
 from dovetail_torch.runner.warm_up import draw_for_all
 from dovetail_torch.sampling import Sampler
 from dovetail_torch.sampling.device_access import plain_access
+
+_SMALL_BLOCK = 16
+"""Block size of the block tables that are measured; tables of larger blocks are smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +54,21 @@ class LoadedModel:
         if parts.asynchronous is None:
             logits_SV.argmax(dim=-1)
             return
-        # An asynchronous device fails if a step exceeds the measured memory, so sampling is
-        # included.
+        # An asynchronous device fails if a step exceeds the measured memory. Therefore sampling and
+        # the rows, which exist until the end of the engine, are included.
+        rows = DeviceRows(
+            num_rows=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_sizes=(_SMALL_BLOCK,),
+            device=limits.device,
+        )
         sampler = Sampler(
             num_rows=limits.max_num_seqs,
             vocab_size=self.vocab_size,
             device=limits.device,
             best_tokens=parts.best_tokens,
+            mask_tokens=parts.mask_tokens,
             access=plain_access(limits.device, parts.draw_tokens),
         )
         draw_for_all(sampler, logits_SV)
+        del rows

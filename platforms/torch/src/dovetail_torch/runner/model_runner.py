@@ -145,7 +145,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run the kernels of a step once, before the first request.
 
-        On asynchronous devices these are complete steps of row 0.
+        On asynchronous devices these are complete steps, of one row and of several.
         On other devices only the model runs, with a short prompt and a decode.
         """
         limits = self._limits
@@ -155,7 +155,7 @@ class ModelRunner:
             for size in (min(_WARM_UP_TOKENS, most), 1):
                 self.loaded.dummy_run(size, 1)
         else:
-            warm_up(self, self._sampler, room)
+            warm_up(self, self._sampler, limits.max_num_seqs, room)
 
     def shutdown(self) -> None:
         """Wait for outstanding results. May be called twice.

@@ -1,9 +1,10 @@
 """Compiles Triton kernels ahead of time without a GPU, and checks their resource usage.
 
-A package lists in `kernel_cases()` how its kernels are launched. `check_kernel` compiles each case
-for its targets with Triton's assembler, and checks spills and shared memory against limits. It
-needs Triton, but no GPU, driver or torch. `interpreted` tests the results of kernels. Compiled
-kernels are not cached between runs. Triton is imported within functions.
+A package lists in `kernel_cases()` how its kernels are launched. `check_kernel` compiles a case
+for one of its targets, NVIDIA or AMD, with the assembler that Triton includes, and checks spills
+and shared memory against limits. It needs Triton, but no GPU, driver or torch. `interpreted` tests
+the results of kernels. Compiled kernels are not cached between runs. Triton is imported within
+functions.
 """
 
 from __future__ import annotations
@@ -14,18 +15,37 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dovetail_devkit.expectation import expect
 
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Map of compute capability · 10 to the shared memory of a block (CUDA C++ Guide, table 27)."""
+SHARED_BYTES = {
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+    "gfx942": 64 << 10,
+}
+"""Map of targets to the shared memory of a thread block.
+
+NVIDIA: "sm_" and compute capability · 10 (CUDA C++ Guide, table 27). AMD: the name of the
+architecture (LDS of a workgroup; CDNA 3 Instruction Set Architecture, section 11).
+"""
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+"""The targets of a case that names none."""
 
 _CACHE = "TRITON_CACHE_DIR"
+_NVIDIA = "sm_"
 _WARP_SIZE = 32
+_WAVE_SIZE = 64
+_FIRST_BLACKWELL = 100
+"""The compute capability · 10 from which Triton's second assembler is needed."""
 _ALIGNMENT = 16
 _TIMEOUT_S = 120
 
@@ -40,8 +60,9 @@ class KernelCase:
     constexprs: value of each compile-time argument; None for a missing pointer.
     unaligned: pointers and integers that may not be divisible by 16. Other arguments are divisible
         by 16, like most addresses and strides that Triton specializes on at run time.
-    capabilities: compute capability · 10 of the targets.
-    max_spill_bytes: maximum of spilled bytes, stored and loaded, per thread.
+    targets: names in `SHARED_BYTES`.
+    max_spill_bytes: maximum of spilled bytes, stored and loaded, per thread, by target; 0 for
+        targets that are not named.
     """
 
     name: str
@@ -51,8 +72,8 @@ class KernelCase:
     unaligned: frozenset[str] = frozenset()
     num_warps: int = 4
     num_stages: int = 3
-    capabilities: tuple[int, ...] = (80, 90)
-    max_spill_bytes: int = 0
+    targets: tuple[str, ...] = TARGETS
+    max_spill_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,46 +81,42 @@ class CompiledKernel:
     """Resources of a kernel: registers and spilled bytes per thread, shared memory per block."""
 
     name: str
-    capability: int
+    target: str
     registers: int
     spill_bytes: int
     shared_bytes: int
 
 
-def check_kernel(case: KernelCase) -> tuple[CompiledKernel, ...]:
-    """Compile `case` for its targets and return the resources for each.
+def check_kernel(case: KernelCase, target: str) -> CompiledKernel:
+    """Compile `case` for `target` and return its resources.
 
     Raises AssertionError if it does not compile, spills too much or uses more shared memory than a
     block of the target may have.
     """
-    return tuple(_check_target(case, capability) for capability in case.capabilities)
-
-
-def _check_target(case: KernelCase, capability: int) -> CompiledKernel:
-    what = f"{case.name}, sm_{capability}"
+    what = f"{case.name}, {target}"
     try:
-        made = compile_kernel(case, capability)
+        made = compile_kernel(case, target)
     except Exception as error:
         raise AssertionError(f"{what} does not compile: {error}") from error
-    most = SHARED_BYTES[capability]
+    most = SHARED_BYTES[target]
     expect(
         made.shared_bytes <= most,
         f"{what} uses {made.shared_bytes} bytes of shared memory, but a block of the target has "
         f"{most}",
     )
+    most = case.max_spill_bytes.get(target, 0)
     expect(
-        made.spill_bytes <= case.max_spill_bytes,
+        made.spill_bytes <= most,
         f"{what} spills {made.spill_bytes} bytes with {made.registers} registers, but "
-        f"max_spill_bytes is {case.max_spill_bytes}",
+        f"max_spill_bytes is {most}",
     )
     return made
 
 
-def compile_kernel(case: KernelCase, capability: int) -> CompiledKernel:
+def compile_kernel(case: KernelCase, target: str) -> CompiledKernel:
     """Compile `case` for one target. Does not catch errors of Triton and its assembler."""
     triton = import_module("triton")
     compiler = import_module("triton.compiler")
-    targets = import_module("triton.backends.compiler")
     source = compiler.ASTSource(
         case.kernel,
         _signature(case),
@@ -109,17 +126,41 @@ def compile_kernel(case: KernelCase, capability: int) -> CompiledKernel:
     with _no_cache():
         made = triton.compile(
             source,
-            target=targets.GPUTarget("cuda", capability, _WARP_SIZE),
+            target=_gpu_target(target),
             options={"num_warps": case.num_warps, "num_stages": case.num_stages},
         )
-    registers, spill_bytes = _assemble(made.asm["ptx"])
+    is_nvidia = target.startswith(_NVIDIA)
+    measured = _assemble(made.asm["ptx"]) if is_nvidia else _read_metadata(made.asm["amdgcn"])
     return CompiledKernel(
         name=case.name,
-        capability=capability,
-        registers=registers,
-        spill_bytes=spill_bytes,
+        target=target,
+        registers=measured[0],
+        spill_bytes=measured[1],
         shared_bytes=made.metadata.shared,
     )
+
+
+def _gpu_target(target: str) -> Any:
+    targets = import_module("triton.backends.compiler")
+    if target.startswith(_NVIDIA):
+        return targets.GPUTarget("cuda", int(target.removeprefix(_NVIDIA)), _WARP_SIZE)
+    return targets.GPUTarget("hip", target, _WAVE_SIZE)
+
+
+def _read_metadata(assembly: str) -> tuple[int, int]:
+    """Return registers and spilled bytes per thread from the metadata of an AMD kernel.
+
+    Accumulator registers count as registers. Scalar registers that are spilled to vector registers
+    use no memory and do not count as spilled.
+    """
+    facts = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", assembly, re.MULTILINE))
+    names = ("vgpr_count", "private_segment_fixed_size")
+    expect(
+        facts.keys() >= set(names),
+        f"the metadata of the AMD kernel cannot be parsed: {facts}",
+    )
+    registers, scratch_bytes = (int(facts[name]) for name in names)
+    return registers, scratch_bytes
 
 
 def _signature(case: KernelCase) -> dict[str, str]:
@@ -163,7 +204,7 @@ def _assemble(ptx: str) -> tuple[int, int]:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx, "utf-8")
         done = subprocess.run(
-            [_assembler(), "-v", f"--gpu-name={target}", path, "-o", f"{folder}/cubin"],
+            [_assembler(target), "-v", f"--gpu-name={target}", path, "-o", f"{folder}/cubin"],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -179,7 +220,9 @@ def _assemble(ptx: str) -> tuple[int, int]:
     return int(registers[0]), sum(map(int, spills))
 
 
-def _assembler() -> str:
-    """Return the path of the assembler that Triton includes."""
+def _assembler(target: str) -> str:
+    """Return the path of the assembler that Triton includes for an NVIDIA target."""
     folder = Path(str(import_module("triton").__file__)).parent
-    return str(folder / "backends" / "nvidia" / "bin" / "ptxas")
+    (capability,) = re.findall(r"\d+", target)
+    name = "ptxas-blackwell" if int(capability) >= _FIRST_BLACKWELL else "ptxas"
+    return str(folder / "backends" / "nvidia" / "bin" / name)
