@@ -36,6 +36,7 @@ $(VENV)/.setuptools: requirements/constraints.txt | $(BIN)/python
 $(STAMP): $(NEEDS) | $(VENV)/.setuptools
 	$(PIP) $(TORCH)
 	$(PIP) -r requirements/tools.txt -c requirements/constraints.txt
+	$(PIP) --no-deps -r requirements/flashinfer.txt -c requirements/constraints.txt
 	$(PIP) --no-build-isolation -r requirements/dev.txt -c requirements/constraints.txt
 	@touch $@
 

@@ -15,6 +15,7 @@ DEVICE_PLUGINS = (
     "platform:cuda",
     "worker:cuda",
     "attention:triton",
+    "attention:flashinfer",
     "ops:triton",
     "platform:xpu",
     "worker:xpu",

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 _FAKE = "dovetail_torch.fake_device"
-_NO_WAIT = f"{_FAKE}.attention:NoWaitAttentionBackend"
+_ATTENTION = f"{_FAKE}.attention:GraphAttentionBackend"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class DeviceParts:
     """A torch device type and its plugins by reference.
 
     attention: the backend of engines. backends: attention backends to test. plugins:
-    "kind:name" of the suites to run.
+    "kind:name" of the suites to run. max_graph_size: see the option of the engine.
     """
 
     device_type: str
@@ -28,11 +29,13 @@ class DeviceParts:
     attention: str
     backends: tuple[str, ...]
     plugins: tuple[str, ...]
+    max_graph_size: int = 512
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         """Return the options of an engine on this device."""
         return {
+            "max_graph_size": self.max_graph_size,
             "platform": self.platform,
             "worker_cls": self.worker,
             "attention_backend": self.attention,
@@ -41,6 +44,8 @@ class DeviceParts:
 
 def _accelerator(name: str) -> DeviceParts:
     kernels = ("attention:triton", "attention:torch", "ops:triton", "ops:torch")
+    if name == "cuda":
+        kernels = ("attention:flashinfer", *kernels)
     return DeviceParts(
         device_type=name,
         platform=name,
@@ -67,9 +72,10 @@ PARTS: Mapping[str, DeviceParts] = MappingProxyType(
             device_type="privateuseone",
             platform=f"{_FAKE}.platform:FakeDevicePlatform",
             worker=f"{_FAKE}.worker:FakeDeviceWorker",
-            attention=_NO_WAIT,
-            backends=(_NO_WAIT,),
+            attention=_ATTENTION,
+            backends=(_ATTENTION,),
             plugins=(f"platform:{_FAKE}.platform:FakeDevicePlatform",),
+            max_graph_size=4,
         ),
     }
 )

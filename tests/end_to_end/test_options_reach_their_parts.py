@@ -13,6 +13,7 @@ import shutil
 from dataclasses import fields
 
 import pytest
+import torch
 
 from dovetail import LLM, AsyncLLM, SamplingParams
 from dovetail.config import EngineArgs
@@ -55,6 +56,12 @@ def other_prompt(number):
 
 
 # --- the model ------------------------------------------------------------------------------------
+
+
+def test_matmul_precision_is_the_precision_of_torch(model_dir, options):
+    for precision in ("medium", "highest"):
+        with LLM(model_dir, **options, matmul_precision=precision):
+            assert torch.get_float32_matmul_precision() == precision
 
 
 @pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 0.5}])

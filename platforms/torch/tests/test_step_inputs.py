@@ -109,7 +109,7 @@ def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed):
             gatherer.append(left, tokens)
             device.append(right, tokens.to(torch.int32))
     assert num_decodes
-    assert torch.equal(gatherer._rows.token_ids_RL, device._rows.token_ids_RL)
+    assert torch.equal(gatherer._rows.token_ids_RL, device._rows.token_ids_RL[:NUM_ROWS])
 
 
 def same(one, other):

@@ -50,7 +50,9 @@ class TritonAttentionBackend(AttentionBackend):
         kv_cache_dtypes=DTYPES | {FP8},
         head_sizes=frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256}),
         block_size_multiple=16,
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "padded_pages", ROTARY}),
+        features=frozenset(
+            {"sliding_window", "soft_cap", "sinks", "padded_pages", "graphs", ROTARY}
+        ),
     )
 
     @classmethod

@@ -84,20 +84,45 @@ class Workspace:
 class TritonAttentionMetadata:
     """A step, and its launches by layer shape.
 
-    sliding_window: the window of the group; 0 for none.
+    for_graph: whether the launches may depend on the number of runs only, which have one token.
     """
 
     batch: AttentionBatch
     spec: FullAttentionSpec
     workspace: Workspace
+    for_graph: bool = False
     made: dict[AttentionShape, tuple[Pass, ...]] = field(default_factory=dict)
 
     def passes(self, shape: AttentionShape) -> tuple[Pass, ...]:
         """Return the launches of a layer; in each step, a shape's first call creates its list."""
         found = self.made.get(shape)
         if found is None:
-            found = self.made[shape] = self._make(shape)
+            make = self._make_for_graph if self.for_graph else self._make
+            found = self.made[shape] = make(shape)
         return found
+
+    def _make_for_graph(self, shape: AttentionShape) -> tuple[Pass, ...]:
+        """Return a launch with enough splits for the longest rows; short rows use few of them."""
+        num_items = self.batch.num_requests
+        num_programs = PROGRAMS_PER_PROCESSOR * self.workspace.num_processors
+        wanted = -(-num_programs // (num_items * shape.num_kv_heads))
+        useful = -(-max(self._seen_lens()) // LEAST_SPAN)
+        return (
+            Pass(
+                tile=shape.short,
+                work_W2=None,
+                num_items=num_items,
+                item_tokens=1,
+                num_splits=max(1, min(wanted, useful, self._max_splits(shape, num_items))),
+                least_span=LEAST_SPAN,
+            ),
+        )
+
+    def _max_splits(self, shape: AttentionShape, num_rows: int) -> int:
+        """Return how many splits of `num_rows` tokens fit into the workspace."""
+        row_floats = shape.num_heads * (shape.head_size + 1)
+        room = self.workspace.parts.numel() // max(1, num_rows * row_floats)
+        return min(room, self.workspace.max_splits)
 
     def _make(self, shape: AttentionShape) -> tuple[Pass, ...]:
         batch = self.batch
@@ -141,14 +166,12 @@ class TritonAttentionMetadata:
         lengths: Sequence[int],
     ) -> Pass:
         num_items, item_tokens = items
-        row_floats = shape.num_heads * (shape.head_size + 1)
-        room = self.workspace.parts.numel() // max(1, num_items * item_tokens * row_floats)
         num_splits, least_span = plan_splits(
             lengths,
             num_heads=shape.num_kv_heads,
             tile=tile.positions,
             num_programs=PROGRAMS_PER_PROCESSOR * self.workspace.num_processors,
-            max_splits=min(room, self.workspace.max_splits),
+            max_splits=self._max_splits(shape, num_items * item_tokens),
         )
         return Pass(
             tile=tile,
@@ -192,3 +215,12 @@ class TritonMetadataBuilder(AttentionMetadataBuilder):
     def build(self, batch: AttentionBatch) -> TritonAttentionMetadata:
         """Return this step's metadata. Only reads `batch`; does not wait for a device."""
         return TritonAttentionMetadata(batch=batch, spec=self._spec, workspace=self._workspace)
+
+    def build_for_graph(self, batch: AttentionBatch) -> TritonAttentionMetadata:
+        """Return the metadata of captured decodes, with one token per request."""
+        return TritonAttentionMetadata(
+            batch=batch, spec=self._spec, workspace=self._workspace, for_graph=True
+        )
+
+    def update_for_replay(self, metadata: TritonAttentionMetadata, batch: AttentionBatch) -> None:
+        """Do nothing: the kernels read all lengths on the device."""

@@ -180,6 +180,14 @@ class EngineArgs:
     num_threads: int | None = _option(
         None, "Number of CPU threads, for platforms that compute on the CPU."
     )
+    graph_mode: str = _option(
+        "full_and_piecewise",
+        'Steps to capture: "full_and_piecewise", "full", "piecewise", "none".',
+    )
+    max_graph_size: int = _option(512, "Maximum number of requests or tokens of a captured step.")
+    matmul_precision: str = _option(
+        "highest", 'Precision of float32 matrix products: "highest", "high" or "medium".'
+    )
     disable_log_stats: bool = _option(True, "Do not log statistics.")
     decision_log: str | Path | None = _option(
         None, "New file to which the scheduler's decisions are written."

@@ -126,6 +126,18 @@ def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValid
     return BeforeValidator(check)
 
 
+def one_of(*names: str) -> BeforeValidator:
+    """Accept one of `names`."""
+    wanted = f"must be one of {', '.join(names)}"
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(wanted)
+        return value
+
+    return BeforeValidator(check)
+
+
 def flag(*, optional: bool = False) -> BeforeValidator:
     """Accept a bool; also None if `optional`."""
     wanted = f"must be {'None, ' if optional else ''}True or False"

@@ -30,6 +30,7 @@ from dovetail.interfaces.config_fields import (
     dtype_name,
     exactly,
     integer,
+    one_of,
 )
 from dovetail.plugin_kinds import KINDS, Cardinality
 from dovetail.sampling_params import (
@@ -48,6 +49,7 @@ MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
+GRAPH_MODES = ("full_and_piecewise", "full", "piecewise", "none")
 
 
 def _with_plugin_fields(cls: type[N]) -> type[N]:
@@ -210,6 +212,11 @@ class RequestedCompute(ConfigNode):
     num_threads: number of threads on platforms that compute on the CPU.
     batch_invariant: use only plugins that guarantee bit-identical tokens and log-probabilities of a
     request for any batch and any number of threads.
+    graph_mode: which steps of a device with graphs are captured: "full" for steps with one token
+    per request, "piecewise" for all steps, without attention; "full_and_piecewise" for both.
+    max_graph_size: maximum number of requests or tokens of a captured step.
+    matmul_precision: torch's precision of float32 matrix products: "highest" for float32, "high"
+    for TensorFloat32 or two bfloat16 numbers, "medium" for bfloat16.
     """
 
     attention_backend: OpenReference = "auto"
@@ -217,6 +224,9 @@ class RequestedCompute(ConfigNode):
     ops: OpenReference = "auto"
     batch_invariant: Flag = False
     num_threads: Annotated[int | None, integer(1, 4096, optional=True)] = None
+    graph_mode: Annotated[str, one_of(*GRAPH_MODES)] = "full_and_piecewise"
+    max_graph_size: Annotated[int, integer(1, 8192)] = 512
+    matmul_precision: Annotated[str, one_of("highest", "high", "medium")] = "highest"
 
 
 class ObservabilityConfig(ConfigNode):

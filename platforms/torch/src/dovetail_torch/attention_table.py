@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,12 +21,27 @@ _SLOTS = itertools.count()
 _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
 
 
+class TakesAttention(Protocol):
+    """Takes the calls of attention layers while a forward pass is captured."""
+
+    def attend(
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotary_args: RotaryArgs | None,
+    ) -> torch.Tensor:
+        """Return the memory of the call's result, contiguous [T, H, D]."""
+
+
 class AttentionTable:
     """Attention of all layers of one runner. Implements `AttentionContext`.
 
     slot: number of the table, unique in the process. metadata: this step's metadata, one entry per
     builder. needed_S: int64; this step's tokens that are needed after the last attention layer,
-    None for all. The runner sets both before each forward pass.
+    None for all. The runner sets both before each forward pass. capture: if not None, it takes the
+    calls of layers, because the pass is captured in pieces.
     """
 
     def __init__(
@@ -44,6 +59,7 @@ class AttentionTable:
         self.slot = next(_SLOTS)
         self.metadata: Sequence[Any] = ()
         self.needed_S: torch.Tensor | None = None
+        self.capture: TakesAttention | None = None
         self._layers = tuple(layers)
         self._caches = tuple(caches)
         self._builder_of = tuple(builder_of)
@@ -87,14 +103,26 @@ class AttentionTable:
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Run the attention of `attend`. rotary_args: only for layers that rotate."""
+        if self.capture is not None:
+            return self.capture.attend(index, q_THD, k_TKD, v_TKD, rotary_args)
         out_THD = q_THD.new_empty(q_THD.shape)
+        self.run_into(index, (q_THD, k_TKD, v_TKD, out_THD), rotary_args)
+        return out_THD
+
+    def run_into(
+        self,
+        index: int,
+        tensors: tuple[torch.Tensor, ...],
+        rotary_args: RotaryArgs | None,
+    ) -> None:
+        """Run the attention of `attend`. tensors: q, k, v, and the memory of the result."""
+        q_THD, k_TKD, v_TKD, out_THD = tensors
         place = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
         layer = self._layers[index]
         if rotary_args is None:  # only layers that rotate have the argument
             layer.forward(q_THD, k_TKD, v_TKD, *place)
         else:
             layer.forward(q_THD, k_TKD, v_TKD, *place, rotary_args)
-        return out_THD
 
 
 class NoAttention:

@@ -46,8 +46,10 @@ from dovetail.plugins.construction import Options, call_plugin, construct
 from dovetail.plugins.selection import AUTO, choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
 from dovetail_torch.device_runtime import DeviceRuntime
-from dovetail_torch.distributed.joining import join_ranks
+from dovetail_torch.distributed.joining import check_shared, join_ranks
 from dovetail_torch.graph_provider import GraphProvider
+from dovetail_torch.graphs.capture import GraphCapture
+from dovetail_torch.graphs.plan import GraphOptions
 from dovetail_torch.layers.attention import (
     Attention,
     attention_facts,
@@ -76,8 +78,6 @@ from dovetail_torch.weights.finiteness import check_finite
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_SHARED = "tensor_parallel"
-"""Capability id of models that several ranks can share."""
 _SMALLER_MODEL = "choose a smaller model or dtype, or quantization"
 _SMALLER_STEP = "lower max_num_batched_tokens or max_num_seqs"
 _SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu_blocks_override"
@@ -121,6 +121,7 @@ class TorchWorker(WorkerBase):
         self._device = self._runtime.activate(
             self._context.local_rank, num_threads=config.compute.num_threads
         )
+        torch.set_float32_matmul_precision(config.compute.matmul_precision)
         self._limits = self._step_limits()
         self._ranks = join_ranks(self._context, self._runtime, self._device)
 
@@ -166,7 +167,7 @@ class TorchWorker(WorkerBase):
             config.model.dtype, required=config.compute.batch_invariant
         )
         model_cls = load_architecture(plugins, config)
-        self._check_shared(model_cls)
+        check_shared(model_cls, self._ranks)
         given = self._model_context(plugins.options_of("model", model_cls))
         self._model: Any = construct("model", model_cls, given)
         self._limits = limit_positions(self._model, self._limits)
@@ -223,6 +224,10 @@ class TorchWorker(WorkerBase):
 
     def graph_provider(self) -> GraphProvider | None:
         """Return the provider that captures and replays steps; a platform's worker overrides it."""
+        return None
+
+    def graph_capture(self) -> GraphCapture | None:
+        """Return what captures the graphs of an asynchronous device, or None."""
         return None
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
@@ -336,6 +341,11 @@ class TorchWorker(WorkerBase):
             asynchronous=self._runtime.asynchronous(),
             prepare_inputs=ops.prepare_inputs,
             draw_tokens=ops.draw_tokens if "draw_tokens" in ops.overridden else None,
+            graph_capture=None if config.model.enforce_eager else self.graph_capture(),
+            graph_options=GraphOptions(
+                mode=config.compute.graph_mode, max_size=config.compute.max_graph_size
+            ),
+            shows_progress=config.load.use_tqdm_on_load and self._context.rank == 0,
         )
 
     def _vocab_size(self) -> int:
@@ -345,17 +355,6 @@ class TorchWorker(WorkerBase):
                 f"config.json has vocab_size={vocab_size!r}; vocab_size must be an integer."
             )
         return vocab_size
-
-    def _check_shared(self, model_cls: type) -> None:
-        """Raise ConfigError if the engine has several ranks and the model does not support them."""
-        if self._ranks.size == 1 or _SHARED in getattr(model_cls, "provides", ()):
-            return
-        raise ConfigError(
-            f"tensor_parallel_size={self._ranks.size} was requested, but the model "
-            f"{model_cls.__name__} does not declare {_SHARED!r} in `provides`: its code "
-            "may need all features on one rank. Set tensor_parallel_size=1, or choose a "
-            "model that declares it."
-        )
 
     def _make_provider(self, kind: str, reference: str | type) -> Any:
         """Select and create a linear method or op provider for the model's layers."""

@@ -24,10 +24,10 @@ from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
 from dovetail_gguf.tensor_names import IGNORED, to_model_name
 from dovetail_torch.layers import BlockWeight
+from dovetail_torch.progress_bar import progress_bar
 from dovetail_torch.weights import Assignment, MappedAssignment, build_weight_table
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
-from dovetail_torch.weights.loading_progress import loading_progress
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class GGUFLoader(WeightLoader):
         permuted = _permuted_heads(file)
         dequantized: Counter[str] = Counter()
         num_bytes = 0
-        with loading_progress(len(chosen), shown=self.context.progress) as advance:
+        with progress_bar("Loading weights", len(chosen), shown=self.context.progress) as advance:
             for name, target in chosen.items():
                 info = file.tensors[name]
                 num_heads = permuted.get(_leaf(to_model_name(name)), 0)

@@ -5,12 +5,19 @@ Contains no device names; a platform's worker is a subclass, usually without a b
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import ClassVar, cast
 
+import torch
+
 from dovetail.errors import CapacityError
+from dovetail_torch.accelerator.graphs import AcceleratorGraphs
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
+from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.worker import TorchWorker
+
+logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 
@@ -36,6 +43,19 @@ class AcceleratorWorker(TorchWorker):
                 "free; set gpu_memory_utilization to at most "
                 f"{int(free / total * 100) / 100:.2f}, or stop other processes on the device."
             )
+
+    def graph_capture(self) -> GraphCapture | None:
+        """Return what captures graphs, if the device's torch module supports them.
+
+        None with several ranks: exchanging tensors in graphs is not tested.
+        """
+        module = torch.get_device_module(self._device.type)
+        if not hasattr(module, "CUDAGraph"):
+            return None
+        if self._context.world_size > 1:
+            logger.warning("Steps run without graphs, because several ranks share the model.")
+            return None
+        return AcceleratorGraphs(module)
 
     def shutdown(self) -> None:
         """Free weights and cache, and return their memory to the device."""

@@ -20,6 +20,9 @@ from dovetail_torch.device_runtime import DeviceRuntime
 COLLECTIVES = "collectives"
 """Capability id of platforms whose runtime joins ranks."""
 
+_SHARED = "tensor_parallel"
+"""Capability id of models that several ranks can share."""
+
 _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for other ranks, which may still be loading weights."""
 
@@ -49,6 +52,18 @@ def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.dev
     _check_likeness(ranks, context, device)
     _check_invariance(ranks, context)
     return ranks
+
+
+def check_shared(model_cls: type, ranks: RankGroup) -> None:
+    """Raise ConfigError if there are several ranks and the model does not support them."""
+    if ranks.size == 1 or _SHARED in getattr(model_cls, "provides", ()):
+        return
+    raise ConfigError(
+        f"tensor_parallel_size={ranks.size} was requested, but the model "
+        f"{model_cls.__name__} does not declare {_SHARED!r} in `provides`: its code "
+        "may need all features on one rank. Set tensor_parallel_size=1, or choose a "
+        "model that declares it."
+    )
 
 
 def _check(context: WorkerContext) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail_torch.fake_device.device import DEVICE
+from dovetail_torch.fake_device.graphs import FakeGraph
 from dovetail_torch.fake_device.tensor import HOST, NAME, FakeDeviceTensor, copy, wrap
 from dovetail_torch.fake_device.timeline import Event, Stream
 
@@ -127,6 +128,14 @@ class FakeDeviceModule:
         """Return this thread's current stream."""
         return DEVICE.timeline.current
 
+    def CUDAGraph(self) -> FakeGraph:  # noqa: N802 - torch's name
+        """Return a new graph."""
+        return FakeGraph()
+
+    def graph_pool_handle(self) -> object:
+        """Return a handle of memory that graphs share."""
+        return object()
+
     def default_stream(self, device: Any = None) -> Stream:
         """Return the stream that is the default in every thread."""
         return DEVICE.timeline.default
@@ -174,6 +183,9 @@ def _factory(func: Any) -> Any:
         if func in _SIZED:
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
             DEVICE.memory.require(math.prod(args[0]) * dtype.itemsize)
-        return wrap(func(*args, **kwargs))
+        graph = DEVICE.watch.capturing
+        if graph is None or func in _SIZED:
+            return wrap(func(*args, **kwargs))
+        return wrap(graph.record(func, args, kwargs, (), lambda: None))
 
     return make

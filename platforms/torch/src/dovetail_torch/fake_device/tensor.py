@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -199,8 +199,15 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
     if target is not None:
         host_kwargs["device"] = HOST
     targets = [one for many in written for one in (many if isinstance(many, list) else [many])]
-    account(lowering.seen, [one for one in targets if isinstance(one, FakeDeviceTensor)])
-    result = func(*host_args, **host_kwargs)
+    written_here = [one for one in targets if isinstance(one, FakeDeviceTensor)]
+    graph = DEVICE.watch.capturing
+    if graph is None:
+        account(lowering.seen, written_here)
+        result = func(*host_args, **host_kwargs)
+    else:
+        use = partial(account, lowering.seen, written_here)
+        hosts = [one.host for one in written_here]
+        result = graph.record(func, host_args, host_kwargs, hosts, use)
     for one in targets:
         if isinstance(one, FakeDeviceTensor) and one.host.shape != one.shape:
             raise RuntimeError(
@@ -293,8 +300,14 @@ def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
     if not target.numel():
         return target
     if isinstance(target, FakeDeviceTensor) and isinstance(source, FakeDeviceTensor):
-        account((source,), (target,))
-        target.host.copy_(source.host)
+        graph = DEVICE.watch.capturing
+        if graph is None:
+            account((source,), (target,))
+            target.host.copy_(source.host)
+        else:
+            hosts = (target.host, source.host)
+            use = partial(account, (source,), (target,))
+            graph.record(torch.Tensor.copy_, hosts, {}, hosts[:1], use)
     elif isinstance(target, FakeDeviceTensor):
         _upload(target, source, non_blocking)
     else:
@@ -304,6 +317,7 @@ def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 
 
 def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) -> None:
+    DEVICE.watch.refuse_in_capture("a copy from the host")
     with DEVICE.timeline.lock:
         DEVICE.flights.claim(source, writes=False)
         place = account((), (target,))
@@ -315,6 +329,7 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
 
 
 def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool) -> None:
+    DEVICE.watch.refuse_in_capture("a copy to the host")
     with DEVICE.timeline.lock:
         DEVICE.flights.claim(target, writes=True)
         place = account((source,), ())

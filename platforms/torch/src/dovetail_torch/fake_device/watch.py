@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
+
+if TYPE_CHECKING:
+    from dovetail_torch.fake_device.graphs import FakeGraph
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -43,6 +46,15 @@ class Watch:
         self._unraised: list[str] = []
         self._thread = threading.local()
 
+    @property
+    def capturing(self) -> FakeGraph | None:
+        """The graph that this thread captures, or None."""
+        return getattr(self._thread, "graph", None)
+
+    @capturing.setter
+    def capturing(self, graph: FakeGraph | None) -> None:
+        self._thread.graph = graph
+
     @contextmanager
     def strict(self) -> Iterator[None]:
         """Raise HiddenWaitError at each synchronization of this thread while the block runs."""
@@ -54,7 +66,11 @@ class Watch:
             self._thread.depth = depth
 
     def synchronises(self, what: str) -> None:
-        """Count a synchronization by `what`, an operation; raise HiddenWaitError if `strict`."""
+        """Count a synchronization by `what`, an operation.
+
+        Raises HiddenWaitError if `strict`, and FlightError during a capture.
+        """
+        self.refuse_in_capture(what)
         where = _caller()
         self.synchronisations[f"{where}: {what}"] += 1
         if getattr(self._thread, "depth", 0):
@@ -63,6 +79,11 @@ class Watch:
                 "allowed here; keep the value on the device, or copy it asynchronously "
                 "and wait for its event."
             )
+
+    def refuse_in_capture(self, what: str) -> None:
+        """Raise FlightError if this thread captures a graph, which would not repeat `what`."""
+        if self.capturing is not None:
+            self.fault(f"{what} is not allowed while a graph is captured.")
 
     def fault(self, what: str) -> NoReturn:
         """Record a fault and raise it."""

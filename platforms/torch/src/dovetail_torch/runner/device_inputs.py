@@ -8,6 +8,7 @@ Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longes
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,14 +37,29 @@ _NUM_COLUMNS = 5
 class DeviceBatch(InputBatch):
     """The inputs of one step.
 
-    flat_index_S: int64; flat indices of the sampled tokens in `token_ids_RL`.
+    flat_index_S: int64; flat indices of the sampled tokens in `token_ids_RL`. num_padded: number of
+    runs in `attention` if the step is a padded step of decodes, otherwise 0.
     """
 
     flat_index_S: torch.Tensor
+    num_padded: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingStep:
+    """The inputs of a step that has only padding; see `DeviceBatch`."""
+
+    input_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    attention: tuple[AttentionBatch, ...]
 
 
 class DeviceInputs:
-    """Computes each step's tensors. Tensors with one number per token or run keep their address."""
+    """Computes each step's tensors. Tensors with one number per token or run keep their address.
+
+    decode_sizes: ascending numbers of runs to which steps of decodes are padded; steps with more
+    runs are not padded. Block tables of padded steps have the maximum width.
+    """
 
     def __init__(
         self,
@@ -66,6 +82,7 @@ class DeviceInputs:
         self._prepare_inputs = prepare_inputs
         self._sampling_numbers = sampling_numbers
         self._position_tables = tables or PositionTables()
+        self.decode_sizes: Sequence[int] = ()
         device = rows.token_ids_RL.device
 
         def column(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -95,9 +112,11 @@ class DeviceInputs:
         last = first_R1[1:][sampling_runs] - np.int64(1)
         flat_index = own_rows * np.int64(self._rows.max_model_len) + ends[sampling_runs]
         numbers = self._sampling_numbers(sampling_rows)
-        sent = self._staging.send(
-            (rows, starts, first_R1, last, flat_index, *numbers, *changes.arrays)
-        )
+        num_padded = self._num_padded(len(rows), len(sampling_runs), plan.total_num_tokens)
+        runs = (rows, starts, first_R1)
+        if num_padded > len(rows):
+            runs = self._padded(*runs, num_padded - len(rows))
+        sent = self._staging.send((*runs, last, flat_index, *numbers, *changes.arrays))
         end = _NUM_COLUMNS + len(numbers)
         self._rows.apply(changes, sent[end:])
         rows_R, starts_R, query_start_R1, last_S, flat_index_S = sent[:_NUM_COLUMNS]
@@ -105,15 +124,20 @@ class DeviceInputs:
         longest = max(seq_lens)
         if longest > self._position_tables.num_ready:
             self._position_tables.grow(longest)
-        columns = self._columns(
-            (rows_R, starts_R, query_start_R1), plan, longest, int(counts.max())
-        )
+        sent_runs = (rows_R, starts_R, query_start_R1)
+        width = self._rows.max_model_len if num_padded else longest
+        num_tokens = num_padded or plan.total_num_tokens
+        columns = self._columns(sent_runs, num_tokens, width, int(counts.max()))
         self._prepare_inputs(columns)
+        query_lens: Sequence[int] = plan.num_tokens
+        if num_padded:
+            num_added = num_padded - len(rows)
+            query_lens, seq_lens = [1] * num_padded, seq_lens + [1] * num_added
         return DeviceBatch(
             plan=plan,
             input_ids_T=columns.input_ids_T,
             positions_T=columns.positions_T,
-            attention=_attention(columns, plan, seq_lens),
+            attention=_attention(columns, query_lens, seq_lens),
             last_S=last_S,
             sampling_runs=sampling_runs,
             sampling_rows=sampling_rows,
@@ -122,6 +146,46 @@ class DeviceInputs:
             first_R1=first_R1,
             numbers=sent[_NUM_COLUMNS:end],
             flat_index_S=flat_index_S,
+            num_padded=num_padded,
+        )
+
+    def padding_step(self, num_tokens: int, *, decodes: bool) -> PaddingStep:
+        """Return inputs of padding, at the addresses of the steps that a graph replays.
+
+        decodes: whether each token is a run with the maximum length, as the host sees it.
+        Otherwise there is one run.
+        """
+        counts = [1] * num_tokens if decodes else [num_tokens]
+        num_runs, longest = len(counts), self._rows.max_model_len
+        first_R1 = np.zeros(num_runs + 1, np.int32)
+        np.cumsum(counts, out=first_R1[1:])
+        rows = np.full(num_runs, self._rows.num_rows, np.int32)
+        rows_R, starts_R, query_start_R1 = self._staging.send((rows, np.zeros_like(rows), first_R1))
+        sent = (rows_R, starts_R, query_start_R1)
+        columns = self._columns(sent, num_tokens, longest, max(counts))
+        self._prepare_inputs(columns)
+        seq_lens = [longest] * num_runs if decodes else counts
+        return PaddingStep(
+            input_ids_T=columns.input_ids_T,
+            positions_T=columns.positions_T,
+            attention=_attention(columns, counts, seq_lens),
+        )
+
+    def _num_padded(self, num_runs: int, num_sampling: int, num_tokens: int) -> int:
+        """Return the number of runs of a padded step of decodes; 0 for a step without padding."""
+        sizes = self.decode_sizes
+        if num_sampling != num_tokens or not sizes or num_runs > sizes[-1]:
+            return 0
+        return sizes[bisect_left(sizes, num_runs)]
+
+    def _padded(
+        self, rows: Array, starts: Array, first_R1: Array, num_added: int
+    ) -> tuple[Array, Array, Array]:
+        """Return the columns of the runs with `num_added` runs of the row for padding."""
+        return (
+            np.append(rows, np.full(num_added, self._rows.num_rows, rows.dtype)),
+            np.append(starts, np.zeros(num_added, starts.dtype)),
+            np.append(first_R1, first_R1[-1] + np.arange(1, num_added + 1, dtype=first_R1.dtype)),
         )
 
     def append(self, batch: InputBatch, token_ids_S: torch.Tensor) -> None:
@@ -132,12 +196,12 @@ class DeviceInputs:
     def _columns(
         self,
         sent: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        plan: SchedulerOutput,
+        num_tokens: int,
         longest_row: int,
         longest_run: int,
     ) -> StepColumns:
         """Return the columns for the device. sent: rows, first positions and starts of the runs."""
-        rows, num_tokens, num_runs = self._rows, plan.total_num_tokens, len(plan.rows)
+        rows, num_runs = self._rows, len(sent[0])
         widths = [-(-longest_row // size) for size in self._block_sizes]
         return StepColumns(
             rows_R=sent[0],
@@ -160,7 +224,7 @@ class DeviceInputs:
 
 
 def _attention(
-    columns: StepColumns, plan: SchedulerOutput, seq_lens: list[int]
+    columns: StepColumns, query_lens: Sequence[int], seq_lens: list[int]
 ) -> tuple[AttentionBatch, ...]:
     return tuple(
         AttentionBatch(
@@ -168,7 +232,7 @@ def _attention(
             seq_lens_R=columns.seq_lens_R,
             block_table_RM=block_table_RM,
             slot_mapping_T=slots_T,
-            query_lens=plan.num_tokens,
+            query_lens=query_lens,
             seq_lens=seq_lens,
         )
         for slots_T, block_table_RM in zip(columns.slots_T, columns.block_tables_RM, strict=True)

@@ -39,7 +39,7 @@ class DeviceRows:
 
     token_ids_RL: int32. block_tables: one int32 [R, M] per KV-cache group. Both are on the device.
     num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; num_prompt_logprobs is -1 if
-    none are requested.
+    none are requested. After the last row there is a row for padding, with tokens and blocks of 0.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class DeviceRows:
     ) -> None:
         self.num_rows = num_rows
         self.max_model_len = max_model_len
-        self.token_ids_RL = lazy_zeros((num_rows, max_model_len), torch.int32, device)
+        self.token_ids_RL = lazy_zeros((num_rows + 1, max_model_len), torch.int32, device)
         self.block_tables = tuple(
-            lazy_zeros((num_rows, -(-max_model_len // size)), torch.int32, device)
+            lazy_zeros((num_rows + 1, -(-max_model_len // size)), torch.int32, device)
             for size in block_sizes
         )
         self.num_prompt_tokens = np.zeros(num_rows, np.int32)

@@ -16,6 +16,7 @@ from dovetail.interfaces import (
 from dovetail.interfaces.attention import ROTARY
 from dovetail.interfaces.kv_cache import SCALE_BYTES
 from dovetail_torch.attention_table import AttentionTable
+from dovetail_torch.graphs.plan import GRAPHS
 from dovetail_torch.layers.attention import Attention
 from dovetail_torch.padded_attention import PaddedAttention
 from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffers
@@ -29,7 +30,8 @@ class AttentionState:
 
     block_sizes: block size of each KV-cache group, in tokens. builders: one for each distinct spec,
     with the KV-cache group whose block table it reads. supports_advance: whether all builders are
-    `AdvancingBuilder`s.
+    `AdvancingBuilder`s. supports_graphs: whether all builders are `CapturableBuilder`s.
+    backend_name: name of the attention backend.
     """
 
     buffers: CacheBuffers
@@ -37,6 +39,8 @@ class AttentionState:
     block_sizes: tuple[int, ...]
     builders: tuple[tuple[AttentionMetadataBuilder, int], ...] = ()
     supports_advance: bool = False
+    supports_graphs: bool = False
+    backend_name: str = ""
 
 
 def kv_cache_specs(
@@ -112,6 +116,8 @@ def make_attention(
             for spec, group in builders
         ),
         supports_advance=SUPPORTS_ADVANCE in backend.capabilities.features,
+        supports_graphs=GRAPHS in backend.capabilities.features,
+        backend_name=backend.name,
     )
 
 

@@ -19,6 +19,7 @@ from dovetail.plan import SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.graph_dispatcher import GraphCounts, GraphDispatcher, Outputs
 from dovetail_torch.graph_provider import BatchDescriptor
+from dovetail_torch.runner.device_inputs import DeviceBatch
 from dovetail_torch.runner.input_batch import InputBatch
 from dovetail_torch.runner.kv_cache import AttentionState
 from dovetail_torch.runner.loaded_model import LoadedModel
@@ -94,11 +95,12 @@ class ModelRunner:
             self._path = host_path(loaded, attention)
         else:
             self._path = device_path(loaded, attention, staging, self._sampler)
+        self._step_graphs = self._path.graphs
 
     @property
     def graph_counts(self) -> GraphCounts:
         """Counts of eager, captured and replayed steps."""
-        return self._graphs.counts
+        return self._graphs.counts if self._step_graphs is None else self._step_graphs.counts
 
     @property
     def cache_pages(self) -> tuple[torch.Tensor, ...]:
@@ -156,6 +158,9 @@ class ModelRunner:
                 self.loaded.dummy_run(size, 1)
         else:
             warm_up(self, self._sampler, limits.max_num_seqs, room)
+            if self._step_graphs is not None:
+                parts = self.loaded.device_parts
+                self._step_graphs.capture(progress=parts.shows_progress)
 
     def shutdown(self) -> None:
         """Wait for outstanding results. May be called twice.
@@ -197,12 +202,17 @@ class ModelRunner:
 
     def _forward(self, batch: InputBatch, plan: SchedulerOutput) -> Outputs:
         """Return the hidden states of all tokens, and the logits of the runs that sample."""
-        self._attention.table.metadata = [
-            builder.build(batch.attention[group]) for builder, group in self._attention.builders
-        ]
-        self._attention.table.needed_S = needed_S = self._needed(batch)
-        outputs = self._run(batch)
-        if len(outputs) > 1:
+        replayed = None
+        if self._step_graphs is not None and isinstance(batch, DeviceBatch):
+            replayed = self._step_graphs.run(batch)
+        needed_S = None
+        if replayed is None:
+            self._attention.table.metadata = [
+                builder.build(batch.attention[group]) for builder, group in self._attention.builders
+            ]
+            self._attention.table.needed_S = needed_S = self._needed(batch)
+        outputs = self._run(batch) if replayed is None else replayed
+        if len(outputs) > 1 and not self._reads_hidden_states(batch):
             self._path.continuation.begin(batch)
             return outputs
         hidden_TD = outputs[0]

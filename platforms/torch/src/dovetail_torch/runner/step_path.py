@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.graphs.step_graphs import StepGraphs, make_step_graphs
 from dovetail_torch.lazy_memory import host_view
 from dovetail_torch.runner.continuation import Continuable, Continuation, NoContinuation
 from dovetail_torch.runner.device_inputs import DeviceInputs
@@ -38,12 +39,16 @@ class StepInputs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPath:
-    """The device-dependent parts of a runner: inputs, outputs, rows and continuation."""
+    """The device-dependent parts of a runner: inputs, outputs, rows and continuation.
+
+    graphs: the graphs of an asynchronous device, or None.
+    """
 
     rows: RequestRows | DeviceRows
     inputs: StepInputs
     outputs: StepOutputs
     continuation: Continuable
+    graphs: StepGraphs | None = None
 
 
 def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
@@ -102,6 +107,7 @@ def device_path(
         inputs=inputs,
         outputs=DeviceOutputs(inputs, ring),
         continuation=NoContinuation(),
+        graphs=make_step_graphs(loaded, attention, inputs),
     )
 
 

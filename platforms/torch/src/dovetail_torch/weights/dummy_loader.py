@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
+from dovetail_torch.progress_bar import progress_bar
 from dovetail_torch.weights.assignment import Assignment, build_weight_table
-from dovetail_torch.weights.loading_progress import loading_progress
 
 STANDARD_DEVIATION = 0.02
 PERIOD = 1_048_573
@@ -34,7 +34,9 @@ class DummyLoader(WeightLoader):
         """Fill all parameters in place; return 0, because no bytes are read."""
         assignments = build_weight_table(model).assignments
         with (
-            loading_progress(len(assignments), shown=self.context.progress) as advance,
+            progress_bar(
+                "Loading weights", len(assignments), shown=self.context.progress
+            ) as advance,
             torch.no_grad(),
         ):
             for assignment in assignments.values():

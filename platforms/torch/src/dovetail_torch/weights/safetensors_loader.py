@@ -16,6 +16,7 @@ from torch import nn
 
 from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
+from dovetail_torch.progress_bar import progress_bar
 from dovetail_torch.weights.assignment import (
     Assignment,
     MappedAssignment,
@@ -28,7 +29,6 @@ from dovetail_torch.weights.checkpoint_files import (
     read_headers,
 )
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
-from dovetail_torch.weights.loading_progress import loading_progress
 from dovetail_torch.weights.tied_weights import untie_different
 
 Target = Assignment | MappedAssignment
@@ -92,7 +92,7 @@ class SafetensorsLoader(WeightLoader):
         """Copy the selected weights, file by file, and return their size in bytes."""
         num_bytes = 0
         plan = [entries[name] for name in chosen]
-        with loading_progress(len(plan), shown=self.context.progress) as advance:
+        with progress_bar("Loading weights", len(plan), shown=self.context.progress) as advance:
             for path, group in groupby(plan, key=lambda entry: entry.path):
                 with open_weights(path) as handle:
                     num_bytes += sum(_copy(handle, chosen, entry.name, advance) for entry in group)

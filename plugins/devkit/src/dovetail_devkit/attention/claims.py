@@ -2,8 +2,9 @@
 
 An engine has one builder for each KV-cache group, which serves every step. A backend that claims
 "batch_invariant" gives a token the same bits in any batch and for any chunks of its prompt. A
-backend that claims "supports_advance" can advance its last metadata by one token. torch is imported
-within functions.
+backend that claims "supports_advance" can advance its last metadata by one token. A backend that
+claims "graphs" has metadata that remains valid for later lengths. torch is imported within
+functions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import ceil
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.interfaces.attention import AttentionBackend, AttentionBatch
 from dovetail_devkit.attention.case import AttentionCase
@@ -40,6 +41,7 @@ EXERCISED = frozenset(
         "padded_pages",
         "batch_invariant",
         "supports_advance",
+        "graphs",
     }
 )
 """The features for which the suite has cases."""
@@ -186,6 +188,33 @@ def _check_counting(
         advance()
 
 
+def _check_graphs(
+    backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """Check that metadata for graphs of two sizes serves later steps with other lengths."""
+    length = case.block_size + 3
+    rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
+    rows.step("prompts", [(row, 0, length) for row in range(NUM_ROWS)])
+    builder: Any = rows.builder
+    for name in ("build_for_graph", "update_for_replay"):
+        expect(callable(getattr(builder, name, None)), f"graphs is claimed, but there is no {name}")
+    longest = length + NUM_STEPS + 1
+    graphs = {}
+    for num_runs in (1, NUM_ROWS):
+        batch = rows.batch([(row, length, 1) for row in range(num_runs)])
+        upper = replace(batch, seq_lens=(longest,) * num_runs)
+        graphs[num_runs] = (batch, builder.build_for_graph(upper))
+    for step in range(NUM_STEPS):
+        for first, num_runs in ((0, NUM_ROWS), (step % NUM_ROWS, 1)):
+            batch, metadata = graphs[num_runs]
+            runs = [((row + first) % NUM_ROWS, length + step, 1) for row in range(num_runs)]
+            batch = _refill(batch, rows.batch(runs))
+            builder.update_for_replay(metadata, batch)
+            what = f"Step {step} uses build_for_graph for {num_runs} runs, in the case {case}."
+            rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
+        rows.step("an eager step", [(row, length + step, 1) for row in range(NUM_ROWS)])
+
+
 def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
     """Copy `new` into the tensors of `kept`, like a runner with persistent buffers."""
     if kept is None:
@@ -200,5 +229,6 @@ _CHECKS: Mapping[str, tuple[str, Check]] = {
     "two groups have separate builders": ("", _check_two_builders),
     "batch_invariant": ("batch_invariant", _check_invariance),
     "supports_advance": ("supports_advance", _check_counting),
+    "graphs": ("graphs", _check_graphs),
 }
 """Map of case name to the feature that must be claimed ("" for none) and the check."""

@@ -1,4 +1,4 @@
-"""A progress bar for loading, shown on stderr if it is a terminal."""
+"""A progress bar for the start of an engine, shown on stderr if it is a terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def loading_progress(num_weights: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each weight. `shown`: whether the user enabled the bar."""
+def progress_bar(title: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each step of `total`.
+
+    shown: whether the user enabled the bar.
+    """
     if not (shown and sys.stderr.isatty()):
         yield _count_nothing
         return
@@ -18,7 +21,7 @@ def loading_progress(num_weights: int, *, shown: bool) -> Iterator[Callable[[], 
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Loading weights", total=num_weights)
+        task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
 
 

@@ -1,0 +1,1 @@
+"""Paged attention with the library FlashInfer."""

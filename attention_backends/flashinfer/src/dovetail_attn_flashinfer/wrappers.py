@@ -1,0 +1,220 @@
+"""FlashInfer's wrappers: creates them, plans them, and launches their kernels.
+
+A wrapper holds the plan of its last `plan` call, so each layer shape has its own wrappers, which
+all steps reuse. Every choice that FlashInfer would make is fixed here ("fa2" or "fa3", not "auto"):
+its own choice depends on shapes and on installed packages.
+
+Shape legend: T tokens, H query heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import log
+from typing import Any
+
+import flashinfer
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_flashinfer.layout import PageLists, Part
+from dovetail_attn_flashinfer.shape import Launch, LayerShape
+
+LAYOUT = "HND"
+DECODE_KERNELS = "fa2"
+"""The kernels of decodes, with tensor cores. FA3 does not split contexts."""
+
+LN_2 = log(2)
+
+_sink_head_sizes: dict[tuple[object, ...], int] = {}
+"""Head size of each sink kernel of this process. FlashInfer's names of sink kernels do not contain
+the head size, so a second head size would load the kernel of the first."""
+
+
+class SinkMode(Enum):
+    """How a layer's attention sinks are computed.
+
+    IN_KERNEL: by FlashInfer's sink wrapper, which has no soft cap. RESCALED: the result without
+    sinks is multiplied by 1 / (1 + exp(sink - logsumexp)). The other wrappers ignore their argument
+    `sinks`.
+    """
+
+    NONE = 0
+    IN_KERNEL = 1
+    RESCALED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperKey:
+    """Identifies a wrapper.
+
+    captured_size: number of rows of the CUDA graph that contains the launches, because the batch
+    size of a captured wrapper is fixed; 0 for launches outside of graphs.
+    """
+
+    shape: LayerShape
+    is_decode: bool
+    sink_mode: SinkMode
+    captured_size: int = 0
+
+
+class PlannedWrapper:
+    """A wrapper, and the event after the copies of its last plan.
+
+    `plan` writes to page-locked memory of the wrapper and starts a copy to the device. The next
+    `plan` waits until this copy has ended, because it overwrites the memory.
+    """
+
+    def __init__(self, wrapper: Any, copied: torch.cuda.Event | None) -> None:
+        self.wrapper = wrapper
+        self._copied = copied
+        self._is_planned = False
+
+    def plan(self, *args: object, **kwargs: object) -> None:
+        """Plan a step; raise ConfigError if the workspace is too small."""
+        if self._copied is not None and self._is_planned:
+            self._copied.synchronize()
+        try:
+            self.wrapper.plan(*args, **kwargs)
+        except RuntimeError as error:
+            if "workspace buffer" not in str(error):
+                raise
+            raise ConfigError(
+                "the workspace of the attention backend 'flashinfer' is too small for this step; "
+                f"increase its option workspace_mib. FlashInfer reported: {error}"
+            ) from error
+        if self._copied is not None:
+            self._copied.record()
+        self._is_planned = True
+
+
+class WrapperPool:
+    """The wrappers of a KV-cache group, by layer shape.
+
+    workspace: uint8, shared by all wrappers, because launches run one after another. prefill: "fa2"
+    or "fa3". pdl: whether kernels may start before the previous kernel has ended.
+    """
+
+    def __init__(
+        self, spec: FullAttentionSpec, workspace: torch.Tensor, *, prefill: str, pdl: bool
+    ) -> None:
+        self._spec = spec
+        self._workspace = workspace
+        self._prefill = prefill
+        self._pdl = pdl
+        self._planned: dict[WrapperKey, PlannedWrapper] = {}
+
+    def launch(self, shape: LayerShape, part: Part, lists: PageLists) -> Launch:
+        """Plan a part of a step for the layers of `shape`, and return its launch.
+
+        The launch is valid until the next call for the same shape and kind of part.
+        """
+        mode = self._sink_mode(shape, part)
+        key = WrapperKey(shape=shape, is_decode=part.is_decode, sink_mode=mode)
+        found = self._planned.get(key)
+        if found is None:
+            found = self._planned[key] = self._create(key)
+        self._plan(found, key, lists)
+        return WrapperLaunch(
+            wrapper=found.wrapper, tokens=part.tokens, shape=shape, sink_mode=mode, pdl=self._pdl
+        )
+
+    def _kernels(self, is_decode: bool) -> str:
+        return DECODE_KERNELS if is_decode else self._prefill
+
+    @property
+    def _window_left(self) -> int:
+        """Number of positions before a query's own position that it sees; -1 for all."""
+        return self._spec.sliding_window - 1 if self._spec.sliding_window else -1
+
+    def _sink_mode(self, shape: LayerShape, part: Part) -> SinkMode:
+        if not shape.has_sinks:
+            return SinkMode.NONE
+        if shape.soft_cap:
+            return SinkMode.RESCALED
+        kernel = (shape.dtype, self._window_left >= 0, self._kernels(part.is_decode))
+        head_size = _sink_head_sizes.setdefault(kernel, self._spec.head_size)
+        return SinkMode.IN_KERNEL if head_size == self._spec.head_size else SinkMode.RESCALED
+
+    def _create(self, key: WrapperKey) -> PlannedWrapper:
+        # Not inference tensors: a later step may run outside of inference mode.
+        with torch.inference_mode(False):
+            wrapper = self._create_wrapper(key)
+        on_gpu = self._workspace.device.type == "cuda"
+        return PlannedWrapper(wrapper, torch.cuda.Event() if on_gpu else None)
+
+    def _create_wrapper(self, key: WrapperKey) -> Any:
+        kernels = self._kernels(key.is_decode)
+        if key.sink_mode is SinkMode.IN_KERNEL:
+            size = self._spec.head_size
+            return flashinfer.BatchAttentionWithAttentionSinkWrapper(
+                self._workspace,
+                LAYOUT,
+                backend=kernels,
+                q_data_type=key.shape.dtype,
+                kv_data_type=key.shape.dtype,
+                head_dim_qk=size,
+                head_dim_vo=size,
+                window_left=self._window_left,
+            )
+        if key.is_decode:
+            return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace, LAYOUT, use_tensor_cores=True, backend=kernels
+            )
+        return flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            self._workspace, LAYOUT, backend=kernels
+        )
+
+    def _plan(self, planned: PlannedWrapper, key: WrapperKey, lists: PageLists) -> None:
+        spec, shape = self._spec, key.shape
+        pages = (lists.page_indptr_R1, lists.pages_N, lists.last_page_len_R)
+        sizes = (shape.num_heads, spec.num_kv_heads, spec.head_size, spec.block_size)
+        options: dict[str, object] = {
+            "pos_encoding_mode": "NONE",
+            "window_left": self._window_left,
+            "logits_soft_cap": shape.soft_cap,
+            "sm_scale": shape.scale,
+            "q_data_type": shape.dtype,
+            "kv_data_type": shape.dtype,
+            "o_data_type": shape.dtype,
+            "non_blocking": True,
+        }
+        if key.is_decode and key.sink_mode is not SinkMode.IN_KERNEL:
+            planned.plan(*pages, *sizes, **options)
+        else:
+            planned.plan(lists.query_indptr_R1, *pages, *sizes, causal=True, **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperLaunch:
+    """A launch of a planned wrapper over the tokens of a part."""
+
+    wrapper: Any
+    tokens: slice
+    shape: LayerShape
+    sink_mode: SinkMode
+    pdl: bool
+
+    def __call__(
+        self,
+        q_THD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        sinks_H: torch.Tensor | None,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Attend for the tokens of the part, and write the result to `out_THD`."""
+        q_THD, out_THD = q_THD[self.tokens], out_THD[self.tokens]
+        if self.sink_mode is SinkMode.IN_KERNEL:
+            extra = (sinks_H, self.shape.scale)
+            self.wrapper.run(q_THD, kv_cache, *extra, out=out_THD, enable_pdl=self.pdl)
+        elif self.sink_mode is SinkMode.NONE:
+            self.wrapper.run(q_THD, kv_cache, out=out_THD, enable_pdl=self.pdl)
+        else:
+            assert sinks_H is not None
+            _, log2_sums_TH = self.wrapper.run(
+                q_THD, kv_cache, out=out_THD, return_lse=True, enable_pdl=self.pdl
+            )
+            shares_TH = torch.sigmoid(log2_sums_TH * LN_2 - sinks_H)
+            out_THD.mul_(shares_TH.unsqueeze(-1))

@@ -1,0 +1,332 @@
+"""Cases that the contract suite does not cover: plans, kernels, sinks, strides, cleared slots.
+
+Started by test_flashinfer_attention.py in a process of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import reference_kernels
+import torch
+from cpu_backends import BACKENDS, LEAST_MEMORY, BlackwellOnCpu, HopperOnCpu, OnCpu
+from reference_kernels import calls
+
+from dovetail.errors import ConfigError, ContractError
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_flashinfer import wrappers
+from dovetail_attn_flashinfer.wrappers import PlannedWrapper
+from dovetail_devkit.attention.reference import reference_attention
+
+CPU = torch.device("cpu")
+B, H, K, D = 16, 4, 2, 64
+SPEC = FullAttentionSpec(block_size=B, num_kv_heads=K, head_size=D, dtype="bfloat16")
+RUNS = ((2 * B, 1), (B, 1), (3, B + 2), (0, 5))  # (context, queries): decodes first
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch):
+    """Forget earlier launches and loaded sink kernels."""
+    monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
+    reference_kernels.loaded_variants.clear()
+    calls.clear()
+
+
+class Step:
+    """One step of random rows whose contexts are in the cache."""
+
+    def __init__(self, runs=RUNS, spec=SPEC):
+        generator = torch.Generator().manual_seed(7)
+        self.runs, self.spec = runs, spec
+        self.qkv = [
+            torch.randn((sum(run), H + 2 * K, spec.head_size), generator=generator).bfloat16()
+            for run in runs
+        ]
+        counts = [-(-sum(run) // B) for run in runs]
+        starts = [1 + sum(counts[:row]) for row in range(len(runs))]
+        width = max(counts)
+        self.table_RM = torch.zeros(len(runs), width, dtype=torch.int32)
+        shape = OnCpu.kv_cache_shape(1 + sum(counts), spec)
+        self.cache = torch.full(shape, torch.nan, dtype=torch.bfloat16)
+        for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            self.table_RM[row, :count] = torch.arange(start, start + count)
+        for row, (context, _) in enumerate(runs):
+            keys, values = self.qkv[row][:context].split([H, K, K], 1)[1:]
+            slots = self.slots(row, range(context))
+            for index, x in enumerate((keys, values)):
+                self.cache[slots // B, index, :, slots % B] = x
+
+    def slots(self, row, positions):
+        at = torch.tensor(list(positions), dtype=torch.int64)
+        return self.table_RM[row, at // B].long() * B + at % B
+
+    def batch(self):
+        query_lens = [n for _, n in self.runs]
+        ends = torch.tensor([0, *query_lens]).cumsum(0).int()
+        slots = [self.slots(row, range(c, c + n)) for row, (c, n) in enumerate(self.runs)]
+        return AttentionBatch(
+            query_start_R1=ends,
+            seq_lens_R=torch.tensor([sum(run) for run in self.runs], dtype=torch.int32),
+            block_table_RM=self.table_RM,
+            slot_mapping_T=torch.cat(slots),
+            query_lens=query_lens,
+            seq_lens=[sum(run) for run in self.runs],
+        )
+
+    def builder(self, backend=OnCpu, **options):
+        context = AttentionGroupContext(
+            spec=self.spec,
+            device=CPU,
+            max_num_seqs=len(self.runs),
+            max_num_batched_tokens=100,
+            max_model_len=1000,
+            options=LEAST_MEMORY | options,
+        )
+        return backend.create_builder(context)
+
+    def attend(self, layer, metadata, out=None):
+        parts = [x[context:] for x, (context, _) in zip(self.qkv, self.runs, strict=True)]
+        q, k, v = torch.cat(parts).split([H, K, K], 1)
+        out = torch.full_like(q, torch.nan) if out is None else out
+        layer.forward(q, k, v, self.cache, metadata, out)
+        return out
+
+    def check(self, out, layer_context):
+        for (context, n), qkv, got in zip(
+            self.runs, self.qkv, out.split([n for _, n in self.runs]), strict=True
+        ):
+            want = reference_attention(
+                *qkv.split([H, K, K], 1),
+                scale=layer_context.scale,
+                sliding_window=layer_context.sliding_window,
+                soft_cap=layer_context.soft_cap,
+                sinks_H=layer_context.sinks,
+            )
+            assert torch.allclose(got.double(), want[context : context + n], atol=0.02)
+
+
+def layer_context(**changes):
+    context = AttentionLayerContext(
+        layer_name="layers.3.attn",
+        num_heads=H,
+        num_kv_heads=K,
+        head_size=D,
+        scale=0.2,
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    return replace(context, **changes)
+
+
+def attended(step, backend=OnCpu, **changes):
+    """Run a step with one layer, check it, and return the names of the calls."""
+    context = layer_context(**changes)
+    layer = backend.create_layer(context)
+    step.check(step.attend(layer, step.builder(backend).build(step.batch())), context)
+    return [name for name, _ in calls]
+
+
+def test_layers_of_equal_shape_share_the_plans_of_a_step():
+    step = Step()
+    contexts = [layer_context(), layer_context(), layer_context(scale=0.3)]
+    layers = [OnCpu.create_layer(context) for context in contexts]
+    builder = step.builder()
+    for num_plans in (4, 8):  # two shapes, two parts
+        metadata = builder.build(step.batch())
+        for layer, context in zip(layers, contexts, strict=True):
+            step.check(step.attend(layer, metadata), context)
+        assert sum("plan" in name for name, _ in calls) == num_plans
+    assert len({id(x["int_workspace_buffer"]) for n, x in calls if "plan" in n}) == 4
+
+
+def test_layers_with_other_caps_or_sinks_have_other_plans():
+    step = Step()
+    metadata = step.builder().build(step.batch())
+    sinks = torch.zeros(H)
+    for changes in ({}, {"soft_cap": 2.0}, {"sinks": sinks}, {"soft_cap": 2.0, "sinks": sinks}):
+        context = layer_context(**changes)
+        step.check(step.attend(OnCpu.create_layer(context), metadata), context)
+    assert sum("plan" in name for name, _ in calls) == 8
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        (OnCpu, ["plan fa2", "plan fa2", "run fa2", "run fa2"]),
+        (HopperOnCpu, ["plan fa2", "plan fa3", "run fa2", "run fa3"]),
+        (BlackwellOnCpu, ["decode", "context"]),
+    ],
+)
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, H)])
+def test_decodes_and_other_runs_use_the_kernels_of_the_device(backend, names, sinks):
+    assert attended(Step(), backend, sinks=sinks) == names
+
+
+def test_layers_with_a_soft_cap_use_the_wrappers_on_every_device():
+    assert attended(Step(), BlackwellOnCpu, soft_cap=3.0) == [*["plan fa2"] * 2, *["run fa2"] * 2]
+
+
+@pytest.mark.parametrize("runs", [((9, 1), (B, 1)), ((0, 5), (9, 1))])
+def test_a_step_has_one_launch_if_its_decodes_are_alone_or_follow_other_runs(runs):
+    assert attended(Step(runs), OnCpu) == ["plan fa2", "run fa2"]
+    calls.clear()
+    kernel = "decode" if runs[0][1] == 1 else "context"
+    assert attended(Step(runs), BlackwellOnCpu) == [kernel]
+
+
+def test_blocks_of_other_sizes_use_the_wrappers_on_blackwell():
+    spec = replace(SPEC, block_size=48)
+    assert Step(spec=SPEC).builder(BlackwellOnCpu)._kernels.trtllm is not None
+    assert Step(spec=spec).builder(BlackwellOnCpu)._kernels.trtllm is None
+
+
+def test_the_option_kernels_selects_the_wrappers():
+    assert Step().builder(BlackwellOnCpu, kernels="fa2")._kernels.trtllm is None
+    with pytest.raises(ConfigError, match=r"needs compute capability 9\.0"):
+        Step().builder(OnCpu, kernels="fa3")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_wrappers_get_host_tensors_and_the_device_has_the_pages(backend):
+    attended(Step(), backend, soft_cap=2.0)
+    runs = [x for name, x in calls if name.startswith("run")]
+    assert [x["paged_kv_indices"].tolist() for x in runs] == [[1, 2, 3, 4, 5], [6, 7, 8]]
+    assert [x["paged_kv_last_page_len"].tolist() for x in runs] == [[1, 1], [5, 5]]
+
+
+def test_a_second_head_size_does_not_load_the_sink_kernel_of_the_first():
+    sinks = torch.linspace(-1, 2, H)
+    attended(Step(), sinks=sinks)
+    assert all(x["module"].extra for _, x in calls)
+    calls.clear()
+    spec = replace(SPEC, head_size=128)
+    attended(Step(spec=spec), head_size=128, sinks=sinks)
+    assert not any(x["module"].extra for _, x in calls)
+
+
+def test_the_sink_kernel_of_flashinfer_cannot_have_two_head_sizes_in_one_process():
+    """If this fails, `_sink_head_sizes` is not needed any more."""
+    attended(Step(), sinks=torch.zeros(H))
+    wrappers._sink_head_sizes.clear()
+    with pytest.raises(ValueError, match="is loaded with other sizes"):
+        attended(Step(spec=replace(SPEC, head_size=128)), head_size=128, sinks=torch.zeros(H))
+
+
+def test_sinks_may_be_loaded_after_the_layer_is_created():
+    for backend in BACKENDS:
+        step, context = Step(), layer_context(sinks=torch.zeros(H))
+        layer = backend.create_layer(context)
+        context.sinks.copy_(torch.linspace(-2, 3, H))
+        step.check(step.attend(layer, step.builder(backend).build(step.batch())), context)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_queries_and_results_are_supported(backend):
+    step, context = Step(), layer_context()
+    memory = torch.full((sum(n for _, n in RUNS), H, 2 * D), torch.nan, dtype=torch.bfloat16)
+    out = memory[..., :D]
+    step.attend(backend.create_layer(context), step.builder(backend).build(step.batch()), out)
+    step.check(out, context)
+    assert memory[..., D:].isnan().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [0, 5])
+def test_runs_of_no_tokens_are_omitted(backend, window):
+    runs = ((B, 1), (3, 0), (2, 3), (2 * B, 0), (7, 1))
+    attended(Step(runs, replace(SPEC, sliding_window=window)), backend, sliding_window=window)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_without_tokens_does_nothing(backend):
+    assert attended(Step(((3, 0),)), backend) == []
+
+
+def test_unused_slots_are_cleared_for_kernels_that_read_whole_blocks():
+    step = Step(((B, 1), (B + 2, 1), (3, B), (0, B)))
+    before = step.cache.clone()
+    attended(step, BlackwellOnCpu)
+    changed = ~(step.cache == before) & ~(step.cache.isnan() & before.isnan())
+    slots_KV = changed.transpose(2, 3).flatten(3).any(3)  # blocks, keys or values, slots
+    new = {(block, slot): True for block, slot in ((2, 0), (4, 2))}
+    new |= {(5, slot): True for slot in range(3, B)} | {(6, slot): True for slot in range(3)}
+    new |= {(7, slot): True for slot in range(B)}
+    cleared = {(2, slot) for slot in range(1, B)} | {(4, slot) for slot in range(3, B)}
+    cleared |= {(6, slot) for slot in range(3, B)}
+    assert {tuple(x) for x in slots_KV[:, 0].nonzero().tolist()} == set(new)
+    assert {tuple(x) for x in slots_KV[:, 1].nonzero().tolist()} == set(new) | cleared
+    assert all(not step.cache[block, 1, :, slot].any() for block, slot in cleared)
+
+
+def test_the_fa2_path_clears_no_slots():
+    step = Step()
+    attended(step, OnCpu)
+    assert step.cache[7, 1, :, 5:].isnan().all()
+
+
+def test_a_layer_that_differs_from_its_group_is_reported():
+    step = Step()
+    layer = OnCpu.create_layer(layer_context(sliding_window=5))
+    with pytest.raises(ContractError, match=r"layers\.3\.attn has .* = \(5, 2, 64\)"):
+        step.attend(layer, step.builder().build(step.batch()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_may_run_outside_of_inference_mode_after_a_step_inside(backend):
+    step, context = Step(), layer_context(sinks=torch.zeros(H))
+    builder, layer = step.builder(backend), backend.create_layer(context)
+    with torch.inference_mode():
+        step.attend(layer, builder.build(step.batch()))
+    step.check(step.attend(layer, builder.build(step.batch())), context)
+
+
+class Recorder:
+    """A wrapper and an event that record their calls."""
+
+    def __init__(self, error=None):
+        self.names, self.error = [], error
+
+    def plan(self):
+        self.names.append("plan")
+        if self.error:
+            raise self.error
+
+    def record(self):
+        self.names.append("record")
+
+    def synchronize(self):
+        self.names.append("synchronize")
+
+
+def test_a_plan_waits_until_the_copy_of_the_previous_plan_has_ended():
+    recorder = Recorder()
+    planned = PlannedWrapper(recorder, recorder)
+    planned.plan()
+    planned.plan()
+    assert recorder.names == ["plan", "record", "synchronize", "plan", "record"]
+
+
+def test_a_workspace_that_is_too_small_is_reported():
+    text = "Buffer overflow when allocating memory. Increase the workspace buffer size."
+    with pytest.raises(ConfigError, match="increase its option workspace_mib"):
+        PlannedWrapper(Recorder(RuntimeError(text)), None).plan()
+    with pytest.raises(RuntimeError, match="another cause"):
+        PlannedWrapper(Recorder(RuntimeError("another cause")), None).plan()
+
+
+def test_the_wrappers_of_flashinfer_ignore_their_argument_sinks():
+    """The kernels of FA2 and FA3 have no sinks; the reference raises where they ignore them."""
+    step, layer = Step(((B, 1), (B, 1))), OnCpu.create_layer(layer_context())
+    metadata = step.builder().build(step.batch())
+    step.attend(layer, metadata)
+    (launch,) = metadata.plan(layer._shape).launches
+    q = torch.zeros(2, H, D, dtype=torch.bfloat16)
+    launch.wrapper.run(q, step.cache, enable_pdl=False)
+    with pytest.raises(ValueError, match="sinks is ignored"):
+        launch.wrapper.run(q, step.cache, enable_pdl=False, sinks=torch.zeros(H))

@@ -1,0 +1,111 @@
+"""Graphs of the fake device: recorded operations that are repeated in the same memory.
+
+As on a device, a recorded operation is not executed: its results contain NaN, or 0 for integers,
+until the first replay. Waits, allocations of pinned memory and copies between the host and the
+device raise FlightError during a capture, because a replay would not repeat them. A replay reads
+and writes the memory of the capture, whatever tensors the host uses now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail_torch.fake_device.device import DEVICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """One recorded operation on host tensors. made: its new tensors. account: adds its accesses."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    made: Sequence[torch.Tensor]
+    account: Callable[[], object]
+
+    def repeat(self) -> None:
+        self.account()
+        result = self.func(*self.args, **self.kwargs)
+        known = _storages((self.args, self.kwargs))
+        new = [one for one in _tensors(result) if one.untyped_storage()._cdata not in known]
+        for own, found in zip(self.made, new, strict=True):
+            own.copy_(found)
+
+
+class FakeGraph:
+    """A graph with the interface of `torch.cuda.CUDAGraph`."""
+
+    def __init__(self) -> None:
+        self._operations: list[_Operation] = []
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        """Start to record the operations of this thread; raise RuntimeError if it is impossible."""
+        if DEVICE.timeline.current is DEVICE.timeline.default:
+            raise RuntimeError("a graph must be captured on a stream that is not the default")
+        if DEVICE.watch.capturing is not None:
+            raise RuntimeError("another graph is captured on this thread")
+        DEVICE.watch.capturing = self
+
+    def capture_end(self) -> None:
+        """Stop to record."""
+        DEVICE.watch.capturing = None
+
+    def replay(self) -> None:
+        """Repeat the recorded operations on the current stream."""
+        if DEVICE.watch.capturing is not None:
+            raise RuntimeError("a graph cannot be replayed during a capture")
+        for operation in self._operations:
+            operation.repeat()
+
+    def record(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        written: Sequence[torch.Tensor],
+        account: Callable[[], object],
+    ) -> Any:
+        """Record an operation on host tensors, and return its result without its values.
+
+        written: the tensors among the arguments that it writes to; they do not change now.
+        """
+        clones = {id(one): one.clone() for one in written}
+        result = func(*_replaced(args, clones), **_replaced(kwargs, clones))
+        result = _replaced(result, {id(clones[id(one)]): one for one in written})
+        known = _storages((args, kwargs))
+        made = [one for one in _tensors(result) if one.untyped_storage()._cdata not in known]
+        for one in made:
+            one.fill_(torch.nan if one.is_floating_point() else 0)
+        if made or written:
+            self._operations.append(
+                _Operation(func=func, args=args, kwargs=kwargs, made=made, account=account)
+            )
+        return result
+
+
+def _replaced(value: Any, by_id: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return by_id.get(id(value), value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(one, by_id) for one in value)
+    if isinstance(value, Mapping):
+        return {name: _replaced(one, by_id) for name, one in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _tensors(one)]
+    if isinstance(value, Mapping):
+        return _tensors(list(value.values()))
+    return []
+
+
+def _storages(value: Any) -> set[int]:
+    return {one.untyped_storage()._cdata for one in _tensors(value)}

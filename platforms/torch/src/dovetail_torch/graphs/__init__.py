@@ -1,0 +1,1 @@
+"""Device graphs of a runner's steps: which are captured, their capture, and their replay."""

@@ -1,0 +1,192 @@
+"""Graphs of steps on the fake device: equal tokens, fixed addresses, and reasons to run eagerly."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail_devkit.suites.attention import check_attention
+from dovetail_devkit.tiny_model import write_tiny_llama
+from dovetail_torch.accelerator.graphs import AcceleratorGraphs
+from dovetail_torch.fake_device import DEVICE, NAME, FlightError, install
+from dovetail_torch.fake_device.attention import (
+    GraphAttentionBackend,
+    GraphBuilder,
+    NoWaitAttentionBackend,
+    NoWaitBuilder,
+)
+from dovetail_torch.fake_device.platform import FakeDevicePlatform
+from dovetail_torch.fake_device.worker import FakeDeviceWorker
+from dovetail_torch.graphs.plan import GraphOptions, graph_sizes
+
+pytest.importorskip("dovetail_models")
+PROMPTS = [[5, 9, 2, 7, 7, 1], [3], list(range(20)), [8] * 9, [4, 4]]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9),
+    SamplingParams(temperature=1.2, seed=3, max_tokens=12),
+    SamplingParams(temperature=1.0, top_k=7, top_p=0.9, min_p=0.01, seed=4, max_tokens=12),
+    SamplingParams(temperature=0, max_tokens=9, logprobs=2, prompt_logprobs=1),
+    SamplingParams(temperature=0, max_tokens=5, frequency_penalty=0.5),
+]
+
+
+@pytest.fixture(autouse=True)
+def device():
+    install()
+    DEVICE.reset(lag=20, seed=1)
+    yield torch.device(NAME, 0)
+    DEVICE.reset()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+def generate(checkpoint, attention=GraphAttentionBackend, **options):
+    """Return the tokens and log-probabilities of all prompts, and the counts of steps."""
+    sizes = {"max_model_len": 64, "block_size": 4, "max_num_seqs": 3, "dtype": "float32"}
+    given = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 60, "num_threads": 1}
+    parts = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
+    llm = LLM(checkpoint, **sizes, **given, **parts, attention_backend=attention, **options)
+    with llm:
+        outputs = [one.outputs[0] for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        counts = llm.llm_engine.client.core.executor._worker._runner.graph_counts
+    return [(list(one.token_ids), one.cumulative_logprob) for one in outputs], counts
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    install()
+    return generate(checkpoint, enforce_eager=True)[0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("mode", ["full_and_piecewise", "full", "piecewise"])
+def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expected, mode, ahead):
+    got, counts = generate(checkpoint, graph_mode=mode, async_scheduling=ahead)
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    assert counts.replayed > 10
+    assert (counts.eager > 0) == (mode == "full")  # only the steps with prompts
+    DEVICE.check()
+
+
+@pytest.mark.parametrize("options", [{"graph_mode": "none"}, {"enforce_eager": True}])
+def test_without_graphs_every_step_runs_eagerly(checkpoint, expected, options):
+    got, counts = generate(checkpoint, **options)
+    assert got == expected
+    assert (counts.captured, counts.replayed) == (0, 0)
+
+
+def test_steps_above_the_maximum_size_run_eagerly(checkpoint, expected):
+    got, counts = generate(checkpoint, graph_mode="full", max_graph_size=2)
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    assert counts.captured == 2 and counts.replayed and counts.eager > 10
+
+
+def test_attention_without_support_for_graphs_runs_between_graphs(checkpoint, expected, caplog):
+    caplog.set_level(logging.WARNING, logger="dovetail_torch")
+    got, counts = generate(checkpoint, NoWaitAttentionBackend)
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    assert counts.replayed > 10
+    assert "'no_wait' does not support graphs, so attention runs between graphs" in caplog.text
+
+
+class Waits(GraphAttentionBackend):
+    """An attention backend whose captured layers copy a number to the host."""
+
+    @staticmethod
+    def create_layer(context):
+        layer = GraphAttentionBackend.create_layer(context)
+        forward = layer.forward
+
+        def with_wait(q_THD, *args):
+            if DEVICE.watch.capturing is not None:
+                q_THD.sum().item()
+            forward(q_THD, *args)
+
+        layer.forward = with_wait
+        return layer
+
+
+def test_a_failed_capture_is_reported_and_every_step_runs_eagerly(checkpoint, expected, caplog):
+    caplog.set_level(logging.WARNING, logger="dovetail_torch")
+    got, counts = generate(checkpoint, Waits, graph_mode="full")
+    assert got == expected and counts.replayed == 0
+    assert "runs without graphs: a capture failed" in caplog.text
+    assert "is not allowed while a graph is captured" in caplog.text
+
+
+class Outdated(GraphBuilder):
+    """Does not update the lengths of a graph."""
+
+    def update_for_replay(self, metadata, batch):
+        pass
+
+
+class Frozen(GraphBuilder):
+    """Builds the metadata of an eager step, which has the lengths of the capture."""
+
+    def build_for_graph(self, batch):
+        return replace(batch, seq_lens=batch.seq_lens_R.tolist())
+
+    def update_for_replay(self, metadata, batch):
+        pass
+
+
+def test_the_attention_for_graphs_meets_its_contract():
+    check_attention(GraphAttentionBackend, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("builder", [Outdated, Frozen, NoWaitBuilder])
+def test_the_suite_rejects_faulty_metadata_for_graphs(builder):
+    class Mutant(GraphAttentionBackend):
+        @staticmethod
+        def create_builder(context):
+            return builder()
+
+    with pytest.raises(AssertionError, match="graph"):
+        check_attention(Mutant, torch.device("cpu"))
+
+
+def test_a_graph_repeats_operations_in_the_memory_of_its_capture(device):
+    graphs = AcceleratorGraphs(install())
+    x, total = torch.ones(3, device=device), torch.zeros(3, device=device)
+    with graphs.capturing():
+        graphs.begin()
+        y = x * 2
+        total += y
+        graph = graphs.end()
+    assert y.isnan().all() and not total.any()
+    for _ in range(2):
+        graph.replay()
+        x.fill_(5)
+    assert y.tolist() == [10, 10, 10] and total.tolist() == [12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: torch.ones(3, device=x.device).cpu(),
+        lambda x: DEVICE.flights.pinned_zeros(8),
+    ],
+)
+def test_operations_that_a_graph_cannot_repeat_fail_during_a_capture(device, action):
+    graphs, x = AcceleratorGraphs(install()), torch.zeros(3, device=device)
+    refused = pytest.raises(FlightError, match="not allowed while a graph is captured")
+    with refused, graphs.capturing():
+        graphs.begin()
+        action(x)
+    assert DEVICE.watch.capturing is None
+
+
+def test_sizes_of_graphs_are_dense_for_small_steps():
+    assert graph_sizes(GraphOptions(), 3) == (1, 2, 3)
+    assert graph_sizes(GraphOptions(max_size=16), 256) == (1, 2, 4, 8, 16)
+    sizes = graph_sizes(GraphOptions(), 10_000)
+    assert sizes[-1] == 512 and len(sizes) == 51
+    assert graph_sizes(GraphOptions(), 0) == ()
