@@ -7,8 +7,12 @@ of the rounds and of their ratios. "without" is an engine with `grammar_backend=
 what the plugin costs a batch without constraints. The first token of a cached grammar is compared
 with that of a free request, alone in the engine.
 
+With `--burst 64`, that many requests of 4 prompt tokens and 4 output tokens arrive at once while 4
+free requests generate. Each has a new schema of 20 properties. The figures are ratios of the times
+between the tokens of the 4 requests: until all others have ended, to those without other requests.
+
     python bench/structured_cost.py [--model smollm2] [--tokenizer DIR] [--requests 16]
-        [--rounds 9] [--tokens 96]
+        [--rounds 9] [--tokens 96] [--burst 64]
 
 `--model llama-160m` writes the shape of that name (checkpoints.py); it needs `--tokenizer`, a
 directory with a tokenizer of at most 32,000 tokens.
@@ -59,6 +63,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--burst", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = args.model
@@ -69,6 +74,67 @@ def main() -> None:
             options["tokenizer"] = args.tokenizer
         with LLM(model, **options) as llm, LLM(model, grammar_backend="none", **options) as without:
             measure(llm, without, args)
+            if args.burst:
+                measure_burst(llm, args)
+
+
+def new_schema(number: int) -> dict[str, Any]:
+    """Return a schema that no other request has."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "string", "pattern": f"^[a-z]{{2,{number % 40 + 3}}}$"},
+        {"type": "integer", "minimum": number},
+        {"type": "array", "items": {"type": "string"}, "maxItems": 9},
+        {"enum": [f"a{number}", f"b{number}"]},
+    ]
+    names = [f"field {number} {place}" for place in range(20)]
+    properties = {name: kinds[place % len(kinds)] for place, name in enumerate(names)}
+    return {"type": "object", "properties": properties, "required": names}
+
+
+def intervals_ms(llm: LLM, args: argparse.Namespace, first: int | None) -> list[float]:
+    """Return the times between tokens of 4 free requests while others arrive and end.
+
+    first: number of the first new schema; None for 200 steps without other requests.
+    """
+    engine, watched, others = llm.llm_engine, {f"w{row}" for row in range(4)}, set()
+    prompt = [place % 200 + 10 for place in range(PROMPT_TOKENS)]
+    for name in watched:
+        engine.add_request(name, prompt, params_of(800, constrained=False))
+    for _ in range(40):
+        engine.step()
+    for row in range(0 if first is None else args.burst):
+        grammar = StructuredOutputsParams(json=new_schema(first + row))
+        params = SamplingParams(temperature=0.0, max_tokens=4, structured_outputs=grammar)
+        others.add(name := f"o{row}")
+        engine.add_request(name, prompt[:4], params)
+    found, last_s = [], dict.fromkeys(watched, time.perf_counter())
+    while others or (first is None and len(found) < 800):
+        for output in engine.step():
+            if output.request_id in last_s:
+                now_s = time.perf_counter()
+                found.append(1000 * (now_s - last_s[output.request_id]))
+                last_s[output.request_id] = now_s
+            elif output.finished:
+                others.discard(output.request_id)
+    engine.abort_request(list(watched))
+    while engine.has_unfinished_requests():
+        engine.step()
+    return found
+
+
+def measure_burst(llm: LLM, args: argparse.Namespace) -> None:
+    """Run the bursts in turn and print the ratios of medians and 99th percentiles."""
+    ratios = []
+    for round_number in range(args.rounds):
+        first = args.burst * round_number
+        rows = [intervals_ms(llm, args, one) for one in (None, first)]
+        middles = [statistics.median(row) for row in rows]
+        tails = [sorted(row)[int(0.99 * (len(row) - 1))] for row in rows]
+        ratios.append((middles[1] / middles[0], tails[1] / tails[0]))
+        print(f"burst: median {middles[0]:.1f}, {middles[1]:.1f} ms; ", end="")
+        print(f"99 % {tails[0]:.1f}, {tails[1]:.1f} ms")
+    for name, column in zip(("median", "99 %"), zip(*ratios, strict=True), strict=True):
+        print(f"{args.burst} new schemas, {name}: {statistics.median(column):.2f}")
 
 
 def measure(llm: LLM, without: LLM, args: argparse.Namespace) -> None:

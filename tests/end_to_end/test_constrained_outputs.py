@@ -190,8 +190,3 @@ def check_schemas(llm, num_examples):
 
 def test_outputs_are_valid_for_random_schemas(one_engine):
     check_schemas(one_engine, 25)
-
-
-@pytest.mark.soak
-def test_outputs_are_valid_for_a_thousand_random_schemas(one_engine):
-    check_schemas(one_engine, 1000)

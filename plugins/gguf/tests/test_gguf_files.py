@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -25,9 +26,11 @@ SIZES = {"block_count": 1, "context_length": 64, "embedding_length": 32}
 HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 4, 2, 8, 64, 96
 
 
-def write_file(path, *, architecture="llama", changes=None, type_=GGMLQuantizationType.Q4_1):
-    """Write a small model with random weights."""
-    writer = GGUFWriter(path, architecture)
+def write_file(
+    path, *, architecture="llama", changes=None, type_=GGMLQuantizationType.Q4_1, split=0
+):
+    """Write a small model with random weights. split: tensors per part; 0 for one file."""
+    writer = GGUFWriter(path, architecture, split_max_tensors=split)
     values = SIZES | {
         "feed_forward_length": FEED_FORWARD,
         "attention.head_count": HEADS,
@@ -153,3 +156,14 @@ def test_a_removed_gguf_file_raises_a_model_error(tmp_path):
     path.unlink()
     with pytest.raises(ModelError, match=r"model\.gguf"):
         open_file(path)
+
+
+def test_the_error_for_a_removed_part_names_the_part(tmp_path):
+    write_file(tmp_path / "model.gguf", split=4)
+    first, *others = sorted(tmp_path.glob("*.gguf"))
+    for path in (first, *others):
+        os.utime(path, (1e9, 1e9))
+    open_file(first)
+    others[-1].unlink()
+    with pytest.raises(ModelError, match=re.escape(others[-1].name)):
+        open_file(first)

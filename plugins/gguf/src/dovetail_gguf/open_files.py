@@ -38,10 +38,12 @@ def _open_file(path: Path) -> tuple[GGUFFile, Versions]:
 
 def _versions(file: GGUFFile) -> Versions:
     """Return device, inode, size and modification time of each part."""
-    try:
-        found = [path.stat() for path in file.paths]
-    except OSError as error:
-        raise ModelError(f"{file.path} cannot be read: {error.strerror}.") from None
+    found = []
+    for path in file.paths:
+        try:
+            found.append(path.stat())
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
 
 
