@@ -64,8 +64,8 @@ class FlashInferAttentionBackend(AttentionBackend):
             )
         if requirements.device_type == "cuda":
             reasons += _build_refusals()
-            if torch.cuda.is_available() and not torch.version.hip:
-                reasons += _device_refusals()
+            if requirements.architecture or (torch.cuda.is_available() and not torch.version.hip):
+                reasons += _device_refusals(requirements.architecture)
         return reasons
 
     @staticmethod
@@ -132,12 +132,15 @@ def _build_refusals() -> list[str]:
     return reasons
 
 
-def _device_refusals() -> list[str]:
-    """Return the reasons why this process's GPU is not supported."""
-    found = device_facts(torch.device("cuda", torch.cuda.current_device()))
-    if found.capability >= LEAST_CAPABILITY:
+def _device_refusals(architecture: str) -> list[str]:
+    """Return the reasons why a GPU is not supported. architecture: "" for this process's GPU."""
+    if architecture:
+        capability = int(architecture.removeprefix("sm_"))
+    else:
+        capability = device_facts(torch.device("cuda", torch.cuda.current_device())).capability
+    if capability >= LEAST_CAPABILITY:
         return []
     return [
-        f"the GPU has compute capability {found.capability / 10}; the kernels need "
+        f"the GPU has compute capability {capability / 10}; the kernels need "
         f"{LEAST_CAPABILITY / 10} (Ampere) or newer. Choose attention_backend='torch'"
     ]

@@ -66,7 +66,9 @@ class TritonAttentionBackend(AttentionBackend):
             )
         if requirements.device_type == "xpu" and requirements.kv_cache_dtype == FP8:
             reasons.append(f"a KV cache of {FP8} is supported on CUDA devices only")
-        if requirements.device_type == "cuda" and torch.cuda.is_available():
+        if requirements.architecture or (
+            requirements.device_type == "cuda" and torch.cuda.is_available()
+        ):
             reasons += _device_refusals(requirements)
         return reasons
 
@@ -113,12 +115,15 @@ class TritonAttentionBackend(AttentionBackend):
 
 def _device_refusals(requirements: AttentionRequirements) -> list[str]:
     """Return the reasons why this process's GPU does not meet the requirements."""
-    if torch.version.hip:
+    if requirements.architecture.startswith("sm_"):
+        capability = int(requirements.architecture.removeprefix("sm_"))
+    elif torch.version.hip or requirements.architecture:
         return ["torch is built for ROCm, which the kernels do not support"]
-    found = device_facts(torch.device("cuda", torch.cuda.current_device()))
-    shown = f"the GPU has compute capability {found.capability / 10}"
-    if found.capability < LEAST_CAPABILITY:
+    else:
+        capability = device_facts(torch.device("cuda", torch.cuda.current_device())).capability
+    shown = f"the GPU has compute capability {capability / 10}"
+    if capability < LEAST_CAPABILITY:
         return [f"{shown}; the kernels need {LEAST_CAPABILITY / 10} (Ampere) or newer"]
-    if requirements.kv_cache_dtype == FP8 and found.capability < LEAST_CAPABILITY_OF_FP8:
+    if requirements.kv_cache_dtype == FP8 and capability < LEAST_CAPABILITY_OF_FP8:
         return [f"{shown}; a KV cache of {FP8} needs {LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"]
     return []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _KIND_HELP = "The kind of plugin, such as attention."
 _JSON_HELP = "Write a JSON object instead of a table."
+_ASSUME_HELP = "Platform and architecture of a missing device, such as cuda:sm_90."
 _MODEL_HELP = "Directory or name of a model; not needed for all kinds of plugins."
 _ENGINE = Parameter(name="*")
 
@@ -48,13 +49,14 @@ def explain(
     /,
     *,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+    assume: Annotated[str, Parameter(help=_ASSUME_HELP)] = "",
     engine: Annotated[Options, _ENGINE] = NO_OPTIONS,
 ) -> int:
     """Explain which plugin an engine would use, and why it would not use the others.
 
     Only plugins that the engine could use are loaded.
     """
-    explanation = _explained(kind, engine)
+    explanation = _explained(kind, assume, engine)
     if as_json:
         print_json(_facts(explanation))
     else:
@@ -62,12 +64,12 @@ def explain(
     return 1 if explanation.error else 0
 
 
-def _explained(kind: str, engine: EngineOptions) -> Explanation:
+def _explained(kind: str, assume: str, engine: EngineOptions) -> Explanation:
     if engine.model is not None:
-        return explain_choice(kind, engine_args(engine))
+        return explain_choice(kind, engine_args(engine), assume=assume)
     args = engine_args(engine)
     options = {one.name: getattr(args, one.name) for one in fields(args) if one.name != "model"}
-    return explain_choice(kind, **options)
+    return explain_choice(kind, assume=assume, **options)
 
 
 def _facts(explanation: Explanation) -> dict[str, Any]:
@@ -103,6 +105,8 @@ def _show(explanation: Explanation) -> None:
 def _headline(explanation: Explanation) -> str:
     kind, criteria = explanation.kind.replace("_", " "), explanation.criteria
     where = f" on the platform {criteria.platform_name}" if criteria.platform else ""
+    if criteria.platform is not None and criteria.platform.assumed:
+        where += f" with an assumed device {criteria.platform.assumed}"
     names = ", ".join(verdict.name for verdict in explanation.chosen)
     if names:
         return f"{kind}{where}: {names} ({criteria.why})."
@@ -121,7 +125,7 @@ def _requirements_text(required: AttentionRequirements) -> str:
         f"{required.num_heads} query heads over {required.num_kv_heads} key-value heads",
         required.dtype,
         f"KV cache in {required.kv_cache_dtype} with blocks of {required.block_size} tokens",
-        f"device {required.device_type}",
+        f"device {required.device_type} {required.architecture}".rstrip(),
         *sorted(required.features),
     ]
     return ", ".join(parts)

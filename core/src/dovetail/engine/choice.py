@@ -18,7 +18,13 @@ from dovetail.engine.attention_check import described_attention
 from dovetail.engine.input.tokenizer_checks import load_tokenizer
 from dovetail.engine.messages.parsers import choose_parser
 from dovetail.engine.plugin_choices import make_registry, named_plugins
-from dovetail.errors import AttentionUnknownError, DovetailError, ModelError, PluginError
+from dovetail.errors import (
+    AttentionUnknownError,
+    ConfigError,
+    DovetailError,
+    ModelError,
+    PluginError,
+)
 from dovetail.interfaces.attention import AttentionFacts
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import Platform
@@ -49,10 +55,13 @@ _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
 
 
-def explain_choice(kind: str, args: EngineArgs | None = None, **options: object) -> Explanation:
+def explain_choice(
+    kind: str, args: EngineArgs | None = None, *, assume: str = "", **options: object
+) -> Explanation:
     """Return which plugin of `kind` an engine of `args` would use, and why.
 
-    args: None for no specific model; `options` are then the other `EngineArgs`. Raises
+    args: None for no specific model; `options` are then the other `EngineArgs`. assume: platform
+    and architecture of a machine without that device, such as "cuda:sm_90". Raises
     PluginNotFoundError for an unknown kind, ConfigError or ModelError for an invalid configuration,
     PluginError if no platform can be used.
     """
@@ -60,10 +69,10 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
 
     get_kind(kind)
     if args is not None:
-        return _explain(kind, args.create_engine_config(), has_model=True)
+        return _explain(kind, args.create_engine_config(), assume, has_model=True)
     with _plain_model() as folder:
         plain = EngineArgs.from_kwargs(model=folder, **options)
-        return _explain(kind, plain.create_engine_config(), has_model=False)
+        return _explain(kind, plain.create_engine_config(), assume, has_model=False)
 
 
 def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) -> Criteria:
@@ -96,13 +105,19 @@ def _why(kind: str, config: AnyConfig) -> str:
     return f"{field} names it" if named else f"{field} is empty"
 
 
-def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Explanation:
+def _explain(kind: str, requested: RequestedConfig, assume: str, *, has_model: bool) -> Explanation:
     if kind == "platform":
+        if assume:
+            raise ConfigError(f"assume names the platform: {assume!r}; explain another kind.")
         return _explain_platform(requested)
     from dovetail.config.resolve import resolve
 
     registry = make_registry(requested)
-    platform = choose_platform(registry, requested.parallel.platform)
+    platform = (
+        _assumed_platform(registry, assume)
+        if assume
+        else choose_platform(registry, requested.parallel.platform)
+    )
     is_open = requested.model.dtype == AUTO
     config = resolve(requested, platform, registry if kind in _RESOLVED else None)
     criteria = criteria_of(kind, config, platform)
@@ -110,7 +125,7 @@ def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Expla
         criteria = replace(criteria, dtype="")
     elif kind == "attention":
         without_heads = attention_requirements(
-            _NO_HEADS, config.worker_config(), platform.info.device_type
+            _NO_HEADS, config.worker_config(), platform.info.device_type, platform.assumed
         )
         criteria = replace(criteria, config_requirements=without_heads)
     if kind in _OF_MODEL and not has_model:
@@ -157,7 +172,9 @@ def _explain_attention(
     except DovetailError as error:
         problem = str(error)
     if facts is not None:
-        required = attention_requirements(facts, config.worker_config(), platform.info.device_type)
+        required = attention_requirements(
+            facts, config.worker_config(), platform.info.device_type, platform.assumed
+        )
         criteria = replace(criteria, requirements=required)
     explanation = explain(registry, "attention", criteria)
     if unknown:
@@ -166,6 +183,18 @@ def _explain_attention(
         return explanation
     text = f"An engine cannot create the worker and the model: {problem}"
     return replace(explanation.with_state(ABLE), error=text)
+
+
+def _assumed_platform(registry: PluginRegistry, assume: str) -> Platform:
+    """Return the platform of "platform:architecture" without looking for its device."""
+    name, separator, architecture = assume.partition(":")
+    if not (name and separator and architecture):
+        raise ConfigError(
+            f"assume={assume!r} must be a platform and an architecture, such as 'cuda:sm_90'."
+        )
+    platform: Platform = registry.load("platform", name).assume(architecture)
+    registry.bind_platform(platform)
+    return platform
 
 
 def _explain_platform(config: RequestedConfig) -> Explanation:

@@ -51,6 +51,7 @@ class AttentionRequirements:
     """What a model on a platform requires of an attention backend.
 
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: torch's name, such as "cuda".
+    architecture: of an assumed device, such as "sm_90"; "" for the device of this process.
     features: ids of the required features beyond plain causal attention over a paged cache:
         "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "cascade",
         "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
@@ -65,6 +66,7 @@ class AttentionRequirements:
     num_kv_heads: int
     block_size: int
     features: frozenset[str] = frozenset()
+    architecture: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

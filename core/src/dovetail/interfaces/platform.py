@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from dovetail.errors import ConfigError
+
 if TYPE_CHECKING:
     from dovetail.interfaces.engine_config import EngineConfig
     from dovetail.interfaces.requested_config import RequestedConfig
@@ -52,6 +54,8 @@ class Platform(ABC):
     """Whether automatic selection may select the platform; if False, the user must name it."""
     rank: ClassVar[int] = 0
     """If several platforms are usable, the one with the highest rank is selected."""
+    assumed: str = ""
+    """The architecture of a platform from `assume`, such as "sm_90"; "" for this machine."""
 
     def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the platform. Do not use a device.
@@ -66,6 +70,15 @@ class Platform(ABC):
 
         Do not create a device context or change anything.
         """
+
+    @classmethod
+    def assume(cls, architecture: str) -> Platform:
+        """Return the platform of a machine with one device of `architecture`, without a device.
+
+        It answers questions about plugins, but has no runtime. Raises ConfigError if the platform
+        does not support it, or for an unknown architecture.
+        """
+        raise ConfigError(f"the platform {cls.info.name!r} cannot assume a device")
 
     @abstractmethod
     def capabilities(self) -> frozenset[str]:

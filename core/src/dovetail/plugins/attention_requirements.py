@@ -19,9 +19,12 @@ _WINDOWED = "sliding_attention"
 
 
 def attention_requirements(
-    facts: AttentionFacts, config: WorkerConfig, device_type: str
+    facts: AttentionFacts, config: WorkerConfig, device_type: str, architecture: str = ""
 ) -> AttentionRequirements:
-    """Return the requirements on an attention backend. device_type: torch's name, such as "cpu"."""
+    """Return the requirements on an attention backend.
+
+    device_type: torch's name, such as "cpu". architecture: of an assumed device, or "".
+    """
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
@@ -36,6 +39,7 @@ def attention_requirements(
         num_heads=facts.num_heads,
         num_kv_heads=facts.num_kv_heads,
         block_size=config.cache.block_size,
+        architecture=architecture,
         features=frozenset(name for name, asked in features.items() if asked),
     )
 

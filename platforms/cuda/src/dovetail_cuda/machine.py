@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dovetail.errors import PluginError
+from dovetail.errors import ConfigError, PluginError
 from dovetail_cuda.driver import Card, Driver, read_driver
 from dovetail_torch.accelerator.torch_build import TorchBuild, read_torch_build
 
@@ -63,6 +63,27 @@ def look(
         driver_problem=problem,
         visible=visible,
     )
+
+
+def assumed_machine(architecture: str) -> Machine:
+    """Return the facts of a machine with one device; raise ConfigError for an unknown name.
+
+    architecture: "sm_" and compute capability · 10, such as "sm_90".
+    """
+    number = architecture.removeprefix("sm_")
+    if number == architecture or not number.isdecimal() or not 50 <= int(number) <= 999:
+        raise ConfigError(
+            f"the architecture {architecture!r} is not known: give sm_ and the compute capability, "
+            "such as sm_90 or sm_100."
+        )
+    card = Card(
+        uuid="GPU-assumed",
+        name=f"assumed device {architecture}",
+        total_bytes=80 * _GIB,
+        capability=divmod(int(number), 10),
+    )
+    driver = Driver(version="assumed", cuda=(13, 0), cards=(card,))
+    return Machine(torch_version="assumed", toolkit="13.0", driver=driver)
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.errors import CapacityError
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
-from dovetail_cuda.machine import Machine, describe, look, reasons_against
+from dovetail_cuda.machine import (
+    Machine,
+    assumed_machine,
+    describe,
+    look,
+    reasons_against,
+)
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig, RequestedConfig
@@ -49,6 +55,14 @@ class CUDAPlatform(Platform):
         machine = cls.look()
         reasons = reasons_against(machine)
         return Probe(usable=not reasons, reasons=reasons or describe(machine))
+
+    @classmethod
+    def assume(cls, architecture: str) -> CUDAPlatform:
+        """Return the platform of a machine with one device, such as "sm_90"."""
+        platform = cls()
+        platform._machine = assumed_machine(architecture)
+        platform.assumed = architecture
+        return platform
 
     @cached_property
     def _machine(self) -> Machine:

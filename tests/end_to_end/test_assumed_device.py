@@ -1,0 +1,68 @@
+"""`explain` for a device that this machine does not have."""
+
+import pytest
+
+from dovetail.cli.app import main
+from dovetail.config import EngineArgs
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import ConfigError, PluginNotFoundError
+
+pytest.importorskip("dovetail_attn_triton")
+pytest.importorskip("dovetail_cuda")
+
+
+def explained(assume, kind="attention", **options):
+    return explain_choice(kind, EngineArgs.from_kwargs(model="demo", **options), assume=assume)
+
+
+def reasons_of(explanation, name):
+    (verdict,) = [one for one in explanation.verdicts if one.name == name]
+    return " ".join(verdict.reasons)
+
+
+@pytest.mark.parametrize(("assume", "chosen"), [("cuda:sm_90", "triton"), ("cuda:sm_75", "torch")])
+def test_the_attention_backend_is_chosen_for_the_assumed_device(assume, chosen):
+    explanation = explained(assume)
+    assert [one.name for one in explanation.chosen] == [chosen]
+    assert explanation.criteria.requirements.architecture == assume.partition(":")[2]
+    if chosen == "torch":
+        for name in ("triton", "flashinfer"):
+            assert "has compute capability 7.5" in reasons_of(explanation, name)
+
+
+def test_the_worker_is_chosen_for_the_assumed_device():
+    assert [one.name for one in explained("cuda:sm_80", "worker").chosen] == ["cuda"]
+
+
+def test_the_configuration_is_checked_for_the_assumed_device():
+    with pytest.raises(
+        ConfigError, match=r"kv_cache_dtype='fp8_e4m3' needs .* has 8\.0"
+    ):
+        explained("cuda:sm_80", kv_cache_dtype="fp8_e4m3")
+    explanation = explained("cuda:sm_90", kv_cache_dtype="fp8_e4m3")
+    assert [one.name for one in explanation.chosen] == ["triton"]
+
+
+@pytest.mark.parametrize(
+    ("assume", "kind", "error", "message"),
+    [
+        ("cuda", "attention", ConfigError, "assume='cuda' must be a platform and an architecture"),
+        ("cuda:", "attention", ConfigError, "must be a platform and an architecture"),
+        ("cuda:gfx942", "attention", ConfigError, "architecture 'gfx942' is not known: give sm_"),
+        ("cuda:sm_" + "9" * 99, "attention", ConfigError, "is not known"),
+        ("cpu:sm_90", "attention", ConfigError, "the platform 'cpu' cannot assume a device"),
+        ("cudax:sm_90", "attention", PluginNotFoundError, "cuda"),
+        ("cuda:sm_90", "platform", ConfigError, "assume names the platform"),
+    ],
+)
+def test_wrong_assumed_devices_are_refused(assume, kind, error, message):
+    with pytest.raises(error, match=message):
+        explained(assume, kind)
+
+
+def test_the_command_names_the_assumed_device(capsys):
+    options = ("--model", "demo", "--assume", "cuda:sm_100")
+    assert main(["plugins", "explain", "attention", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "on the platform cuda with an assumed device sm_100: triton" in shown
+    assert "device cuda sm_100" in shown
