@@ -142,6 +142,18 @@ def test_with_a_format_the_message_is_a_valid_call_or_has_the_format(tools_serve
             assert len(check_calls(choice)) == 1
 
 
+def test_tokenize_counts_the_tokens_of_the_tools(tools_server):
+    messages = [{"role": "user", "content": "What is 7 + 8?"}]
+    counts = [
+        tools_server.post("/tokenize", {"messages": messages, **more}).json["count"]
+        for more in ({}, {"tools": []}, {"tools": TOOLS})
+    ]
+    usage = ask(tools_server, messages=messages, tools=TOOLS).json["usage"]
+    assert counts[0] == counts[1] < counts[2] == usage["prompt_tokens"]
+    wrong = tools_server.post("/tokenize", {"messages": messages, "tools": [{"type": "x"}]})
+    assert wrong.status == 400 and wrong.json["error"]["param"].startswith("tools")
+
+
 def test_tool_choice_none_gives_the_same_message_as_no_tools(tools_server):
     without = choice_of(tools_server)["message"]
     assert choice_of(tools_server, tools=TOOLS, tool_choice="none")["message"] == without

@@ -38,6 +38,8 @@ class TokenizeChat(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 
@@ -78,6 +80,8 @@ class TokenRoutes:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 chat_template_kwargs=request.chat_template_kwargs,
+                tools=request.tools,
+                reasoning_effort=request.reasoning_effort,
             )
             tokens, _ = await asyncio.to_thread(chat_prompt, llm, chat)
         else:
