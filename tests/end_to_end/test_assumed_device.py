@@ -35,9 +35,7 @@ def test_the_worker_is_chosen_for_the_assumed_device():
 
 
 def test_the_configuration_is_checked_for_the_assumed_device():
-    with pytest.raises(
-        ConfigError, match=r"kv_cache_dtype='fp8_e4m3' needs .* has 8\.0"
-    ):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e4m3' needs .* has 8\.0"):
         explained("cuda:sm_80", kv_cache_dtype="fp8_e4m3")
     explanation = explained("cuda:sm_90", kv_cache_dtype="fp8_e4m3")
     assert [one.name for one in explanation.chosen] == ["triton"]
