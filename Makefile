@@ -32,12 +32,13 @@ $(VENV)/.setuptools: requirements/constraints.txt | $(BIN)/python
 	@touch $@
 
 # torch first and alone, so that pip does not select another build of it for a dependency.
-# Then the tools: members are built with them, not each in a separate environment.
+# Then the tools: members are built with them, not each in a separate environment. FlashInfer is last,
+# because pip would report its missing dependencies.
 $(STAMP): $(NEEDS) | $(VENV)/.setuptools
 	$(PIP) $(TORCH)
 	$(PIP) -r requirements/tools.txt -c requirements/constraints.txt
-	$(PIP) --no-deps -r requirements/flashinfer.txt -c requirements/constraints.txt
 	$(PIP) --no-build-isolation -r requirements/dev.txt -c requirements/constraints.txt
+	$(PIP) --no-deps -r requirements/flashinfer.txt -c requirements/constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## create a small model and generate from it
