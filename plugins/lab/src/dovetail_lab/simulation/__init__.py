@@ -1,0 +1,1 @@
+"""The simulator: an engine core with a virtual clock and an executor that computes step times."""

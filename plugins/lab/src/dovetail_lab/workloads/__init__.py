@@ -1,0 +1,1 @@
+"""Workloads: the requests of an experiment, equal for every policy."""
