@@ -205,7 +205,7 @@ def report(per_task: int, random_tokens: int, formats: Sequence[Format] = FORMAT
 def print_table(rows: Sequence[dict], num_questions: int) -> None:
     """Print the rows as a Markdown table."""
     names = [name for name in ("demo", "random") if name in rows[-1]]
-    head = "".join(f" {name}: KL, nats | {name}: same best token |" for name in names)
+    head = "".join(f" {name}: KL, nats | {name}: same most likely token |" for name in names)
     print(f"| format |{head} demo: right of {num_questions} |")
     print("|---" * (2 + 2 * len(names)) + "|")
     for row in rows:

@@ -5,7 +5,7 @@ references  a GGUF file as a Hugging Face directory, as published or off its gri
 formats     the formats of Dovetail and of the peers
 run         all formats and layers in turn
 job         one format in one process: figures from the logits of an engine
-figures     perplexity, divergence and best tokens from logits
+figures     perplexity, divergence and most likely tokens from logits
 engine_*    one engine each, with its own interpreter
 conversion  the files that peers read
 layers      errors of single layers of all-MiniLM-L6-v2

@@ -1,4 +1,4 @@
-"""Computes figures from logits: log-likelihood, KL divergence from references, best tokens.
+"""Computes figures from logits: log-likelihood, KL divergence from references, most likely tokens.
 
 Needs only numpy, because peers have separate Python environments. The logits of a reference are in
 memory-mapped files. Some rows are processed at a time, so memory does not grow with the text.

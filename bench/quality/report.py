@@ -45,7 +45,7 @@ def _divergence(rows: Rows) -> str:
         *(f"KL to float32, {text}" for text in texts),
         f"mean KL to {FLOAT32}",
         f"mean KL to {BF16}",
-        f"same best token as {FLOAT32}",
+        f"same most likely token as {FLOAT32}",
     ]
     lines = [
         [

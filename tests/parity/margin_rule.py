@@ -67,7 +67,7 @@ class Agreement:
         assert self.max_error <= TOLERANCE, f"logits differ: {self}"
         assert self.qualifying >= MIN_SHARE * self.positions, f"too few positions qualify: {self}"
         assert self.tokens_qualifying >= MIN_SHARE * self.tokens, f"too few tokens qualify: {self}"
-        assert self.qualifying_equal == self.qualifying, f"best tokens differ: {self}"
+        assert self.qualifying_equal == self.qualifying, f"the most likely tokens differ: {self}"
         assert self.tokens_equal == self.tokens_qualifying, f"tokens differ: {self}"
 
 

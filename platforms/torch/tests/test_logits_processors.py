@@ -101,7 +101,7 @@ def new_sampler(*requests, processors):
 
 
 def falling(num_rows=1):
-    """Logits that order the tokens by id: the best token is 0, the next is 1, and so on."""
+    """Logits that order the tokens by id: the most likely token is 0, the next is 1, and so on."""
     return torch.arange(VOCAB, 0, -1, dtype=torch.float32).repeat(num_rows, 1)
 
 

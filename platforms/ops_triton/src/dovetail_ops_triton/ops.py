@@ -69,7 +69,7 @@ class TritonOps(Ops):
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         """Return one token per row, int64 [R], as the contract specifies. Logits are only read.
 
-        A NaN is sampled like the best token. Tokens with a probability below 2^-32 are not
+        A NaN is sampled like the most likely token. Tokens with a probability below 2^-32 are not
         distinguished.
         """
         return self._kernels.draw_columns(logits_RV, columns)

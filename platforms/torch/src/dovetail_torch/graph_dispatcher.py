@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Outputs = tuple[torch.Tensor, ...]
 """The outputs of a step: hidden states [T, D], logits [T, V] if every token samples, and tokens [T]
-if each request also takes its best token."""
+if each request also takes its most likely token."""
 
 
 @dataclass(slots=True)

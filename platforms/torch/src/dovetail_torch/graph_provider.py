@@ -21,8 +21,8 @@ Forward = Callable[[], tuple[torch.Tensor, ...]]
 class BatchDescriptor:
     """The shape of a step.
 
-    uniform: each request has one token and samples. greedy: each request also takes the best token
-    of its unchanged logits.
+    uniform: each request has one token and samples.
+    greedy: each request also takes the most likely token of its unchanged logits.
     """
 
     num_tokens: int

@@ -34,7 +34,7 @@ def quantize(
         (name, f"{one.perplexity:.4g}", f"{one.kl:.5f}", f"{100 * one.same_best:.2f} %")
         for name, one in (("before", result.before), ("after", result.after))
     ]
-    print_table(("", "perplexity", "KL, nats", "same best token"), rows)
+    print_table(("", "perplexity", "KL, nats", "same most likely token"), rows)
     text = options.evaluate or "built-in"
     print_line(f"Evaluation text: {text}, {result.num_positions} positions.")
     bits = result.quantized.bits_per_weight

@@ -36,7 +36,7 @@ def best_columns_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Find the best token of `num_tiles` tiles of a row; store its id, or a part's sort key."""
+    """Find the most likely token of `num_tiles` tiles of a row; store its id or sort key."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
     sort_key = best_sort_key(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
@@ -62,7 +62,7 @@ def best_sort_key(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
 
 @triton.jit
 def store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
-    """Store the sort key of a part's best token, or the token's id if the part is the whole row."""
+    """Store the sort key of a part's most likely token; for a whole row, the token's id."""
     if IS_WHOLE:
         tl.store(ids_ptr + row, column_of(sort_key))
     else:
@@ -73,7 +73,10 @@ def store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
     do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
 )
 def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
-    """Store the id of the best token of all parts of a row. PARTS: maximum number of parts."""
+    """Store the id of the most likely token of all parts of a row.
+
+    PARTS: maximum number of parts.
+    """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     sort_keys = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)

@@ -89,9 +89,9 @@ def _survey(row_ptr, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weigh(x, image, best, scale):
-    """Return probabilities relative to that of the best token, from 0 to 1."""
+    """Return probabilities relative to that of the most likely token, from 0 to 1."""
     weight = tl.exp2((x - number_of(best)) * scale)
-    # The best token has weight 1 even if its logit is infinite; NaN then has no weight.
+    # The most likely token has weight 1 even if its logit is infinite; NaN then has no weight.
     weight = tl.where(weight <= 1.0, weight, 0.0)
     return tl.where(image == best, 1.0, weight)
 

@@ -42,8 +42,9 @@ _POSITIONS_AT_ONCE = 256
 class _Step:
     """An executed plan that is not sampled yet.
 
-    batch: the gathered inputs; None if the plan has no runs. outputs: hidden states, logits
-    and, if all rows take the best token, the tokens. prompts: prompt log-probabilities, by run.
+    batch: the gathered inputs; None if the plan has no runs.
+    outputs: hidden states, logits and, if all rows take the most likely token, the tokens.
+    prompts: prompt log-probabilities, by run.
     """
 
     plan: SchedulerOutput

@@ -75,10 +75,11 @@ class DrawNumbers:
 class Batch:
     """The rows of a step, divided into groups.
 
-    host_rows: the rows as an array. greedy: rows that take the best token. unranked: rows that
-    sample from all tokens. ranked: rows that sample after top-k or top-p. An empty group is None,
-    also in the next fields. draw: all rows, if some sample at random and the op provider samples;
-    it replaces the three groups. tracked: rows with a history; penalties: tracked rows with
+    host_rows: the rows as an array.
+    greedy: rows that take the most likely token. unranked: rows that sample from all tokens.
+    ranked: rows that sample after top-k or top-p. An empty group is None, also in the next fields.
+    draw: all rows, if some sample at random and the op provider samples; it replaces the three
+    groups. tracked: rows with a history; penalties: tracked rows with
     penalties.
     reporting: rows that requested log-probabilities; num_logprobs: the number requested by each
     row, -1 for none.

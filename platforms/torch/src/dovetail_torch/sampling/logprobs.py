@@ -2,7 +2,7 @@
 
 Reported values are those of the model, without mask, penalty or temperature. Does not depend on
 how the tokens were chosen.
-Legend: P positions, V vocabulary, K best tokens.
+Legend: P positions, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail_torch.sampling.truncation import rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Log-probabilities of positions, on the device: of the target token, then of the best tokens.
+    """Log-probabilities on the device, by position: target token, then the most likely tokens.
 
     ids_PK: int64. logprobs_PK: float32. ranks_P: int64; ranks of the targets.
     """
@@ -122,7 +122,7 @@ def gather_logprobs(
     """Return the columns of successive positions of one request; waits for the device.
 
     logits_PV: any float dtype, unprocessed, only read. target_ids_P: int64, the token at each
-    position. num_logprobs: number of best tokens that are also reported; at most V.
+    position. num_logprobs: number of most likely tokens that are also reported; at most V.
     """
     measured = measure(logits_PV, target_ids_P, num_logprobs)
     return to_columns(*(tensor.tolist() for tensor in measured.tensors))

@@ -69,7 +69,7 @@ class RowTable:
         )
 
     def plain(self, row: int) -> bool:
-        """Whether the row takes the best token according to the parameters in this table."""
+        """Whether the row takes the most likely token according to the parameters in this table."""
         greedy = self._temperature[row] == 0 and self._num_logprobs[row] < 0
         return bool(greedy and not self.penalised(row))
 

@@ -1,7 +1,7 @@
 """The sampler: samples one token for each row of a step's logits.
 
 Order: raw log-probabilities are computed from the unprocessed logits; then grammar, the request's
-masks and biases, penalties, step extensions; then either the best token is selected, or
+masks and biases, penalties, step extensions; then either the most likely token is selected, or
 temperature, min-p, top-k and top-p are applied and a token is drawn. Tokens do not depend on the
 batch: every random number is a hash of the request's seed and its number of tokens. The result is a
 token of the vocabulary for any logits. If all logits of a row are -inf, or one is NaN, it is an
@@ -117,7 +117,7 @@ class Sampler:
         self._batch = self._no_batch
 
     def takes_best(self, rows: Sequence[int]) -> bool:
-        """Return whether all of `rows` take the best token of the unchanged logits."""
+        """Return whether all of `rows` take the most likely token of the unchanged logits."""
         return not self._special or self._special.isdisjoint(rows)
 
     @torch.inference_mode()
@@ -223,7 +223,7 @@ class Sampler:
         return logits_SV
 
     def _is_plain(self, row: int) -> bool:
-        """Return whether the row takes the best token, and only masks may change its logits."""
+        """Return whether the row takes the top-1 token, and only masks may change its logits."""
         return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ The order of tokens is canonical: tokens with greater logits first, and lower id
 logits. So the best k tokens, and therefore every draw, do not depend on the number of candidates.
 top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining mass.
 Does not depend on requests: it gets columns of parameters.
-Legend: R rows, V vocabulary, K best tokens.
+Legend: R rows, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _order(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 def rank(logits_RV: torch.Tensor, num_best: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the best `num_best` float32 logits and their columns in canonical order, [R, K].
 
-    The k best tokens are in the k blocks with the best maxima, so only these blocks are read.
+    The k largest logits are in the k blocks with the largest maxima, so only these blocks are read.
     """
     vocab_size = logits_RV.shape[1]
     if num_best * 4 >= vocab_size:
@@ -66,7 +66,7 @@ class Cuts:
     """top-k and top-p of R rows, as columns.
 
     top_k_R1: int64, the size of the vocabulary if top-k is disabled. top_p_R1: in the accumulation
-    dtype, 1 if top-p is disabled. first: number of best tokens that are ranked in the first
+    dtype, 1 if top-p is disabled. first: number of most likely tokens that are ranked in the first
     attempt. settled: whether this number is enough for every row.
     """
 
@@ -84,7 +84,7 @@ class Cuts:
 class Nuclei:
     """The remaining tokens of some rows after top-k and top-p, best first.
 
-    index_R: indices of the rows, int64. columns_RK: best tokens of the rows. weights_RK:
+    index_R: indices of the rows, int64. columns_RK: most likely tokens of the rows. weights_RK:
     unnormalized probabilities, 0 for dropped tokens. cumulative_RK: running sums of the weights.
     """
 
@@ -166,7 +166,7 @@ def _nuclei(
     cumulative_RK: torch.Tensor,
     enough_R1: torch.Tensor,
 ) -> Nuclei:
-    """Keep the best token, and each further token if those before it do not reach the mass."""
+    """Keep the top-1 token, and each further token if those before it do not reach the mass."""
     before_RK = pad(cumulative_RK[:, :-1], (1, 0))
     cut_RK = before_RK >= enough_R1
     cut_RK[:, 0] = False
