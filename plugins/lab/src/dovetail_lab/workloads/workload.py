@@ -32,6 +32,8 @@ class WorkloadRequest:
         first n entries mean equal first n blocks. Empty: the prompt is unique, except that it
         begins with prompt and output of `parent`, if there is one.
     slo_class: name of the request's class in reports; "" for none.
+    expected_tokens: the client's estimate of the output length, which policies see as
+        `SamplingParams.extra_args["expected_tokens"]`; 0 for none.
     ttft_slo_ns, tpot_slo_ns: objectives for the time to the first token and per further token; 0
         for none. The first one is also the request's deadline.
     """
@@ -48,6 +50,7 @@ class WorkloadRequest:
     think_ns: int = 0
     prefix_hashes: tuple[int, ...] = ()
     slo_class: str = ""
+    expected_tokens: int = 0
     ttft_slo_ns: int = 0
     tpot_slo_ns: int = 0
 
