@@ -89,6 +89,15 @@ class Sleepy(ControlledWorker):
         return list(self.sleep_calls)
 
 
+class Dozy(Sleepy):
+    """A worker whose first attempt to wake up fails."""
+
+    def wake_up(self, tags=()):
+        super().wake_up(tags)
+        if len(self.sleep_calls) == 2:
+            raise CapacityError("3 GiB are missing.")
+
+
 class Asking(ControlledWorker):
     """A worker that declares support for logits processors but does not apply them."""
 

@@ -6,13 +6,13 @@ import inspect
 import pytest
 
 from dovetail.engine.port import OPERATIONS, EnginePort
-from dovetail.errors import MessageError, RequestError, UserError
+from dovetail.errors import CapacityError, ConfigError, MessageError, RequestError, UserError
 from dovetail.interfaces import PauseScope
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, traffic, kind):
-    client = client_of(kind, options={"worker_cls": parts.Sleepy})
+    client = client_of(kind, options={"worker_cls": parts.Sleepy, "enable_sleep_mode": True})
     client.add_request(traffic.request("a", max_tokens=400))
     assert client.get_outputs(5) is not None
     with pytest.raises(UserError, match="Requests are unfinished"):
@@ -44,6 +44,46 @@ def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, t
 def test_the_error_for_a_worker_without_sleep_names_the_worker(client_of, kind):
     with pytest.raises(UserError, match='does not provide "sleep"'):
         client_of(kind).sleep()
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_sleep_needs_an_engine_with_sleep_mode(client_of, parts, kind):
+    client = client_of(kind, options={"worker_cls": parts.Sleepy})
+    with pytest.raises(UserError, match="set enable_sleep_mode=True"):
+        client.sleep()
+    assert client.paused is None
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic, kind):
+    client = client_of(kind, options={"worker_cls": parts.Dozy, "enable_sleep_mode": True})
+    client.sleep()
+    with pytest.raises(CapacityError, match="3 GiB are missing"):
+        client.wake_up()
+    with pytest.raises(UserError, match="call wake_up instead"):
+        client.resume()
+    client.wake_up()
+    assert client.paused is None
+    client.add_request(traffic.request("a", max_tokens=3))
+    assert len(traffic.Answers().collect_until(client, "a")[0]["a"]) == 3
+
+
+@pytest.mark.parametrize("tags", ["weights", ("gpu",), (1,), [["weights"]], 7])
+def test_wrong_tags_are_rejected(client_of, parts, tags):
+    client = client_of("inproc", options={"worker_cls": parts.Sleepy, "enable_sleep_mode": True})
+    client.sleep()
+    with pytest.raises(UserError, match="tags="):
+        client.wake_up(tags)
+    client.wake_up(["weights", "kv_cache"])
+    assert client.paused is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("enable_sleep_mode", True), ("cpu_offload_gb", 0.5)]
+)
+def test_an_option_that_the_worker_would_ignore_is_rejected(client_of, option, value):
+    with pytest.raises(ConfigError, match=f"{option}={value} is not supported on the platform"):
+        client_of("inproc", options={option: value})
 
 
 def test_engine_statistics_and_health_can_be_requested(client_of, traffic):

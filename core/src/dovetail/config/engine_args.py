@@ -124,6 +124,10 @@ class EngineArgs:
     enable_prefix_caching: bool = _option(
         True, "Keep full blocks, and reuse them for requests with the same prefix."
     )
+    enable_sleep_mode: bool = _option(
+        False, "Let `sleep` release the memory of weights and KV cache."
+    )
+    cpu_offload_gb: float = _option(0.0, "GiB of weights per device that stay in host memory.")
     max_num_seqs: int | None = _option(None, "Maximum number of running requests; None: 256.")
     max_num_batched_tokens: int | None = _option(
         None, "Maximum number of tokens in a step; None: 2048."

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
-from dovetail.engine.input.request_checks import read_pause_scope, request_id_chunks
+from dovetail.engine.input.request_checks import (
+    read_pause_scope,
+    read_sleep_tags,
+    request_id_chunks,
+)
 from dovetail.engine.messages.parsers import MessageParsers
 from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
 from dovetail.engine.process.factory import attach_client, make_client
@@ -288,6 +292,16 @@ class AsyncLLM:
         """Drop all cached prefixes; return False if requests are unfinished."""
         self._streamer.begin()
         return await self.client.reset_prefix_cache()
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free the device memory of weights and KV cache until `wake_up`, as `LLM.sleep`."""
+        self._streamer.begin()
+        await self.client.sleep(level)
+
+    async def wake_up(self, tags: Iterable[str] = ()) -> None:
+        """Allocate the memory of `tags` again, as `LLM.wake_up`."""
+        self._streamer.begin()
+        await self.client.wake_up(read_sleep_tags(tags))
 
     async def collective_rpc(self, operation: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every worker; return the results by rank, as plain data."""

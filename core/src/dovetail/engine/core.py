@@ -15,7 +15,11 @@ from typing import Any
 from dovetail.clock import MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.input.params_checks import RequestRules
-from dovetail.engine.input.request_checks import validate_core_request
+from dovetail.engine.input.request_checks import (
+    SLEEP_TAGS,
+    read_sleep_tags,
+    validate_core_request,
+)
 from dovetail.engine.structured_output import StructuredOutput, check_structured_output
 from dovetail.errors import (
     DovetailError,
@@ -42,9 +46,6 @@ from dovetail.value_checks import shorten
 
 MAX_DRAIN_NS = 1_000_000_000
 """How long a reset of the prefix cache waits for the KV connector to store blocks."""
-
-SLEEP_TAGS = {"weights", "kv_cache"}
-"""Kinds of memory that a worker frees while it sleeps."""
 
 
 class EngineCore:
@@ -247,7 +248,8 @@ class EngineCore:
     def sleep(self, level: int = 1) -> None:
         """Free device memory: pause all requests, drop cached prefixes, let the workers sleep.
 
-        Raises UserError if a worker does not provide "sleep", or requests are unfinished.
+        Raises UserError if a worker does not provide "sleep", sleep mode is not enabled, or
+        requests are unfinished. If a worker fails, raises its error; then call `wake_up`.
         """
         self._check_alive()
         if self._asleep:
@@ -256,6 +258,8 @@ class EngineCore:
             raise UserError(f"level={shorten(level)} must be 1 or 2.")
         if "sleep" not in self._rules.worker_provides:
             raise UserError('The worker does not provide "sleep"; choose another worker_cls.')
+        if not self._rules.sleep_enabled:
+            raise UserError("Sleep mode is not enabled; set enable_sleep_mode=True.")
         if not self.reset_prefix_cache():
             raise UserError("Requests are unfinished; wait for them, or abort them, before sleep.")
         self.pause(PauseScope.ALL)
@@ -265,16 +269,14 @@ class EngineCore:
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
         """Allocate memory again. If all of it is allocated (`tags` empty), requests continue.
 
-        Raises UserError if the engine is not asleep, or for an unknown tag.
+        Raises UserError if the engine is not asleep, or for an unknown tag, and CapacityError if a
+        worker gets too little memory; the engine then stays asleep, and the call can be repeated.
         """
         self._check_alive()
         if not self._asleep:
             raise UserError("The engine is not asleep.")
-        if unknown := set(tags) - SLEEP_TAGS:
-            raise UserError(
-                f"tags={shorten(sorted(unknown))}: known tags are {sorted(SLEEP_TAGS)}."
-            )
-        self.executor.collective_rpc("wake_up", args=(tuple(tags),))
+        tags = read_sleep_tags(tags)
+        self.executor.collective_rpc("wake_up", args=(tags,))
         self._awake_tags |= set(tags) or SLEEP_TAGS
         if self._awake_tags == SLEEP_TAGS:
             self._asleep, self._awake_tags = False, set()

@@ -14,7 +14,11 @@ from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.client import EngineClient
 from dovetail.engine.front_end import CheckedRequest, FrontEnd, FrontEndParts, UserRequest
-from dovetail.engine.input.request_checks import read_pause_scope, read_request_ids
+from dovetail.engine.input.request_checks import (
+    read_pause_scope,
+    read_request_ids,
+    read_sleep_tags,
+)
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.process.outgoing import MAX_UNREAD_MESSAGES
 from dovetail.engine.thread_guard import ThreadGuard, one_thread_at_a_time
@@ -228,6 +232,16 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes; return False if requests are unfinished."""
         return self.client.reset_prefix_cache()
+
+    @one_thread_at_a_time
+    def sleep(self, level: int = 1) -> None:
+        """Free the device memory of weights and KV cache until `wake_up`; see `LLM.sleep`."""
+        self.client.sleep(level)
+
+    @one_thread_at_a_time
+    def wake_up(self, tags: Iterable[str] = ()) -> None:
+        """Allocate the memory of `tags` again, empty for all; see `LLM.wake_up`."""
+        self.client.wake_up(read_sleep_tags(tags))
 
     @one_thread_at_a_time
     def shutdown(self) -> None:

@@ -43,6 +43,7 @@ from dovetail.interfaces import (
 from dovetail.kv_cache.grouping import group_layers, padding_share
 from dovetail.kv_cache.sizing import Load, fit_model_len, size_cache
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import AUTO, choose, choose_platform, choose_scheduler
 from dovetail.processes.startup_phases import PhaseRecord, StartUp, describe_phases
@@ -218,12 +219,28 @@ def _check_options(
     """Raise an error for an option that the chosen parts do not support."""
     check_kv_connector(config, worker_cls, scheduler_cls)
     check_scheduler_options(config, worker_cls, scheduler_cls)
+    _check_memory_options(config, worker_cls)
     size, most = config.parallel.tensor_parallel_size, executor_cls.max_world_size
     if size > most:
         raise ConfigError(
             f"tensor_parallel_size={size}: the executor {executor_cls.__name__} supports at most "
             f"{most} worker{'s' if most > 1 else ''}; choose executor_backend='multiproc'."
         )
+
+
+def _check_memory_options(config: EngineConfig, worker_cls: type[WorkerBase]) -> None:
+    """Raise ConfigError for an option about the device's memory that the worker would ignore."""
+    cache, provided = config.cache, declared_ids(worker_cls, "provides")
+    for option, value, capability in (
+        ("enable_sleep_mode", cache.enable_sleep_mode, "sleep"),
+        ("cpu_offload_gb", cache.cpu_offload_gb, "weight_offload"),
+    ):
+        if value and capability not in provided:
+            raise ConfigError(
+                f"{option}={value} is not supported on the platform "
+                f"{config.parallel.platform!r}: its worker {worker_cls.__name__} does not provide "
+                f"{capability!r}. Leave {option} out, or choose another platform or worker_cls."
+            )
 
 
 def _make_executor(

@@ -232,6 +232,22 @@ class LLM:
         """Drop all cached prefixes; return False if requests are running."""
         return self.llm_engine.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Free the device memory of weights and KV cache until `wake_up` (docs/device_memory.md).
+
+        level: 1 keeps the weights in host memory, 2 discards them. Raises UserError without
+        `enable_sleep_mode`, while requests are unfinished, or if the engine is asleep.
+        """
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Iterable[str] = ()) -> None:
+        """Allocate the memory of `tags` again; empty for all. Then the engine accepts requests.
+
+        tags: "weights", "kv_cache". Raises UserError for an unknown tag or if the engine is not
+        asleep, CapacityError if a device has too little memory; the call can then be repeated.
+        """
+        self.llm_engine.wake_up(tags)
+
     def shutdown(self) -> None:
         """Shut the engine down. May be called twice."""
         self.llm_engine.shutdown()

@@ -25,6 +25,7 @@ from dovetail.interfaces.kv_cache import DTYPE_BYTES
 from dovetail.value_checks import shorten
 
 MAX_SECONDS = 86_400
+MAX_GIGABYTES = 2**20
 MAX_ERRORS_SHOWN = 3
 AUTO = "auto"
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -175,6 +176,13 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
+def _gigabytes(value: Any) -> float:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not 0.0 <= value <= MAX_GIGABYTES:
+        raise ValueError(f"must be a number of GiB from 0 to {MAX_GIGABYTES}")
+    return float(value)
+
+
 def _text(value: object) -> object:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a string of at least one character")
@@ -228,6 +236,7 @@ Share = Annotated[float, share()]
 OptionalShare = Annotated[float | None, share(optional=True)]
 Rules = Annotated[tuple[str, ...], BeforeValidator(_rules)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
+Gigabytes = Annotated[float, BeforeValidator(_gigabytes)]
 Text = Annotated[str, BeforeValidator(_text)]
 FrozenMapping = Annotated[Mapping[str, Any], BeforeValidator(_mapping), AfterValidator(freeze)]
 PluginReference = Annotated[

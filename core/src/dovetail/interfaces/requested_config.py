@@ -18,6 +18,7 @@ from dovetail.interfaces.config_fields import (
     ConfigNode,
     Flag,
     FrozenMapping,
+    Gigabytes,
     OpenReference,
     OptionalFlag,
     OptionalReference,
@@ -108,7 +109,13 @@ class RequestedModel(CheckpointFields):
 
 
 class RequestedCache(ConfigNode):
-    """The KV cache. block_size: tokens. gpu_memory_utilization: fraction of the device's memory."""
+    """The KV cache, and the memory of the device.
+
+    block_size: tokens. gpu_memory_utilization: fraction of the device's memory.
+    enable_sleep_mode: whether weights and cache are in memory that `sleep` can release.
+    cpu_offload_gb: GiB of weights per worker that stay in host memory; each step copies them to the
+    device.
+    """
 
     block_size: Annotated[int | None, integer(1, MAX_BLOCK_SIZE, optional=True)] = None
     gpu_memory_utilization: OptionalShare = None
@@ -116,6 +123,8 @@ class RequestedCache(ConfigNode):
     num_gpu_blocks_override: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None
     kv_cache_dtype: Annotated[str, dtype_name(KV_CACHE_DTYPES)] = "auto"
     enable_prefix_caching: Flag = True
+    enable_sleep_mode: Flag = False
+    cpu_offload_gb: Gigabytes = 0.0
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:

@@ -116,7 +116,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.8"
+    CONTRACT_VERSION: ClassVar[str] = "0.9"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 
@@ -178,13 +178,24 @@ class WorkerBase(ABC):
 
 
 class Sleeps(Protocol):
-    """Capability "sleep": releases device memory while the engine is idle."""
+    """Capability "sleep": releases device memory while the engine is idle.
+
+    It is used only with `WorkerConfig.cache.enable_sleep_mode`. The addresses of tensors stay.
+    """
 
     def sleep(self, level: int) -> None:
-        """Release memory. Level 1 frees the cache and offloads the weights; level 2 frees both."""
+        """Release memory. Level 1 frees the cache and offloads the weights; level 2 frees both.
+
+        Raises CapacityError if the host has too little memory; then nothing is released.
+        """
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Allocate the memory of `tags` again: "weights", "kv_cache"; empty for all."""
+        """Allocate the memory of `tags` again: "weights", "kv_cache"; empty for all.
+
+        The weights are restored or, after level 2, loaded; the cache is zeroed. Memory that is
+        already allocated stays, so the call can be repeated after an error. Raises CapacityError if
+        the device has too little memory, ModelError for an invalid weight.
+        """
 
 
 class DescribesAttention(Protocol):

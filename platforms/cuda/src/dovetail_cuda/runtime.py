@@ -13,6 +13,7 @@ import torch
 from dovetail.errors import PluginError
 from dovetail_cuda.driver import read_free_bytes
 from dovetail_cuda.machine import look
+from dovetail_cuda.virtual_memory import CUDAVirtualMemory
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.distributed.process_ranks import ProcessRanks
 
@@ -45,6 +46,10 @@ class CUDARuntime(AcceleratorRuntime):
                 "build for this device."
             )
         return device
+
+    def virtual_memory(self) -> CUDAVirtualMemory:
+        """Return the virtual memory of the device; raise PluginError if it has none."""
+        return CUDAVirtualMemory(self._module.current_device())
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
         """Return the group of ranks, which exchange tensors with NCCL."""

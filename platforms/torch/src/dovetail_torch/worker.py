@@ -178,29 +178,18 @@ class TorchWorker(WorkerBase):
     @torch.inference_mode()
     def load_model(self) -> None:
         """Create the model of the checkpoint's architecture, then load and pack its weights."""
-        context, config = self._context, self._context.config
-        options = context.plugins.options_of
         self._make_model()
         # The backend is selected before loading, so that an unsuitable backend is rejected
         # immediately.
         self._backend = self._choose_attention() if self._layers else None
-        loader_cls = context.plugins.load("weight_loader", config.load.load_format)
-        loader: WeightLoader = loader_cls(
-            WeightLoaderContext(
-                model_dir=config.model.model_dir,
-                seed=config.model.seed,
-                progress=config.load.use_tqdm_on_load,
-                options=options("weight_loader", loader_cls),
-            )
-        )
-        num_bytes = self.load_weights(self._model, loader)
+        num_bytes = self.load_weights(self._model, self._make_loader())
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))
         attention = self._backend.name if self._backend else "none"
         logger.info("Loaded %.2f GiB; attention backend: %s.", num_bytes / _GIB, attention)
         self._invariance.add_attention(self._backend)
         self._invariance.add_ranks(self._ranks)
-        if context.rank == 0:
+        if self._context.rank == 0:
             self._invariance.report()
         self._loaded = LoadedModel(
             model=self._model,
@@ -210,7 +199,21 @@ class TorchWorker(WorkerBase):
             tables=PositionTables(self._model),
             device_parts=self._device_parts(),
         )
-        self._extensions = make_extensions(context, self._loaded)
+        self._extensions = make_extensions(self._context, self._loaded)
+
+    def _make_loader(self) -> WeightLoader:
+        """Return a weight loader of the model's files."""
+        plugins, config = self._context.plugins, self._context.config
+        loader_cls = plugins.load("weight_loader", config.load.load_format)
+        loader: WeightLoader = loader_cls(
+            WeightLoaderContext(
+                model_dir=config.model.model_dir,
+                seed=config.model.seed,
+                progress=config.load.use_tqdm_on_load,
+                options=plugins.options_of("weight_loader", loader_cls),
+            )
+        )
+        return loader
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Load and pack the weights of `model`, and return the bytes read.

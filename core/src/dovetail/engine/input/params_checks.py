@@ -32,11 +32,13 @@ class RequestRules:
 
     params_checks: the plugins' checks of sampling parameters. limits: maximum sizes of values.
     worker_provides: the worker's capability ids; a request that needs another one is refused.
+    sleep_enabled: whether the engine was created with `enable_sleep_mode`.
     """
 
     params_checks: tuple[ParamsCheck, ...] = ()
     worker_provides: frozenset[str] = frozenset()
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    sleep_enabled: bool = False
 
 
 def load_rules(config: EngineConfig, plugins: PluginRegistry, worker_cls: type) -> RequestRules:
@@ -45,6 +47,7 @@ def load_rules(config: EngineConfig, plugins: PluginRegistry, worker_cls: type) 
         params_checks=load_params_checks(config, plugins, worker_cls),
         worker_provides=declared_ids(worker_cls, "provides"),
         limits=config.limits,
+        sleep_enabled=config.cache.enable_sleep_mode,
     )
 
 

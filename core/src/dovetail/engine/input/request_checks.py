@@ -28,6 +28,9 @@ from dovetail.value_checks import (
     take_items,
 )
 
+SLEEP_TAGS = frozenset({"weights", "kv_cache"})
+"""Kinds of memory that a worker frees while it sleeps."""
+
 CORE_ID_CHARS = 64
 """Characters that front ends may add to a user's id in `EngineCoreRequest.request_id`."""
 
@@ -222,6 +225,18 @@ def read_pause_scope(scope: object) -> PauseScope:
         if type(scope) in (str, PauseScope) and scope == known:
             return known
     raise UserError(f"scope={shorten(scope)} is not a valid pause scope; use 'all' or 'new'.")
+
+
+def read_sleep_tags(tags: object) -> tuple[str, ...]:
+    """Return the tags of a call of `wake_up`; raise UserError for other types or unknown tags."""
+    if not isinstance(tags, (list, tuple, set, frozenset)) or not all(
+        type(tag) is str and tag in SLEEP_TAGS for tag in tags
+    ):
+        raise UserError(
+            f"tags={shorten(tags)} must be a list of these strings: "
+            f"{', '.join(sorted(SLEEP_TAGS))}; an empty list stands for all."
+        )
+    return tuple(dict.fromkeys(tags))
 
 
 def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:

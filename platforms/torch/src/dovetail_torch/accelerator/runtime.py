@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from dovetail.interfaces.model import RankGroup
+    from dovetail_torch.accelerator.virtual_memory import VirtualMemory
 
 
 class AcceleratorRuntime:
@@ -130,7 +131,19 @@ class AcceleratorRuntime:
 
         This is slow: call it at startup, not in a step.
         """
-        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return self.pinned_empty(num_bytes).zero_()
+
+    def pinned_empty(self, num_bytes: int) -> torch.Tensor:
+        """Return pinned host memory, uint8, with undefined contents."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def virtual_memory(self) -> VirtualMemory | None:
+        """Return the device's virtual memory, after `activate`; None if it has none.
+
+        A platform whose worker provides "sleep" overrides this. Raises PluginError if the driver
+        or this device does not support it.
+        """
+        return None
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Raise ContractError: a platform that declares "collectives" overrides this."""

@@ -10,10 +10,14 @@ from contextlib import suppress
 from typing import ClassVar, cast
 
 import torch
+from torch import nn
 
-from dovetail.errors import CapacityError
+from dovetail.errors import CapacityError, ConfigError
+from dovetail.interfaces import WeightLoader
 from dovetail_torch.accelerator.graphs import AcceleratorGraphs
+from dovetail_torch.accelerator.reloading import reload_weights
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
+from dovetail_torch.accelerator.sleep_mode import SleepMode
 from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.worker import TorchWorker
 
@@ -23,14 +27,22 @@ _GIB = 1 << 30
 
 
 class AcceleratorWorker(TorchWorker):
-    """Runs the model on one device, with the `AcceleratorRuntime` of its platform."""
+    """Runs the model on one device, with the `AcceleratorRuntime` of its platform.
+
+    It implements the capability "sleep"; a worker whose runtime has virtual memory declares it.
+    """
 
     provides: ClassVar[frozenset[str]] = TorchWorker.provides | {"async_output"}
+    _sleep_mode: SleepMode | None = None
 
     def init_device(self) -> None:
-        """Select the device; raise CapacityError if too little of its memory is free."""
+        """Select the device; raise CapacityError if too little of its memory is free.
+
+        Raises ConfigError if sleep mode is enabled and the device does not support it.
+        """
         super().init_device()
         cache = self._context.config.cache
+        self._sleep_mode = self._make_sleep_mode() if cache.enable_sleep_mode else None
         if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
             return
         runtime = cast("AcceleratorRuntime", self._runtime)
@@ -43,6 +55,65 @@ class AcceleratorWorker(TorchWorker):
                 "free; set gpu_memory_utilization to at most "
                 f"{int(free / total * 100) / 100:.2f}, or stop other processes on the device."
             )
+
+    def _make_sleep_mode(self) -> SleepMode:
+        runtime = cast("AcceleratorRuntime", self._runtime)
+        memory = runtime.virtual_memory()
+        if memory is None:
+            raise ConfigError(
+                f"enable_sleep_mode=True is not supported on {self._device}: its memory cannot be "
+                "released while addresses stay; set enable_sleep_mode=False."
+            )
+        return SleepMode(runtime, memory)
+
+    def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
+        """Load and pack the weights of `model`, and return the bytes read.
+
+        With sleep mode the weights are in memory that `sleep` releases.
+        """
+        num_bytes = super().load_weights(model, loader)
+        if self._sleep_mode is not None:
+            self._sleep_mode.adopt(model)
+        return num_bytes
+
+    def _load_copy(self, loader: WeightLoader) -> nn.Module:
+        """Return a new model, equal to this worker's model, with loaded and packed weights."""
+        fresh = type(self)(self._context)
+        fresh._device, fresh._limits, fresh._ranks = self._device, self._limits, self._ranks
+        fresh._make_model()
+        super().load_weights(fresh._model, loader)
+        model: nn.Module = fresh._model
+        return model
+
+    def zeros(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory for the KV cache, uint8; with sleep mode `sleep` releases it."""
+        if self._sleep_mode is None:
+            return super().zeros(num_bytes)
+        return self._sleep_mode.zeros(num_bytes)
+
+    @torch.inference_mode()
+    def sleep(self, level: int) -> None:
+        """Release the memory of weights and cache.
+
+        Raises ConfigError without sleep mode, CapacityError if the host has too little memory.
+        """
+        self._sleeping().sleep(level)
+
+    @torch.inference_mode()
+    def wake_up(self, tags: tuple[str, ...] = ()) -> None:
+        """Allocate the memory of `tags` again; restore or load the weights, and zero the cache.
+
+        Raises CapacityError if the device has too little memory; then it can be called again.
+        """
+        self._sleeping().wake_up(tags, self._reload)
+
+    def _reload(self) -> None:
+        reload_weights(self._model, self._make_loader(), self._load_copy)
+
+    def _sleeping(self) -> SleepMode:
+        if self._sleep_mode is None:
+            raise ConfigError("Sleep mode is not enabled; set enable_sleep_mode=True.")
+        return self._sleep_mode
 
     def graph_capture(self) -> GraphCapture | None:
         """Return what captures graphs, if the device's torch module supports them.
@@ -60,6 +131,7 @@ class AcceleratorWorker(TorchWorker):
     def shutdown(self) -> None:
         """Free weights and cache, and return their memory to the device."""
         super().shutdown()
+        self._sleep_mode = None
         if "_device" in self.__dict__:
             # A failed device cannot free memory; its failure has already been reported.
             with suppress(RuntimeError):

@@ -21,15 +21,17 @@ _GRAIN = 512
 class Piece:
     """A piece of device memory, shared by tensors that are views of it; freed with the last view.
 
-    owner: the stream on which it was allocated, which may reuse it.
+    owner: the stream on which it was allocated, which may reuse it. is_mapped: whether it has
+    memory; only regions of virtual memory may have none.
     """
 
-    __slots__ = ("memory", "num_bytes", "owner", "reads", "written")
+    __slots__ = ("is_mapped", "memory", "num_bytes", "owner", "reads", "written")
 
     def __init__(self, memory: Memory, num_bytes: int, owner: Stream) -> None:
         self.memory = memory
         self.num_bytes = num_bytes
         self.owner = owner
+        self.is_mapped = True
         self.written: Place | None = None
         self.reads: dict[int, Place] = {}
 
@@ -46,13 +48,14 @@ class Memory:
     """All memory of a device.
 
     total_bytes: size of the device's memory. outside_bytes: bytes used by other processes or
-    libraries. The other counts are those of torch: bytes allocated to tensors, bytes reserved from
-    the device, peak of allocated bytes.
+    libraries. mapped_bytes: bytes of regions of virtual memory. The other counts are those of
+    torch: bytes allocated to tensors, bytes reserved from the device, peak of allocated bytes.
     """
 
     def __init__(self, timeline: Timeline, watch: Watch, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.outside_bytes = 0
+        self.mapped_bytes = 0
         self.reserved_bytes = 0
         self.peak_bytes = 0
         self._allocated_bytes = 0
@@ -71,16 +74,18 @@ class Memory:
     @property
     def free_bytes(self) -> int:
         """Number of free bytes that the device would report."""
-        return max(0, self.total_bytes - self.outside_bytes - self.reserved_bytes)
+        used = self.outside_bytes + self.mapped_bytes + self.reserved_bytes
+        return max(0, self.total_bytes - used)
 
     def require(self, num_bytes: int) -> None:
         """Raise torch.OutOfMemoryError if `num_bytes` are not available."""
         wanted = self.allocated_bytes + num_bytes
-        if wanted > self.total_bytes - self.outside_bytes:
+        if wanted > self.total_bytes - self.outside_bytes - self.mapped_bytes:
             raise torch.OutOfMemoryError(
                 f"Fake device out of memory. Tried to allocate {num_bytes} bytes. It has "
                 f"{self.total_bytes} bytes, of which {self._allocated_bytes} are "
-                f"allocated and {self.outside_bytes} are used by other processes."
+                f"allocated, {self.mapped_bytes} are mapped, and {self.outside_bytes} are used by "
+                "other processes."
             )
 
     def take(self, num_bytes: int) -> Piece:
@@ -105,6 +110,7 @@ class Memory:
 
     def read(self, piece: Piece, stream: Stream, place: Place) -> None:
         """Record a read; raise FlightError if it is not ordered after the last write."""
+        self._check_mapped(piece)
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
             self._watch.fault(
@@ -115,6 +121,7 @@ class Memory:
 
     def write(self, piece: Piece, stream: Stream, place: Place) -> None:
         """Record a write; raise FlightError if it is not ordered after all earlier uses."""
+        self._check_mapped(piece)
         for use, other in piece.uses():
             if not self._timeline.is_before(other, stream):
                 self._watch.fault(
@@ -123,3 +130,7 @@ class Memory:
                 )
         piece.written = place
         piece.reads.clear()
+
+    def _check_mapped(self, piece: Piece) -> None:
+        if not piece.is_mapped:
+            self._watch.fault("device memory is used that is not mapped; wake the worker up first.")

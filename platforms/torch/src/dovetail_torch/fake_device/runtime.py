@@ -8,6 +8,7 @@ from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.fake_device.device import DEVICE
 from dovetail_torch.fake_device.module import install
 from dovetail_torch.fake_device.tensor import NAME
+from dovetail_torch.fake_device.virtual_memory import FakeVirtualMemory
 
 
 class FakeDeviceRuntime(AcceleratorRuntime):
@@ -21,6 +22,10 @@ class FakeDeviceRuntime(AcceleratorRuntime):
         install()
         return super().activate(local_rank, num_threads=num_threads)
 
-    def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
+    def pinned_empty(self, num_bytes: int) -> torch.Tensor:
         """Return memory that the fake device treats as pinned."""
         return DEVICE.flights.pinned_zeros(num_bytes)
+
+    def virtual_memory(self) -> FakeVirtualMemory:
+        """Return the virtual memory of the fake device."""
+        return FakeVirtualMemory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dovetail.interfaces import GrammarOutput
 from dovetail.plan import SchedulerOutput
@@ -28,4 +28,6 @@ class StrictSteps:
 
 
 class FakeDeviceWorker(StrictSteps, AcceleratorWorker):
-    """The worker of accelerators on the fake device."""
+    """The worker of accelerators on the fake device, with sleep mode."""
+
+    provides: ClassVar[frozenset[str]] = AcceleratorWorker.provides | {"sleep"}

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from dovetail.errors import DovetailError, EngineDeadError, StalledError, UnavailableError
+from dovetail.errors import (
+    CapacityError,
+    DovetailError,
+    EngineDeadError,
+    StalledError,
+    UnavailableError,
+)
 from dovetail.interfaces import PauseScope
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.table import Access, Handler, Route
@@ -17,6 +23,7 @@ from dovetail_server.state import ServerState
 from dovetail_server.transport.exchange import Exchange
 
 MAX_IDS = 10_000
+SLEEP_TAGS = ("kv_cache", "weights")
 
 
 def admin_routes(state: ServerState) -> list[Route]:
@@ -101,14 +108,18 @@ class AdminRoutes:
         level = (await _fields(exchange, "level")).get("level", 1)
         if type(level) is not int or level not in (1, 2):
             raise APIError("level must be 1 or 2.", param="level")
-        await _run(self._state.slot.llm.client.sleep(level))
+        await _run(self._state.slot.llm.sleep(level))
         await exchange.respond({"sleeping": True})
 
     async def wake_up(self, exchange: Exchange) -> None:
-        """Allocate the released memory again."""
-        await _fields(exchange)
-        await _run(self._state.slot.llm.client.wake_up())
-        await exchange.respond({"sleeping": False})
+        """Allocate the released memory again; the field `tags` lists the kinds, [] for all."""
+        tags = (await _fields(exchange, "tags")).get("tags", [])
+        if not isinstance(tags, list) or not all(one in SLEEP_TAGS for one in tags):
+            raise APIError(f"tags must be a list of: {', '.join(SLEEP_TAGS)}.", param="tags")
+        llm = self._state.slot.llm
+        await _run(llm.wake_up(tags))
+        # With one tag, the engine stays asleep until the other kind is allocated, too.
+        await exchange.respond({"sleeping": llm.client.paused is not None})
 
     async def start_profile(self, exchange: Exchange) -> None:
         """Start recording a profile in every worker."""
@@ -130,6 +141,8 @@ async def _run(operation: Awaitable[Any]) -> None:
         await operation
     except (EngineDeadError, StalledError, UnavailableError):
         raise
+    except CapacityError as error:
+        raise APIError(str(error), status=503, code="out_of_memory") from None
     except DovetailError as error:
         raise APIError(str(error), code="unsupported_operation") from None
 
