@@ -9,7 +9,7 @@ import lzma
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from dovetail_lab.workloads.readers.trace_row import TraceError
 
@@ -89,7 +89,7 @@ def first_line(path: Path) -> str:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")
+        return cast("IO[bytes]", gzip.open(path, "rb"))
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     return path.open("rb")
