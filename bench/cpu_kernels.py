@@ -101,7 +101,7 @@ def timed_passes(calls: ctypes.Array[Call], repeats: int) -> list[float]:
 def calls_of(kind: int, args: list[linear.LinearArgs]) -> ctypes.Array[Call]:
     """Return the recorded native calls for these arguments."""
     function = ctypes.cast(linear.operation(kind), ctypes.c_void_p).value
-    return (Call * len(args))(*(Call(function, ctypes.addressof(one)) for one in args))
+    return (Call * len(args))(*(Call(function, ctypes.addressof(item)) for item in args))
 
 
 def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> Iterator[Figure]:
@@ -124,8 +124,8 @@ def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> It
         for copy in range(1, copies):
             ctypes.memmove(packed + copy * size, packed, shape.num_bytes)
         args = [linear.new_args(shape, packed + copy * size) for copy in range(copies)]
-        for one in args:
-            one.x, one.y = rows, rows + most * K * 2
+        for item in args:
+            item.x, item.y = rows, rows + most * K * 2
         for threads in options.threads:
             native.set_num_threads(threads)
             for count in options.rows:
@@ -137,8 +137,8 @@ def figure_of(
 ) -> Figure:
     """Measure `count` rows, with probes before and after the measurement."""
     used = args if count <= 64 else args[: max(1, len(args) // 8)]
-    for one in used:
-        one.M = count
+    for item in used:
+        item.M = count
     bandwidth = [probe.read_bandwidth(probed, PROBE_BYTES) for _ in range(2)][1:]
     instruction = linear.BF16 if shape.kind == linear.BF16 else linear.INT8
     peak = probe.multiply_rate(instruction)
@@ -218,12 +218,12 @@ def main() -> None:
     figures = []
     for kind in options.kinds:
         for name in options.shapes:
-            for one in measure(name, linear.KIND_NAMES.index(kind), options.group, options):
-                figures.append(one)
+            for row in measure(name, linear.KIND_NAMES.index(kind), options.group, options):
+                figures.append(row)
                 print(
-                    f"{one.kind:8} {one.shape:8} T={one.threads} M={one.rows:4} {one.us:9.1f} us  "
-                    f"{one.gb:6.1f} GB/s ({one.bandwidth_share:4.0%})  "
-                    f"{one.gflop:7.1f} GFLOP/s ({one.peak_share:4.0%})  spread {one.spread:4.0%}",
+                    f"{row.kind:8} {row.shape:8} T={row.threads} M={row.rows:4} {row.us:9.1f} us  "
+                    f"{row.gb:6.1f} GB/s ({row.bandwidth_share:4.0%})  "
+                    f"{row.gflop:7.1f} GFLOP/s ({row.peak_share:4.0%})  spread {row.spread:4.0%}",
                     flush=True,
                 )
     team = measure_team() if options.team else {}
@@ -231,7 +231,9 @@ def main() -> None:
         print(f"team {key:14} {value:7.2f}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"linear": [asdict(one) for one in figures], "team": team}, file, indent=1)
+            json.dump(
+                {"linear": [asdict(figure) for figure in figures], "team": team}, file, indent=1
+            )
 
 
 if __name__ == "__main__":

@@ -100,10 +100,10 @@ def _chosen(args: argparse.Namespace) -> list[Format]:
     names = args.formats or (QUICK_FORMATS if args.quick else None)
     if names is None:
         return list(EVERY)
-    unknown = sorted(set(names) - {one.name for one in EVERY})
+    unknown = sorted(set(names) - {item.name for item in EVERY})
     if unknown:
         raise SystemExit(f"unknown formats {unknown}; there are {[one.name for one in EVERY]}")
-    return [one for one in EVERY if one.name in names or one.name in REFERENCES]
+    return [item for item in EVERY if item.name in names or item.name in REFERENCES]
 
 
 def main() -> None:

@@ -210,14 +210,14 @@ def main() -> None:
     )
     print(f"{platform.platform()}, Python {platform.python_version()}; median (min to max)")
     for name, found in results.items():
-        rates = [one["plans_s"] for one in found]
-        middle = {key: statistics.median(one[key] for one in found) for key in found[0]}
+        rates = [item["plans_s"] for item in found]
+        middle = {key: statistics.median(item[key] for item in found) for key in found[0]}
         print(
             f"{name:6} {middle['plans_s']:9,.0f} plans/s ({min(rates):,.0f} to {max(rates):,.0f})"
             f"   to all readers and back {middle['median_us']:6.0f} µs, p99 {middle['p99_us']:6.0f}"
         )
     if given.rows == 256 and given.readers == 2 and "ring" in results:
-        reached = statistics.median(one["plans_s"] for one in results["ring"]) >= TARGET
+        reached = statistics.median(item["plans_s"] for item in results["ring"]) >= TARGET
         print(f"target of {TARGET:,} plans/s: {'reached' if reached else 'MISSED'}")
     if given.json:
         given.json.write_text(json.dumps(results, indent=1))

@@ -200,7 +200,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--itl-s", type=float, default=0.25)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    given.clients = [int(one) for one in given.clients.split(",")]
+    given.clients = [int(item) for item in given.clients.split(",")]
     if given.llama_server and not given.gguf:
         parser.error("--llama-server needs --gguf")
     return given

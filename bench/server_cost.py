@@ -177,20 +177,20 @@ def main() -> None:
     parser.add_argument("--api-processes", default="1", help="numbers, separated by commas")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    given.api_processes = [int(one) for one in given.api_processes.split(",")]
+    given.api_processes = [int(item) for item in given.api_processes.split(",")]
     found = measure_all(given)
     rows = [
         {
             "api_processes": n,
-            "us": statistics.median(one.us),
-            "runs_us": one.us,
-            "events_per_token": statistics.median(one.events),
+            "us": statistics.median(item.us),
+            "runs_us": item.us,
+            "events_per_token": statistics.median(item.events),
         }
-        for n, one in found.items()
+        for n, item in found.items()
     ]
     print(f"{given.streams} streams of {given.tokens} tokens, {given.step_ms:g} ms per step")
     for row in rows:
-        runs = ", ".join(f"{one:.1f}" for one in row["runs_us"])
+        runs = ", ".join(f"{item:.1f}" for item in row["runs_us"])
         print(
             f"{row['api_processes']} API process(es): {row['us']:.1f} µs of CPU time per token"
             f" ({runs}), {row['events_per_token']:.2f} events per token,"

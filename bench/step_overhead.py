@@ -134,7 +134,7 @@ def measure(num_requests: int) -> dict[str, float]:
         steps.append(timed_step(core))
     decodes = steps[NUM_WARM_UP : NUM_STEPS - 1]
     median, ordered = statistics.median(decodes), sorted(decodes)
-    borders = [taken for place, taken in enumerate(decodes, NUM_WARM_UP) if begins_a_block(place)]
+    borders = [taken for index, taken in enumerate(decodes, NUM_WARM_UP) if begins_a_block(index)]
     each = 1e3 / num_requests
     return {
         "num_requests": num_requests,

@@ -52,7 +52,7 @@ def seconds(llm: LLM, prompts: list[Any], params: SamplingParams) -> float:
     begin_s = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     took_s = time.perf_counter() - begin_s
-    assert all(len(one.outputs[0].token_ids) == params.max_tokens for one in outputs)
+    assert all(len(output.outputs[0].token_ids) == params.max_tokens for output in outputs)
     return took_s
 
 
@@ -88,7 +88,7 @@ def new_schema(number: int) -> dict[str, Any]:
         {"enum": [f"a{number}", f"b{number}"]},
     ]
     names = [f"field {number} {place}" for place in range(20)]
-    properties = {name: kinds[place % len(kinds)] for place, name in enumerate(names)}
+    properties = {name: kinds[index % len(kinds)] for index, name in enumerate(names)}
     return {"type": "object", "properties": properties, "required": names}
 
 

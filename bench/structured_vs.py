@@ -128,13 +128,13 @@ async def measure(peer: Peer, load: str, given: argparse.Namespace, seed: int, c
     begun = time.perf_counter()
     await asyncio.gather(*(client(number) for number in range(given.clients)))
     seconds = time.perf_counter() - begun
-    ttfts = sorted(1000 * (one.times[0] - one.begun) for one in answers)
+    ttfts = sorted(1000 * (item.times[0] - item.begun) for item in answers)
     itls = [
-        1000 * (one.times[-1] - one.times[0]) / (one.num_tokens - 1)
-        for one in answers
-        if one.num_tokens > 1
+        1000 * (item.times[-1] - item.times[0]) / (item.num_tokens - 1)
+        for item in answers
+        if item.num_tokens > 1
     ]
-    cell.tokens_s.append(sum(one.num_tokens for one in answers) / seconds)
+    cell.tokens_s.append(sum(item.num_tokens for item in answers) / seconds)
     cell.ttft_ms.append(statistics.median(ttfts))
     cell.ttft_p95_ms.append(ttfts[int(0.95 * (len(ttfts) - 1))])
     cell.itl_ms.append(statistics.median(itls))

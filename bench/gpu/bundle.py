@@ -60,7 +60,7 @@ def members() -> dict[str, Path]:
 def needed(travelling: dict[str, Path], python: str) -> dict[str, str]:
     """Return the third-party distributions that members need on the target, with versions."""
     projects = [_project(folder) for folder in travelling.values()]
-    requirements = [one for project in projects for one in project["dependencies"]]
+    requirements = [item for project in projects for item in project["dependencies"]]
     waiting = [*_names(requirements, python), *TOOLS]
     pins = _pins()
     found: dict[str, str] = {}
@@ -111,7 +111,7 @@ def gather(into: Path, python: str) -> dict[str, Any]:
         options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))
         _run(*_PIP, "wheel", "-q", *map(str, travelling.values()), *options)
     wanted = needed(travelling, python)
-    platforms = [word for one in _PLATFORMS for word in ("--platform", one)]
+    platforms = [word for item in _PLATFORMS for word in ("--platform", item)]
     options = ("--no-deps", "--only-binary=:all:", "--python-version", python)
     exact = [f"{name}=={version}" for name, version in sorted(wanted.items())]
     _run(
@@ -145,7 +145,7 @@ def main() -> int:
     shutil.rmtree(asked.into, ignore_errors=True)
     asked.into.mkdir(parents=True)
     index = gather(asked.into, asked.python)
-    num_bytes = sum(one["bytes"] for one in index["files"].values())
+    num_bytes = sum(item["bytes"] for item in index["files"].values())
     told = f"{len(index['files'])} wheels, {num_bytes / 1e6:.1f} MB"
     print(f"{asked.into}: {told}, of commit {index['commit']}")
     if num_bytes > MAX_BYTES:

@@ -15,6 +15,7 @@ DEVICE_PLUGINS = (
     "platform:cuda",
     "worker:cuda",
     "attention:triton",
+    "attention:flash_attn",
     "attention:flashinfer",
     "ops:triton",
     "platform:xpu",
@@ -76,7 +77,7 @@ _THROUGHPUT = (
 
 
 def _aimed(figures: tuple[FigureSpec, ...], **aims: FigureSpec) -> tuple[FigureSpec, ...]:
-    return tuple(aims.get(one.name, one) for one in figures)
+    return tuple(aims.get(figure.name, figure) for figure in figures)
 
 
 SECTIONS = (
@@ -220,4 +221,4 @@ SECTIONS = (
 
 def section(name: str) -> SectionSpec:
     """Return a section by name; raise KeyError if it does not exist."""
-    return {one.name: one for one in SECTIONS}[name]
+    return {item.name: item for item in SECTIONS}[name]

@@ -66,7 +66,7 @@ def run_engine(
     half = (len(prompts) + 1) // 2
     asked = [params] * half + [_sampled(params, seed) for seed in range(len(prompts) - half)]
     with LLM(str(model), **given) as llm:
-        outputs = llm.generate([list(one) for one in prompts], asked, use_tqdm=False)
+        outputs = llm.generate([list(item) for item in prompts], asked, use_tqdm=False)
         (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
         stats = llm.llm_engine.last_stats
     requests = {
@@ -74,9 +74,9 @@ def run_engine(
             token_ids=(*prompt, *output.outputs[0].token_ids),
             num_prompt=len(prompt),
             num_cached=output.num_cached_tokens,
-            greedy=one.temperature == 0,
+            greedy=item.temperature == 0,
         )
-        for prompt, one, output in zip(prompts, asked, outputs, strict=True)
+        for prompt, item, output in zip(prompts, asked, outputs, strict=True)
     }
     num_preemptions = stats.num_preemptions if stats else 0
     return Ran(requests=requests, recorded=recorded, num_preemptions=num_preemptions)
@@ -120,11 +120,17 @@ class EngineOracle:
 
 def report_agreement(agreements: Sequence[Agreement], report: Report) -> None:
     """Report the worst of several comparisons, and a failure if the margin rule is violated."""
-    positions = sum(one.positions for one in agreements)
-    clear = sum(one.qualifying + one.tokens_qualifying for one in agreements)
-    equal = sum(one.qualifying_equal + one.tokens_equal for one in agreements)
-    shares = [one.qualifying / one.positions for one in agreements if one.positions]
-    report.figure("max_error", max((one.max_error for one in agreements), default=float("nan")))
+    positions = sum(agreement.positions for agreement in agreements)
+    clear = sum(agreement.qualifying + agreement.tokens_qualifying for agreement in agreements)
+    equal = sum(agreement.qualifying_equal + agreement.tokens_equal for agreement in agreements)
+    shares = [
+        agreement.qualifying / agreement.positions
+        for agreement in agreements
+        if agreement.positions
+    ]
+    report.figure(
+        "max_error", max((agreement.max_error for agreement in agreements), default=float("nan"))
+    )
     report.figure("qualify", 100 * min(shares, default=float("nan")))
     report.figure("equal", 100 * equal / clear if clear else float("nan"))
     report.note(

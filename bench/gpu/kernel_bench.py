@@ -39,7 +39,7 @@ def run_script(name: str, task: Task, report: Report) -> None:
     elif ended.code != 0:
         report.fail(f"{name}.py ended with {ended.code}: {ended.output}")
     if file.is_file():
-        for one in json.loads(file.read_text(encoding="utf-8"))["figures"]:
+        for item in json.loads(file.read_text(encoding="utf-8"))["figures"]:
             report.figure(
-                one["name"], one["value"], unit=one.get("unit", ""), note=one.get("note", "")
+                item["name"], item["value"], unit=item.get("unit", ""), note=item.get("note", "")
             )

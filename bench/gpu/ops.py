@@ -239,14 +239,20 @@ def comparisons(device: torch.device, *, small: bool) -> Iterator[Comparison]:
 
 def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
     """Yield the figures of all comparisons."""
-    for one in comparisons(device, small=small):
-        ours = time_call(one.ours)
-        theirs = time_call(one.theirs, in_graph=one.their_graph)
-        note = f"torch {theirs * 1e6:.1f} us; the host is busy for {host_s(one.ours) * 1e6:.0f} us"
-        yield Figure(name=one.name, value=ours * 1e6, unit="us", note=note)
-        if one.num_bytes:
-            note = f"torch {one.num_bytes / theirs / 1e9:.0f} GB/s"
-            yield Figure(name=one.name, value=one.num_bytes / ours / 1e9, unit="GB/s", note=note)
+    for comparison in comparisons(device, small=small):
+        ours = time_call(comparison.ours)
+        theirs = time_call(comparison.theirs, in_graph=comparison.their_graph)
+        host_us = host_s(comparison.ours) * 1e6
+        note = f"torch {theirs * 1e6:.1f} us; the host is busy for {host_us:.0f} us"
+        yield Figure(name=comparison.name, value=ours * 1e6, unit="us", note=note)
+        if comparison.num_bytes:
+            note = f"torch {comparison.num_bytes / theirs / 1e9:.0f} GB/s"
+            yield Figure(
+                name=comparison.name,
+                value=comparison.num_bytes / ours / 1e9,
+                unit="GB/s",
+                note=note,
+            )
 
 
 def main() -> int:

@@ -25,9 +25,9 @@ def aims_missed(run: Run) -> list[str]:
     for spec in SECTIONS:
         values = _values(run["sections"].get(spec.name, {}))
         missed += [
-            f"{spec.name}: {one.name}"
-            for one in spec.figures
-            if one.name in values and not one.reached(values[one.name])
+            f"{spec.name}: {figure.name}"
+            for figure in spec.figures
+            if figure.name in values and not figure.reached(values[figure.name])
         ]
     return missed
 
@@ -41,7 +41,7 @@ def render_table(run: Run) -> str:
             continue
         lines.append(f"{spec.name:<18} {found['state']:<12} {found['seconds']:>6.1f} s")
         lines += [f"    {line}" for line in _figure_lines(spec, found, small=run["small"])]
-        lines += [f"    {_counts_text(*one)}" for one in found["plugins"].items()]
+        lines += [f"    {_counts_text(*item)}" for item in found["plugins"].items()]
         if found["state"] != OK and found.get("why"):
             lines += [f"    ! {line}" for line in found["why"].splitlines()]
         lines += [f"    · {note}" for note in found["notes"]]
@@ -104,7 +104,7 @@ def is_sound(counts: Mapping[str, int]) -> bool:
 
 
 def _figure_lines(spec: SectionSpec, found: Run, *, small: bool) -> Iterator[str]:
-    known = {one.name: one for one in spec.figures}
+    known = {item.name: item for item in spec.figures}
     for figure in found["figures"]:
         spec_of = known.get(figure["name"])
         what = spec_of.what if spec_of else figure["name"]
@@ -118,12 +118,12 @@ def _figure_lines(spec: SectionSpec, found: Run, *, small: bool) -> Iterator[str
 
 def _figure_cells(spec: SectionSpec, found: Run) -> Iterator[str]:
     measured = {figure["name"]: figure for figure in found.get("figures", ())}
-    for one in spec.figures:
-        figure = measured.pop(one.name, None)
-        result = NEVER if figure is None else f"{number(figure['value'])} {one.unit}".strip()
-        if figure is not None and not one.reached(figure["value"]):
+    for item in spec.figures:
+        figure = measured.pop(item.name, None)
+        result = NEVER if figure is None else f"{number(figure['value'])} {item.unit}".strip()
+        if figure is not None and not item.reached(figure["value"]):
             result = f"**{result}**"
-        yield f"{one.what} | {one.aim} | {result}"
+        yield f"{item.what} | {item.aim} | {result}"
     for figure in measured.values():
         note = f", {figure['note']}" if figure["note"] else ""
         yield f"{figure['name']}{note} | | {number(figure['value'])} {figure['unit']}"

@@ -79,7 +79,7 @@ def performance_page(
         parts += [RULE, f"{_wrapped(f'Accuracy: {accuracy.origin}.')}\n"]
     for _, group in groupby(runs, key=lambda run: run["machine"]):
         alike = list(group)
-        parts += [_machine(alike), *(markdown(one, accuracy) for one in _by_model(alike))]
+        parts += [_machine(alike), *(markdown(item, accuracy) for item in _by_model(alike))]
     return "\n".join(parts)
 
 

@@ -131,7 +131,7 @@ def _result(request_ids: list[str]) -> Any:
 
     return ModelRunnerOutput(
         req_ids=request_ids,
-        req_id_to_index={name: place for place, name in enumerate(request_ids)},
+        req_id_to_index={name: index for index, name in enumerate(request_ids)},
         sampled_token_ids=[[SAMPLED] for _ in request_ids],
     )
 

@@ -70,5 +70,7 @@ def _bytes_per_weight(path: str) -> float:
     tensors = gguf.GGUFReader(path).tensors
     names = {tensor.name for tensor in tensors}
     skipped = "token_embd.weight" if "output.weight" in names else ""
-    matrices = [one for one in tensors if len(one.shape) == 2 and one.name != skipped]
-    return sum(int(one.n_bytes) for one in matrices) / sum(int(one.n_elements) for one in matrices)
+    matrices = [item for item in tensors if len(item.shape) == 2 and item.name != skipped]
+    return sum(int(matrice.n_bytes) for matrice in matrices) / sum(
+        int(matrice.n_elements) for matrice in matrices
+    )

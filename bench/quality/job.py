@@ -70,7 +70,7 @@ def _ending(code: int) -> str:
     """Describe the exit code of a process; a negative code is the number of a signal."""
     if code >= 0:
         return f"exit code {code}"
-    names = {one.value: one.name for one in signal.Signals}
+    names = {item.value: item.name for item in signal.Signals}
     return f"ended by {names.get(-code, f'signal {-code}')}"
 
 

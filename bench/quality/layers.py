@@ -94,7 +94,7 @@ def _recording(into: list[torch.Tensor]) -> Callable[[nn.Module, Any], None]:
 
 def _sentences() -> list[str]:
     text = " ".join(EVALUATION[0].excerpt().split())
-    sentences = [one for one in re.split(r"(?<=[.!?])\s+", text) if 30 < len(one) < 300]
+    sentences = [item for item in re.split(r"(?<=[.!?])\s+", text) if 30 < len(item) < 300]
     return sentences[:NUM_SENTENCES]
 
 

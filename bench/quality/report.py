@@ -110,7 +110,7 @@ def plot_speed(result: Mapping[str, Any], speeds: Mapping[str, float], path: Pat
 
 def _compared(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [
-        one for one in result["rows"] if one["weights"] == OFF_GRID and one["format"] != FLOAT32
+        item for item in result["rows"] if item["weights"] == OFF_GRID and item["format"] != FLOAT32
     ]
 
 

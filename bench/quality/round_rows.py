@@ -28,7 +28,7 @@ def main() -> None:
 
 def _rounded(weight_OI: np.ndarray, kinds: list[GGMLQuantizationType]) -> np.ndarray:
     rows, size = weight_OI.shape
-    kind = next(one for one in kinds if size % GGML_QUANT_SIZES[one][0] == 0)
+    kind = next(item for item in kinds if size % GGML_QUANT_SIZES[item][0] == 0)
     block, num_bytes = GGML_QUANT_SIZES[kind]
     source = np.ascontiguousarray(weight_OI, dtype=np.float32)
     blocks_OB = np.zeros((rows, size // block * num_bytes), np.uint8)

@@ -50,7 +50,7 @@ class Run:
 
     def write(self) -> str:
         """Write the results so far; return the document."""
-        names = [one.name for one in EVERY]
+        names = [item.name for item in EVERY]
         self.rows.sort(key=lambda row: (WEIGHTS.index(row["weights"]), names.index(row["format"])))
         rows = results.complete(self.rows)
         found = {"origin": self.origin, "rows": rows, "layers": self.layers, "absent": self.absent}
@@ -79,31 +79,31 @@ def measure_weights(run: Run, weights: str, formats: Sequence[Format]) -> None:
 
     Formats of an earlier run are kept. The references are measured again for the missing formats.
     """
-    usable = [one for one in formats if one.is_for(weights)]
-    missing = [one for one in usable if not results.finished(run.rows, weights, one)]
+    usable = [item for item in formats if item.is_for(weights)]
+    missing = [item for item in usable if not results.finished(run.rows, weights, item)]
     if not missing:
         return
     name = weights.replace(" ", "-")
     directory = write_reference(run.source, run.folder / name, off_grid=weights == OFF_GRID)
     num_weights = _num_weights(directory)
     known: dict[str, str] = {}
-    for one in usable:
-        is_reference = one.name in REFERENCES
-        if one not in missing and not is_reference:
+    for item in usable:
+        is_reference = item.name in REFERENCES
+        if item not in missing and not is_reference:
             continue
-        logits = str(run.folder / f"{name}-logits-{one.name}") if is_reference else None
+        logits = str(run.folder / f"{name}-logits-{item.name}") if is_reference else None
         job = {
-            "engine": one.engine,
-            "options": one.options,
+            "engine": item.engine,
+            "options": item.options,
             "threads": run.threads,
             "chunks": run.chunks,
             "references": known,
             "save_to": logits,
             "num_weights": num_weights,
         }
-        _add_row(run, one, weights, directory, job)
+        _add_row(run, item, weights, directory, job)
         if logits is not None:
-            known = {**known, one.name: logits}
+            known = {**known, item.name: logits}
 
 
 def _add_row(run: Run, one: Format, weights: str, directory: Path, job: Mapping[str, Any]) -> None:

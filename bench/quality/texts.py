@@ -91,7 +91,7 @@ def _readmes(*packages: str) -> Callable[[], str]:
             every = [importlib.metadata.metadata(package) for package in packages]
         except importlib.metadata.PackageNotFoundError as error:
             raise TextError(f"{error} is not installed") from None
-        return "\n\n".join(str(one.get_payload()).strip() for one in every)
+        return "\n\n".join(str(item.get_payload()).strip() for item in every)
 
     return read
 

@@ -16,14 +16,14 @@ def spec(window=0, **changes):
 
 
 def group(*specs, max_model_len=4096, step=0):
-    named = {f"layer{i}": one for i, one in enumerate(specs)}
+    named = {f"layer{i}": item for i, item in enumerate(specs)}
     return group_layers(
         [named, named], block_size=SIZE, max_model_len=max_model_len, max_step_tokens=step
     )
 
 
 def shape(groups):
-    return [(one.spec.sliding_window, len(one.layer_names)) for one in groups]
+    return [(item.spec.sliding_window, len(item.layer_names)) for item in groups]
 
 
 def test_layers_with_equal_cache_specs_share_a_cache_group():
@@ -50,14 +50,14 @@ def test_interleaved_sliding_windows_get_cache_groups_of_equal_size():
     layers = [spec(512 if i % 6 != 5 else 0) for i in range(26)]
     groups = group(*layers, max_model_len=32768)
     assert shape(groups) == [(512, 4)] * 5 + [(512, 2), (0, 4)]
-    names = [name for one in groups for name in one.layer_names]
+    names = [name for item in groups for name in item.layer_names]
     assert sorted(names) == sorted(f"layer{i}" for i in range(26))
     assert padding_share(groups) == pytest.approx(1 - 26 / 28)
     config = KVCacheConfig(num_blocks=2, groups=groups)
     shared = KVCacheConfig(num_blocks=2, groups=group(*[spec()] * 26))
     needs = [
-        sequence_blocks(one, 32768, max_step_tokens=2048) * one.bytes_per_block
-        for one in (config, shared)
+        sequence_blocks(item, 32768, max_step_tokens=2048) * item.bytes_per_block
+        for item in (config, shared)
     ]
     assert needs[0] < needs[1] / 3
 
@@ -86,14 +86,14 @@ def needed(layers, length, step):
     A state with snapshots is read from one page and written to another one.
     """
     total = 0
-    for one in layers:
-        if isinstance(one, StateSpec):
-            total += one.num_bytes * (1 + one.snapshots)
+    for layer in layers:
+        if isinstance(layer, StateSpec):
+            total += layer.num_bytes * (1 + layer.snapshots)
             continue
-        window = one.sliding_window
+        window = layer.sliding_window
         kept = min(length, window - 1 + step) if window else length
-        width = {"bfloat16": 2, "float32": 4}[one.dtype]
-        total += kept * 2 * one.num_kv_heads * one.head_size * width
+        width = {"bfloat16": 2, "float32": 4}[layer.dtype]
+        total += kept * 2 * layer.num_kv_heads * layer.head_size * width
     return total
 
 
@@ -146,13 +146,13 @@ STATES = st.builds(state, st.integers(10_000, 4 * MIB), st.booleans())
     step=st.sampled_from([256, 2048]),
 )
 def test_random_mixes_of_layers_waste_little_memory(kinds, length, step):
-    layers = [one for one, count in kinds for _ in range(count)]
+    layers = [item for item, count in kinds for _ in range(count)]
     groups = group(*layers, max_model_len=length, step=step)
-    names = [name for one in groups for name in one.layer_names]
+    names = [name for item in groups for name in item.layer_names]
     assert sorted(names) == sorted(f"layer{i}" for i in range(len(layers)))
     # A page holds at least the largest state, and a sequence has at least one page of each group.
     # A short sequence with large states cannot waste less.
-    largest = max((one.num_bytes for one in layers if isinstance(one, StateSpec)), default=0)
+    largest = max((layer.num_bytes for layer in layers if isinstance(layer, StateSpec)), default=0)
     floor = needed(layers, length, step)
     assert allocated(groups, length, step) <= 1.3 * floor + 2 * largest * len(set(layers))
     if not largest or floor >= 64 * largest:
@@ -161,7 +161,7 @@ def test_random_mixes_of_layers_waste_little_memory(kinds, length, step):
 
 def test_layers_with_smaller_pages_get_larger_blocks():
     groups = group(spec(), spec(head_size=16))
-    assert [one.spec.block_size for one in groups] == [2 * SIZE, SIZE]
+    assert [item.spec.block_size for item in groups] == [2 * SIZE, SIZE]
     config = KVCacheConfig(num_blocks=3, groups=groups)
     assert config.block_size == SIZE and padding_share(groups) == 0
     assert config.page_size_bytes == groups[0].spec.page_size_bytes
@@ -169,7 +169,7 @@ def test_layers_with_smaller_pages_get_larger_blocks():
 
 def test_small_states_share_the_page_of_a_large_state():
     groups = group(*[state(1000)] * 5, state(5000), max_model_len=4096)
-    shared = next(one for one in groups if one.spec.num_bytes == 1000)
+    shared = next(item for item in groups if item.spec.num_bytes == 1000)
     assert shared.layers_per_page == len(shared.layer_names) == 5
     config = KVCacheConfig(num_blocks=3, groups=groups)
     places = [shared.place(layer) for layer in range(5)]
@@ -179,7 +179,7 @@ def test_small_states_share_the_page_of_a_large_state():
 
 def test_layers_with_pages_of_equal_size_keep_their_block_size():
     groups = group(spec(64), spec(), spec(num_kv_heads=1, head_size=16), max_model_len=32768)
-    assert {one.spec.block_size for one in groups} == {SIZE}
+    assert {item.spec.block_size for item in groups} == {SIZE}
 
 
 def test_cache_specs_must_be_equal_on_all_ranks():

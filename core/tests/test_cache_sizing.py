@@ -24,7 +24,8 @@ def spec(window=0):
 def groups(*specs, num_layers=3):
     names = [tuple(f"{g}.{i}" for i in range(num_layers)) for g in range(len(specs))]
     return tuple(
-        KVCacheGroup(layer_names=layers, spec=one) for layers, one in zip(names, specs, strict=True)
+        KVCacheGroup(layer_names=layers, spec=item)
+        for layers, item in zip(names, specs, strict=True)
     )
 
 

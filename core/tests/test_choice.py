@@ -24,7 +24,7 @@ def test_explain_names_the_plugins_that_the_engine_selects(kind, tmp_path):
     platform = choose_platform(registry, "auto")
     config = resolve(args.create_engine_config(), platform, registry)
     criteria = criteria_of(kind, config, platform)
-    names = [one.cls for one in explanation.chosen]
+    names = [item.cls for item in explanation.chosen]
     assert len(names) == len(criteria.references) - (kind == "policy" and bool(names) is False)
     for reference in criteria.references if kind not in ("scheduler", "policy") else ():
         required = replace(explanation.criteria, references=(reference,), platform=platform)

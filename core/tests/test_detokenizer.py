@@ -72,7 +72,7 @@ def byte_fallback(*, strip=True):
             if spelled[:end] not in tokens:
                 tokens.append(spelled[:end])
                 merges.append((spelled[: end - 1], spelled[end - 1]))
-    vocab = {token: place for place, token in enumerate(tokens)}
+    vocab = {token: index for index, token in enumerate(tokens)}
     core = Core(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     core.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -333,14 +333,16 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
             finished=ending,
             logprobs={"r": logprobs} if request.sampling_params.logprobs is not None else {},
         )
-        found += [one.outputs[0] for one in processor.process(step).request_outputs]
+        found += [
+            request_output.outputs[0] for request_output in processor.process(step).request_outputs
+        ]
     last = found[-1]
     end = (last.finish_reason, last.stop_reason, last.cumulative_logprob)
     if kind is not RequestOutputKind.DELTA:
         return last.text, last.token_ids, last.logprobs, end
-    logprobs = None if last.logprobs is None else [here for one in found for here in one.logprobs]
-    token_ids = [token for one in found for token in one.token_ids]
-    return "".join(one.text for one in found), token_ids, logprobs, end
+    logprobs = None if last.logprobs is None else [here for item in found for here in item.logprobs]
+    token_ids = [token for item in found for token in item.token_ids]
+    return "".join(item.text for item in found), token_ids, logprobs, end
 
 
 @each_tokenizer

@@ -87,13 +87,13 @@ def box(plugin_site):
 def test_a_plugin_for_another_device_is_skipped_without_a_failure_report(box):
     registry, platform = box
     explanation = explain(registry, "ops", Criteria(references=("auto",), platform=platform))
-    assert [(one.name, one.state) for one in explanation.verdicts] == [
+    assert [(verdict.name, verdict.state) for verdict in explanation.verdicts] == [
         ("needy", REFUSED),
         ("elsewhere", REFUSED),
         ("probed", REFUSED),
         ("fitting", TAKEN),
     ]
-    message = {one.name: one.reasons for one in explanation.verdicts}
+    message = {verdict.name: verdict.reasons for verdict in explanation.verdicts}
     assert all(message[name] == (reason,) for name, reason in REFUSALS.items())
     assert choose(registry, platform, "ops", "auto") is registry.load("ops", "fitting")
     assert not registry.set_aside
@@ -103,7 +103,7 @@ def test_a_plugin_for_another_device_is_skipped_without_a_failure_report(box):
 def test_the_error_for_an_explicit_plugin_for_another_device_lists_alternatives(name, box):
     registry, platform = box
     picked = explain(registry, "ops", Criteria(references=(name,), platform=platform))
-    states = {one.name: one.state for one in picked.verdicts}
+    states = {verdict.name: verdict.state for verdict in picked.verdicts}
     assert states.pop(name) == REFUSED and set(states.values()) == {OUT}
     assert REFUSALS[name] in picked.error
     assert picked.error.endswith("Plugins that can be used here: fitting.")

@@ -86,8 +86,8 @@ def test_the_least_recently_used_encoder_output_is_freed_when_space_is_needed(bu
 
 def test_encoder_outputs_in_use_are_never_freed(budget):
     held = [request(name, (0, 5, name), row=row) for row, name in enumerate("xy")]
-    for one in held:
-        budget.want(one, 0, 2)  # the run has two of five placeholders
+    for item in held:
+        budget.want(item, 0, 2)  # the run has two of five placeholders
         emit(budget)
     late = request("z", (1, 3, "z"), row=2)
     assert budget.reach(late, 0, 9) == 1
@@ -130,9 +130,9 @@ def test_a_policy_receives_the_reason_for_a_denied_action():
 
     class Asking(Policy):
         def plan(self, view):
-            for one in (*view.running, *view.waiting):
-                if view.num_uncomputed_tokens(one):
-                    answers.append((yield Run(one)))
+            for item in (*view.running, *view.waiting):
+                if view.num_uncomputed_tokens(item):
+                    answers.append((yield Run(item)))
 
     scheduler = Scheduler(
         SchedulerContext(

@@ -163,7 +163,7 @@ class EncoderMachine(RuleBasedStateMachine):
     @invariant()
     def whole(self):
         names = {entry[0] for entry in self.held}
-        self.cache.check_integrity([one for one in self.requests if one.request_id in names])
+        self.cache.check_integrity([item for item in self.requests if item.request_id in names])
         used = {content for _, _, content in self.held}
         assert self.cache.num_used == sum(SIZES[name] for name in used)
         assert used <= self.on_worker

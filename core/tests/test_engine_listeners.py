@@ -63,8 +63,8 @@ def make(request, tmp_path):
         return made[-1]
 
     yield build
-    for one in made:
-        one.shutdown()
+    for item in made:
+        item.shutdown()
 
 
 def notified(cls=RecordingHooks):
@@ -263,7 +263,7 @@ def test_prompts_and_outputs_are_processed_by_the_io_processor(make):
         first, second, long = llm.process(texts, GREEDY, use_tqdm=False)
         expected = llm.generate(["say", "something"], GREEDY)
         assert [first, second] == [
-            (text, one.outputs[0].text) for text, one in zip(texts, expected, strict=False)
+            (text, item.outputs[0].text) for text, item in zip(texts, expected, strict=False)
         ]
         assert long == (texts[2], None)  # this prompt is rejected; the others are served
         with pytest.raises(RequestError, match="prompt 2"):

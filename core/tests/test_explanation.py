@@ -259,18 +259,20 @@ def test_the_explained_plugin_is_selected_and_each_rejection_has_a_reason(world,
         registry = world.registry(**policy)
         explanation = explain(registry, kind, criteria)
         result = selected(world.registry(**policy), kind, criteria)
-        winners = [one.cls for one in explanation.chosen]
+        winners = [item.cls for item in explanation.chosen]
         if isinstance(result, str):
             assert not winners and result == explanation.error
         else:
             assert winners == [result] * (result is not None) and not explanation.error
-        for one in explanation.verdicts:
-            assert one.state == TAKEN or (all(one.reasons) and one.reasons)
-            assert one.rule or one.state in (TAKEN, ABLE)
-        listed = [(one.name, one.distribution) for one in explanation.verdicts]
-        everyone = {(one.name, one.distribution) for one in registry.candidates(kind)}
+        for verdict in explanation.verdicts:
+            assert verdict.state == TAKEN or (all(verdict.reasons) and verdict.reasons)
+            assert verdict.rule or verdict.state in (TAKEN, ABLE)
+        listed = [(verdict.name, verdict.distribution) for verdict in explanation.verdicts]
+        everyone = {
+            (candidate.name, candidate.distribution) for candidate in registry.candidates(kind)
+        }
         assert len(listed) == len(set(listed)) and set(listed) >= everyone
-        assert not registry.set_aside or all("broken" in one for one in registry.set_aside)
+        assert not registry.set_aside or all("broken" in item for item in registry.set_aside)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -286,9 +288,9 @@ def test_candidates_after_the_selected_candidate_are_not_checked(world, seed):
             if verdict.state == TAKEN or verdict.is_fatal:
                 break
         every = list(judge(eager, kind, criteria))
-        assert [one.facts() for one in seen] == [one.facts() for one in every[: len(seen)]]
+        assert [item.facts() for item in seen] == [item.facts() for item in every[: len(seen)]]
         assert len(lazy.resolutions) <= len(seen)
-        assert [one.state for one in every].count(TAKEN) <= 1
+        assert [item.state for item in every].count(TAKEN) <= 1
 
 
 # --- reasons ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ MESSAGE = "the extension failed"
 def settle_with_error(driver, *names):
     """Process the result of the oldest plan, in which the runs of these requests failed."""
     row_of = {name: row for row, name in driver.worker.names.items()}
-    row_of |= {one.request_id: one.row for one in driver.out[0].joins}
+    row_of |= {join.request_id: join.row for join in driver.out[0].joins}
     rows = [*driver.out[0].rows]
     errors = {rows.index(row_of[name]): MESSAGE for name in names}
     execute = driver.worker.execute

@@ -45,10 +45,10 @@ def add_unimportable(site, name, entries, **more):
     """Install a distribution that must not be imported, with a probe and a rank for each plugin."""
     package = name.replace("-", "_")
     tables = [
-        table(kind, one, rank=99, probe=f"{package}:probe")
+        table(kind, target, rank=99, probe=f"{package}:probe")
         for kind, targets in entries.items()
         if kind in KINDS
-        for one in targets
+        for target in targets
     ]
     site.add(name, entries, manifest="\n".join(tables), init=CANARY, **more)
 
@@ -92,14 +92,14 @@ def test_an_installed_third_party_package_is_not_imported(members, name, no_plug
     assert type(choose_platform(registry, "auto")).__module__ == "dovetail_a.parts"
     assert registry.load("policy", "fair").__module__ == "dovetail_a.parts"
     assert choose(registry, FakePlatform(), "policy", "auto").__module__ == "dovetail_a.parts"
-    assert [one.distribution for kind in KINDS for one in registry.automatic(kind)] == [
+    assert [item.distribution for kind in KINDS for item in registry.automatic(kind)] == [
         "dovetail-a",
         "dovetail-a",
     ]
     if no_plugins:
         with pytest.raises(PluginError, match="no_plugins"):
             registry.probe("platform", f"box@{name}")
-        tried = [one.distribution for one in plugins_to_try(registry)]
+        tried = [item.distribution for item in plugins_to_try(registry)]
         assert tried == ["dovetail-a", "dovetail-a"]
 
 
@@ -107,7 +107,7 @@ def test_an_allowed_package_is_probed_and_a_package_that_the_user_names_is_loade
     members.add("acme", {"platform": {"mine": ".parts:Box"}}, parts=PARTS)
     allowed = members.registry(policy=PluginPolicy(allow=("platform:*@acme",)))
     assert type(choose_platform(allowed, "mine")).__module__ == "acme.parts"
-    assert [one.name for one in allowed.automatic("platform")] == ["box", "mine"]
+    assert [item.name for item in allowed.automatic("platform")] == ["box", "mine"]
 
 
 def test_a_third_party_plugin_cannot_take_a_first_party_name_and_is_reported(members, caplog):
@@ -116,11 +116,15 @@ def test_a_third_party_plugin_cannot_take_a_first_party_name_and_is_reported(mem
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert registry.resolve("policy", "fair").distribution == "dovetail-a"
-    (warning,) = [one.getMessage() for one in caplog.records]
+    (warning,) = [record.getMessage() for record in caplog.records]
     assert "'fair' of dovetail-a is used; acme 1.0 has" in warning and "'fair@acme'" in warning
     assert registry.warnings == (warning,)
-    found = [one for one in check_registrations(registry) if one.subject == "names"]
-    assert [one.verdict for one in found] == [WARNING] and "acme" in found[0].text
+    found = [
+        check_registration
+        for check_registration in check_registrations(registry)
+        if check_registration.subject == "names"
+    ]
+    assert [item.verdict for item in found] == [WARNING] and "acme" in found[0].text
     denying = members.registry(policy=PluginPolicy(deny=("*:*@acme",)))
     assert denying.warnings == ()
 
@@ -148,7 +152,10 @@ def test_a_first_party_platform_selects_third_party_plugins_only_if_allowed(memb
     assert choose(registry, Prefers(), "policy", "auto").__module__ == "dovetail_a.parts"
     allowed = members.registry(policy=PluginPolicy(allow=("policy:preferred@acme",)))
     allowed.bind_platform(Prefers())
-    assert [one.name for one in allowed.automatic("policy", ["preferred"])] == ["preferred", "fair"]
+    assert [item.name for item in allowed.automatic("policy", ["preferred"])] == [
+        "preferred",
+        "fair",
+    ]
 
 
 # --- distributions with one name ----------------------------------------------------------------
@@ -171,7 +178,7 @@ def test_a_package_that_copies_the_name_of_a_member_does_not_replace_it(two_site
     before, site = two_sites
     before.add("Dovetail_A", {"policy": {"evil": "evil_pkg:Evil"}, "platform": {"evil": "x:Y"}})
     found = discover_in(before.path, site.path)
-    assert [one.name for one in found.candidates["policy"]] == ["fair"]
+    assert [item.name for item in found.candidates["policy"]] == ["fair"]
     assert not found.candidates["platform"]
     (warning,) = found.warnings
     assert warning.startswith("Dovetail_A 1.0 in ") and "is not used: dovetail-a 1.0" in warning
@@ -191,7 +198,7 @@ def test_a_distribution_found_twice_is_listed_once(two_sites, version, num_warni
     entries = {"policy": {"fair": ".parts:Fair"}}
     before.add("dovetail-a", entries, version=version, parts=PARTS)
     found = discover_in(before.path, site.path)
-    assert [one.version for one in found.candidates["policy"]] == [version]
+    assert [item.version for item in found.candidates["policy"]] == [version]
     assert len(found.warnings) == num_warnings
 
 
@@ -216,5 +223,5 @@ def test_a_third_party_command_cannot_take_a_first_party_name(plugin_site, words
     plugin_site.add("dovetail-a", {"command": {"zoo.feed": ":feed"}}, init="def feed(): ...\n")
     plugin_site.add("acme", {"command": {words: ":feed", "ark": ":feed"}}, init=CANARY)
     found = find_commands((), distributions(path=[str(plugin_site.path)]))
-    assert [one.plugin.reference for one in found.usable] == ["ark@acme", "zoo.feed@dovetail-a"]
-    assert [one.plugin.reference for one, _ in found.set_aside] == [f"{words}@acme"]
+    assert [item.plugin.reference for item in found.usable] == ["ark@acme", "zoo.feed@dovetail-a"]
+    assert [item.plugin.reference for item, _ in found.set_aside] == [f"{words}@acme"]

@@ -78,8 +78,11 @@ def test_hooks_are_called_in_the_given_order(message):
 
 def test_only_defined_hooks_are_subscribed():
     hooks = load(Plain, FakeHooks)
-    assert [one.plugin for one in hooks.subscribers("on_step")] == ["FakeHooks"]
-    assert [one.plugin for one in hooks.subscribers("on_engine_start")] == ["Plain", "FakeHooks"]
+    assert [subscriber.plugin for subscriber in hooks.subscribers("on_step")] == ["FakeHooks"]
+    assert [subscriber.plugin for subscriber in hooks.subscribers("on_engine_start")] == [
+        "Plain",
+        "FakeHooks",
+    ]
     assert load().subscribers("on_step") == ()
 
 

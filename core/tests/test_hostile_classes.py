@@ -90,7 +90,7 @@ class Hostile:
         provides = Descriptor()
 
     class EndlessField(Quiet):
-        provides = (str(one) for one in range(3))
+        provides = (str(item) for item in range(3))
 
     class WithExitingOptions(Quiet):
         options_model = ExitingOptions
@@ -232,7 +232,7 @@ class Iterates(tuple):
         None,
         "cpu",
         ("cpu", 5),
-        (one for one in "a"),
+        (item for item in "a"),
         ["cpu"] * (MAX_PREFERRED + 1),
         Iterates(("cpu",)),
         {"cpu"},

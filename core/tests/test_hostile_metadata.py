@@ -81,8 +81,8 @@ def check_others_are_unharmed():
 def test_entry_points_that_cannot_be_read_are_skipped(site, damage):
     damage(site / "odd_mine-1.0.dist-info/entry_points.txt")
     registry = check_others_are_unharmed()
-    assert any("odd_mine-1.0.dist-info" in one for one in registry.set_aside)
-    assert all(one.name != "mine" for one in registry.candidates("policy"))
+    assert any("odd_mine-1.0.dist-info" in item for item in registry.set_aside)
+    assert all(candidate.name != "mine" for candidate in registry.candidates("policy"))
 
 
 @pytest.mark.timeout(20)
@@ -104,7 +104,7 @@ def test_entry_points_that_cannot_be_read_are_skipped(site, damage):
 def test_a_distribution_without_a_valid_name_is_skipped(site, damage):
     damage(site / "odd_mine-1.0.dist-info/METADATA")
     registry = check_others_are_unharmed()
-    (message,) = [one for one in registry.set_aside if "odd_mine-1.0.dist-info" in one]
+    (message,) = [item for item in registry.set_aside if "odd_mine-1.0.dist-info" in item]
     assert message.isprintable() and len(message) < 500
 
 
@@ -112,7 +112,9 @@ def test_the_first_of_two_names_in_a_metadata_file_is_used(site):
     (site / "odd_mine-1.0.dist-info/METADATA").write_text(
         "Name: odd-mine\nName: dovetail-sched-fcfs\nVersion: 1\nVersion: \x1b[2J\n"
     )
-    (mine,) = [one for one in PluginRegistry().candidates("policy") if one.name == "mine"]
+    (mine,) = [
+        candidate for candidate in PluginRegistry().candidates("policy") if candidate.name == "mine"
+    ]
     assert (mine.distribution, mine.version, mine.first_party) == ("odd-mine", "1", False)
 
 
@@ -142,9 +144,11 @@ def test_an_entry_point_without_a_class_is_skipped(site, line):
     points = site / "odd_mine-1.0.dist-info/entry_points.txt"
     points.write_text(f"[dovetail.policy]\n{line}\nmine = odd_mine:Mine [extra]\n")
     registry = check_others_are_unharmed()
-    (message,) = [one for one in registry.set_aside if one.startswith("odd-mine")]
+    (message,) = [item for item in registry.set_aside if item.startswith("odd-mine")]
     assert message.isprintable() and len(message) < 500
-    assert [one.name for one in registry.candidates("policy") if "odd" in one.target] == ["mine"]
+    assert [
+        candidate.name for candidate in registry.candidates("policy") if "odd" in candidate.target
+    ] == ["mine"]
     assert registry.load("policy", "mine").__name__ == "Mine"
 
 

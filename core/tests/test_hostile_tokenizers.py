@@ -16,7 +16,7 @@ from dovetail.tokenizers.core_building import PanicGuard, prepare_core
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
-SEQUENCE_A, SEQUENCE_B = ({"Sequence": {"id": one, "type_id": 0}} for one in "AB")
+SEQUENCE_A, SEQUENCE_B = ({"Sequence": {"id": item, "type_id": 0}} for item in "AB")
 TIGHT = {"tokenizer_timeout_s": 3, "tokenizer_memory_mib": 512}
 
 

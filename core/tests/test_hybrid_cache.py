@@ -39,13 +39,13 @@ MIXES = {
 
 def needed_bytes(specs):
     total = 0
-    for one in specs:
-        if isinstance(one, StateSpec):
-            total += one.num_bytes * (1 + one.snapshots)
+    for spec in specs:
+        if isinstance(spec, StateSpec):
+            total += spec.num_bytes * (1 + spec.snapshots)
             continue
-        window = one.sliding_window
+        window = spec.sliding_window
         kept = min(LENGTH, window - 1 + STEP) if window else LENGTH
-        total += kept * 2 * one.num_kv_heads * one.head_size * 4
+        total += kept * 2 * spec.num_kv_heads * spec.head_size * 4
     return total
 
 
@@ -86,7 +86,7 @@ def expected(prompt):
 
 
 def tokens_of(outputs):
-    return [list(one.outputs[0].token_ids) for one in outputs]
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -112,4 +112,4 @@ def test_tokens_are_correct_with_shared_prefixes_in_a_small_cache(tmp_path, mix,
     memory = int(1.3 * needed_bytes(specs))
     with start(tmp_path, specs, async_scheduling=ahead, kv_cache_memory_bytes=memory) as llm:
         for _ in range(2):
-            assert tokens_of(llm.generate(PROMPTS, PARAMS)) == [expected(one) for one in PROMPTS]
+            assert tokens_of(llm.generate(PROMPTS, PARAMS)) == [expected(item) for item in PROMPTS]

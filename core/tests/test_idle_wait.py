@@ -83,4 +83,4 @@ def test_an_engine_core_without_runnable_requests_reports_a_wait_time(make_core,
     while core.has_work():
         outputs = step()
         ended += outputs.finished if outputs else ()
-    assert [one.request_id for one in ended] == ["held"]
+    assert [item.request_id for item in ended] == ["held"]

@@ -34,7 +34,7 @@ def find(site, *built_in):
 
 def test_commands_are_found_with_their_help_lines(zoo):
     found = find(zoo, "plugins list")
-    assert [(one.words, one.help) for one in found.usable] == [
+    assert [(item.words, item.help) for item in found.usable] == [
         ("zoo feed", "Feed an animal."),
         ("zoo free-all", "A command of acme-zoo."),
     ]
@@ -92,21 +92,21 @@ def test_plugins_list_shows_commands_as_a_plugin_kind(zoo, capsys):
 def test_an_invalid_command_name_is_skipped_with_the_reason(name, reason, zoo):
     zoo.add("odd-one", {"command": {name: ":run"}}, init="def run():\n    return 9\n")
     found = find(zoo, "generate", "plugins list")
-    aside = {one.plugin.name: why for one, why in found.set_aside}
+    aside = {item.plugin.name: why for item, why in found.set_aside}
     assert reason in aside[name]
-    assert name not in [one.plugin.name for one in found.usable]
+    assert name not in [item.plugin.name for item in found.usable]
 
 
 def test_a_command_name_may_be_a_prefix_of_another_command_name(zoo):
     zoo.add("near-one", {"command": {"gen": ":run", "zoo.feed-two": ":run"}})
     found = find(zoo, "generate")
-    assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}
+    assert {"gen", "zoo feed", "zoo feed-two"} <= {item.words for item in found.usable}
 
 
 def test_a_command_name_of_two_distributions_is_ambiguous(zoo):
     zoo.add("other-zoo", {"command": {"zoo.feed": ":feed"}})
     found = find(zoo)
-    assert [one.words for one in found.usable] == ["zoo free-all"]
+    assert [item.words for item in found.usable] == ["zoo free-all"]
     assert len(found.set_aside) == 2
     assert all("acme-zoo, other-zoo" in reason for _, reason in found.set_aside)
 
@@ -115,11 +115,14 @@ def test_a_core_command_takes_precedence_and_doctor_reports_the_conflict(zoo, ca
     zoo.add("thief", {"command": {"plugins.list": ":run", "x.y": "no_function"}}, init=BOMB)
     assert main(["plugins", "list", "policy"]) == 0
     assert "thief" not in sys.modules
-    found = {one.subject: one for one in check_registrations(PluginRegistry())}
+    found = {
+        check_registration.subject: check_registration
+        for check_registration in check_registrations(PluginRegistry())
+    }
     finding = found["command:plugins.list@thief"]
     assert finding.verdict == WARNING and "takes precedence" in finding.text and finding.remedy
     assert "does not name a function" in found["command:x.y@thief"].text
-    assert not [one for one in found.values() if one.verdict == BROKEN and "zoo" in one.subject]
+    assert not [item for item in found.values() if item.verdict == BROKEN and "zoo" in item.subject]
 
 
 def test_core_commands_do_not_search_for_plugin_commands():
@@ -142,7 +145,7 @@ def test_devkit_commands_without_the_devkit_print_one_line(command, zoo, capsys,
 
 def test_a_third_party_distribution_cannot_replace_a_devkit_command(zoo):
     zoo.add("thief", {"command": {"plugins.new": ":run"}}, init=BOMB)
-    aside = {one.plugin.name: why for one, why in find(zoo).set_aside}
+    aside = {item.plugin.name: why for item, why in find(zoo).set_aside}
     assert "first-party" in aside["plugins.new"]
 
 

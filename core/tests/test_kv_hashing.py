@@ -68,8 +68,8 @@ def test_salt_and_adapter_change_the_block_hash():
     roots = [root_hash(SIZE, salts) for salts in SALTS] + [root_hash(SIZE + 1, SALTS[0])]
     assert len(set(roots)) == len(roots)
     found = [hashes(cache_salt=salt, lora_id=lora) for salt, lora in SALTS]
-    for one, other in combinations(found, 2):
-        assert not set(one) & set(other)
+    for item, other in combinations(found, 2):
+        assert not set(item) & set(other)
 
 
 def test_tenant_and_deadline_do_not_change_the_block_hash():
@@ -90,7 +90,7 @@ def test_the_block_size_changes_the_block_hash():
 )
 def test_a_multimodal_input_changes_the_block_hashes_from_its_first_token_on(item, first_touched):
     plain, with_it = hashes(), hashes(encoder_inputs=(item,))
-    same = [one == other for one, other in zip(plain, with_it, strict=True)]
+    same = [entry == other for entry, other in zip(plain, with_it, strict=True)]
     assert same == [block < first_touched for block in range(3)]
 
 

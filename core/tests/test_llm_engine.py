@@ -116,8 +116,8 @@ def engine(model, options):
         return made[-1]
 
     yield start
-    for one in made:
-        one.shutdown()
+    for item in made:
+        item.shutdown()
 
 
 def run(engine):

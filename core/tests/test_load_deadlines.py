@@ -146,7 +146,7 @@ def test_a_store_that_never_ends_keeps_its_blocks_for_twice_the_timeout(driver, 
     driver.run()
     assert driver.tokens["a"] == alone(PROMPT, 2)
     assert driver.scheduler.view.num_free_blocks == free - sum(
-        len(one.block_ids) for one in side.transfers
+        len(transfer.block_ids) for transfer in side.transfers
     )
     driver.clock.advance(2 * TIMEOUT_NS)
     driver.step()
@@ -193,9 +193,9 @@ def test_new_requests_do_not_starve_a_partly_loaded_prompt(drive, side, alone):
     driver.step()
     (transfer,) = side.transfers
     checksum = 0  # the strict worker's checksum of a token and its prefix
-    for place, token in enumerate(prompt[:4]):
+    for index, token in enumerate(prompt[:4]):
         checksum = crc32(token.to_bytes(4, "little"), checksum)
-        driver.worker.slots[transfer.block_ids[0], place] = checksum
+        driver.worker.slots[transfer.block_ids[0], index] = checksum
     answer(driver, side, done=(transfer.transfer_id,))
     side.outcome = KVOutcome()
     for number in range(7, 27):  # one request ends in each step

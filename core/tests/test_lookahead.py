@@ -116,11 +116,11 @@ def test_a_preempted_request_waits_for_all_results_in_flight():
     scheduler, request, later = table.scheduler, table.request("a"), []
     scheduler._mechanism.begin_step()
     scheduler._mechanism.evict(request)
-    for place, plan in enumerate(list(out)):
-        assert request.num_in_flight == 3 - place
+    for index, plan in enumerate(list(out)):
+        assert request.num_in_flight == 3 - index
         waiting = table.plan()
         assert waiting.empty and not waiting.joins
-        table.settle(plan, [[60 + place]])
+        table.settle(plan, [[60 + index]])
         later.append(waiting)
     for waiting in later:
         table.settle(waiting, [])

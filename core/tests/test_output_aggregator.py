@@ -52,7 +52,7 @@ def test_a_transfer_finishes_when_all_ranks_have_finished_it():
     side = RankedSide(Side(3), 3)
 
     def step(*answers):
-        return side.update(aggregate_outputs([output(one) for one in answers]).kv_transfer)
+        return side.update(aggregate_outputs([output(answer) for answer in answers]).kv_transfer)
 
     assert step(b"1", b"1 2", b"") == KVOutcome()
     assert step(b"2", b"", b"1") == KVOutcome(done=(1,))
@@ -70,7 +70,7 @@ def test_a_rank_that_reports_a_transfer_twice_raises_a_contract_error():
 
 @pytest.mark.parametrize("gathered", [[b"1"], [b"1", b"", b""]], ids=["one rank", "three"])
 def test_an_aggregated_result_of_too_few_or_too_many_ranks_is_rejected(gathered):
-    result = aggregate_outputs([output(one) for one in gathered]).kv_transfer
+    result = aggregate_outputs([output(item) for item in gathered]).kv_transfer
     with pytest.raises(ContractError, match="of 2 ranks"):
         RankedSide(Side(2), 2).update(result)
 

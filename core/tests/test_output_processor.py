@@ -370,5 +370,5 @@ def test_logprobs_contain_the_text_that_a_token_adds():
     given = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))
     (output,) = processor.step({"r": b"\xc3 "}, logprobs={"r": given}).request_outputs
     first, second = output.outputs[0].logprobs
-    assert [one.decoded_token for one in first.values()] == ["\ufffd", "<eos>"]
-    assert [one.decoded_token for one in second.values()] == [" "]
+    assert [item.decoded_token for item in first.values()] == ["\ufffd", "<eos>"]
+    assert [item.decoded_token for item in second.values()] == [" "]

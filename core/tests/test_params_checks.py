@@ -44,8 +44,8 @@ def make(tmp_path):
         return made[-1]
 
     yield build
-    for one in made:
-        one.shutdown()
+    for item in made:
+        item.shutdown()
 
 
 def ask(**extra_args):

@@ -86,7 +86,7 @@ def run(engine):
 
 def test_a_resumed_engine_continues_its_requests(llm):
     engine = llm.llm_engine
-    due = [list(one.outputs[0].token_ids) for one in llm.generate([[1, 2], [3]], PARAMS)]
+    due = [list(item.outputs[0].token_ids) for item in llm.generate([[1, 2], [3]], PARAMS)]
     engine.add_request("a", [1, 2], PARAMS)
     engine.step()
     engine.pause()

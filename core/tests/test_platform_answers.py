@@ -111,13 +111,13 @@ def test_a_warning_names_preferred_plugins_that_are_not_installed(
 ):
     registry = PluginRegistry()
     kept = registry.candidates(kind)[0].name
-    names = tuple(kept if one == "kept" else one for one in names)
+    names = tuple(kept if name == "kept" else name for name in names)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert choose(registry, prefers(names, kind)(), kind, "auto")
-    message = [one.getMessage() for one in caplog.records]
+    message = [record.getMessage() for record in caplog.records]
     assert len(message) == num_warnings
-    assert all(f"prefers the {kind} 'gone', which is not installed" in one for one in message)
+    assert all(f"prefers the {kind} 'gone', which is not installed" in item for item in message)
 
 
 ODD = """
@@ -141,7 +141,7 @@ def test_automatic_selection_skips_a_platform_with_an_invalid_info(plugin_site, 
     (message,) = registry.set_aside
     assert "it must be a PlatformInfo" in message and message in caplog.text
     explained = explain(plugin_site.registry(), "platform", Criteria(references=("auto",)))
-    assert [one.name for one in explained.chosen] == ["sound"]
+    assert [item.name for item in explained.chosen] == ["sound"]
 
 
 class OtherWorker(FakeWorker):

@@ -69,7 +69,7 @@ def test_an_automatic_candidate_that_fails_is_skipped_and_logged_once(plugin_sit
             assert (
                 choose(registry, FakePlatform(), "policy", "auto").__module__ == "dovetail_b.parts"
             )
-    (warning,) = [one.getMessage() for one in caplog.records]
+    (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith(
         "The policy dovetail-a@dovetail-a is skipped in automatic selection: Cannot load"
     )

@@ -149,7 +149,7 @@ def test_a_plugin_that_prints_on_import_works_and_is_logged(plugin_site, start, 
     entries = {"policy": {"loud": ".parts:MyPolicy"}}
     plugin_site.add("acme", entries, parts=f"print('hello')\n{PARTS}")
     llm = start(scheduler_cls="loud")
-    notes = [note for one in llm.llm_engine.plugins.resolutions for note in one.notes]
+    notes = [note for resolution in llm.llm_engine.plugins.resolutions for note in resolution.notes]
     assert "Importing acme printed 'hello'." in notes
     assert capsys.readouterr().out == ""
 
@@ -161,7 +161,9 @@ def test_a_failed_automatic_plugin_is_skipped_and_the_engine_works(plugin_site, 
         plugin_site.add(f"dovetail-{name}", entries, manifest=manifest, parts=parts)
     with caplog.at_level(logging.WARNING):
         llm = start(worker_cls="auto")
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert warning.startswith(
         "The worker bad@dovetail-bad is skipped in automatic selection: Cannot load"
     )

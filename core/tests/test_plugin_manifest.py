@@ -133,14 +133,14 @@ def test_a_manifest_belongs_to_its_distribution(plugin_site):
 def test_installed_manifests_agree_with_their_plugins():
     registry = PluginRegistry()
     registry.check_manifests()
-    found = [one for kind in KINDS for one in registry.candidates(kind)]
-    ours = [one for one in found if one.first_party]
-    assert any(one.distribution == "dovetail-core" for one in ours)
+    found = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
+    ours = [item for item in found if item.first_party]
+    assert any(our.distribution == "dovetail-core" for our in ours)
     assert not [text for text in registry.set_aside if "dovetail-" in text]
-    for one in ours:
-        about = registry.describe(one.kind, one.reference)
+    for our in ours:
+        about = registry.describe(our.kind, our.reference)
         if about.in_manifest:
-            current = parse_version(contract_version(one.kind))
+            current = parse_version(contract_version(our.kind))
             assert parse_range(about.entry.api).allows(current), about
 
 
@@ -217,8 +217,8 @@ def test_a_broken_manifest_affects_its_own_distribution_only(plugin_site):
 )
 def test_version_ranges_are_evaluated(text, inside, outside):
     allowed = parse_range(text)
-    assert all(allowed.allows(parse_version(one)) for one in inside)
-    assert not any(allowed.allows(parse_version(one)) for one in outside)
+    assert all(allowed.allows(parse_version(item)) for item in inside)
+    assert not any(allowed.allows(parse_version(item)) for item in outside)
 
 
 @pytest.mark.parametrize("text", ["", "1.0", ">=1.0.0", "~=1", ">=1,,<2", ">=a", None, 1])
@@ -242,8 +242,8 @@ def test_200_distributions_are_listed_within_the_time_limit_without_imports(plug
         registry = PluginRegistry(distributions=distributions(path=[str(plugin_site.path)]))
         registry.check_manifests()
         ranks = [
-            registry.describe("policy", one.reference).entry.rank
-            for one in registry.candidates("policy")
+            registry.describe("policy", candidate.reference).entry.rank
+            for candidate in registry.candidates("policy")
         ]
         took.append(time.perf_counter() - start)
     assert sorted(ranks) == list(range(200)) and registry.set_aside == ()

@@ -39,7 +39,7 @@ def entry(name, kind="policy", **more):
 
 
 def order(registry, *preferred):
-    return [one.reference for one in registry.automatic("policy", preferred)]
+    return [item.reference for item in registry.automatic("policy", preferred)]
 
 
 def install(site, *names, **more):
@@ -146,7 +146,7 @@ def test_the_error_for_a_denied_plugin_names_the_rule(plugin_site):
         with pytest.raises(PluginError, match=r"denied by the rule '\*:\*@acme' of plugins_deny"):
             registry.load("policy", reference)
     assert "acme" not in sys.modules
-    assert [one.name for one in registry.candidates("policy")] == ["acme"]
+    assert [candidate.name for candidate in registry.candidates("policy")] == ["acme"]
 
 
 def test_a_denied_class_is_also_denied_as_an_object(plugin_site):

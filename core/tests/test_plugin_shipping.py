@@ -45,7 +45,7 @@ def shipped(plugin_site):
 
 def test_plugin_resolutions_contain_only_plain_data(shipped):
     assert pickle.loads(pickle.dumps(shipped)) == shipped
-    message = json.loads(json.dumps([dataclasses.asdict(one) for one in shipped]))
+    message = json.loads(json.dumps([dataclasses.asdict(item) for item in shipped]))
     assert message[0]["options"] == {"weight": 3} and message[0]["roles"] == ["engine", "worker"]
     assert message[1]["target"] == "acme.parts:Policy" and message[1]["distribution"] == ""
 

@@ -87,7 +87,7 @@ def action(*names_and_actions):
 
 def acting(*actions):
     def script(view):
-        return (one for one in actions)
+        return (item for item in actions)
 
     return script
 
@@ -129,11 +129,11 @@ def test_a_policy_is_notified_of_the_prefix_hit_of_an_admission(steer):
 
 def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_threshold(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16, max_num_seqs=8)
-    runs, _ = driver.plan_by(action(("b", lambda one: Run(one, 5)), ("a", Run)))
+    runs, _ = driver.plan_by(action(("b", lambda item: Run(item, 5)), ("a", Run)))
     assert runs == {"b": (0, 5), "a": (0, 11)}
     driver.settle()
     runs, _ = driver.plan_by(
-        action(("b", lambda one: Run(one, 3)), ("a", lambda one: Run(one, 99)))
+        action(("b", lambda item: Run(item, 3)), ("a", lambda item: Run(item, 99)))
     )
     assert runs == {"b": (5, 3), "a": (11, 9)}
     driver = steer(waiting="a", prompt=20, long_prefill_token_threshold=6)
@@ -144,7 +144,9 @@ def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_thres
 def test_the_option_whole_grants_the_complete_prompt_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
     runs, answers = driver.plan_by(
-        action(("a", lambda one: Run(one, whole=True)), ("b", lambda one: Run(one, 9, whole=True)))
+        action(
+            ("a", lambda item: Run(item, whole=True)), ("b", lambda item: Run(item, 9, whole=True))
+        )
     )
     assert runs == {"b": (0, 9)} and [a.denied for a in answers] == [Denied.BUDGET, None]
 
@@ -152,10 +154,10 @@ def test_the_option_whole_grants_the_complete_prompt_or_nothing(steer):
 def test_a_reservation_allocates_at_most_the_blocks_that_can_be_needed(steer):
     driver = steer(waiting="ab", num_blocks=10)
     free = driver.scheduler.view
-    driver.plan_by(action(("a", lambda one: Run(one, reserve=9))))
+    driver.plan_by(action(("a", lambda item: Run(item, reserve=9))))
     assert free.num_free_blocks == 10 - 3
     driver.settle()
-    driver.plan_by(action(("a", lambda one: Run(one, reserve=10**9))))
+    driver.plan_by(action(("a", lambda item: Run(item, reserve=10**9))))
     assert free.num_free_blocks == 10 - 4  # 4 blocks hold 4 prompt tokens and 9 output tokens
     driver.run()
 
@@ -278,7 +280,7 @@ def foreign(name="x"):
 ILLEGAL = {
     "no tuple": acting("run a"),
     "a short tuple": acting((0, None)),
-    "no kind": action(("a", lambda one: (9, one, 0, 0, False))),
+    "no kind": action(("a", lambda item: (9, item, 0, 0, False))),
     "no request": acting(Run(None)),
     "unknown": acting(Run(foreign())),
     "foreign": acting(Run(foreign("a"))),
@@ -292,10 +294,10 @@ ILLEGAL = {
     "evicted twice": action(("a", Evict), ("a", Evict)),
     "held waiting": action(("c", Hold)),
     "preempting for a running request": action(("a", PreemptAndAdmit)),
-    "negative tokens": action(("a", lambda one: Run(one, -1))),
-    "a negative reserve": action(("c", lambda one: Run(one, reserve=-1))),
-    "a negative preemption": action(("c", lambda one: PreemptAndAdmit(one, -1))),
-    "half a token": action(("a", lambda one: Run(one, 0.5))),
+    "negative tokens": action(("a", lambda item: Run(item, -1))),
+    "a negative reserve": action(("c", lambda item: Run(item, reserve=-1))),
+    "a negative preemption": action(("c", lambda item: PreemptAndAdmit(item, -1))),
+    "half a token": action(("a", lambda item: Run(item, 0.5))),
 }
 
 

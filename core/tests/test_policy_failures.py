@@ -98,7 +98,7 @@ def test_no_request_is_lost_when_a_policy_fails(drive, alone, caplog, cls, hook,
     play(driver, alone, depth)
     assert type(driver.scheduler.policy) is Policy
     assert (driver.stats.policy_failures, driver.stats.policy) == (1, "Policy")
-    (message,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    (message,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert f"no more {hook}" in message.getMessage() and cls.__name__ in message.getMessage()
 
 

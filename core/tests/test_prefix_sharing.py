@@ -169,7 +169,7 @@ def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkey
     while requests:
         driver.step()
         num_steps += 1
-        known = sum(len(one.block_hashes) for one in [*requests.values()])
+        known = sum(len(item.block_hashes) for item in [*requests.values()])
         # A step also hashes up to 16 blocks that it computes.
         assert known - num_hashed <= 2 * 40 + 4 + 16
         num_hashed = known
@@ -208,7 +208,7 @@ def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkey
     driver.add("copy", SHARED[:1000])
     driver.step()
     requests = driver.scheduler._state.requests.values()
-    assert sum(len(one.block_hashes) for one in requests) < 20 * 64
+    assert sum(len(request.block_hashes) for request in requests) < 20 * 64
     for _ in range(4):
         driver.step()
     notified = driver.scheduler.policy.num_cached
@@ -252,8 +252,8 @@ def test_copies_of_a_prompt_in_one_generate_call_are_found_in_the_cache(tmp_path
     ) as llm:
         prompts = [[*range(1, 30)]] * 5 + [[*range(30, 50)]]
         outputs = llm.generate(prompts, params)
-        assert [one.num_cached_tokens for one in outputs] == [0, 28, 28, 28, 28, 0]
-        assert len({tuple(one.outputs[0].token_ids) for one in outputs[:5]}) == 1
+        assert [output.num_cached_tokens for output in outputs] == [0, 28, 28, 28, 28, 0]
+        assert len({tuple(output.outputs[0].token_ids) for output in outputs[:5]}) == 1
         llm.reset_prefix_cache()
         (alone,) = llm.generate([prompts[0]], params)
         assert alone.outputs[0].token_ids == outputs[3].outputs[0].token_ids

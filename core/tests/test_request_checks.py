@@ -119,6 +119,6 @@ def test_request_values_of_wrong_types_are_rejected(field, value):
 
 def test_every_deadline_is_documented_as_the_deadline_of_the_first_token():
     named = (EngineCoreRequest, PromptTraits, RequestView.deadline_ns)
-    meanings = [" ".join(inspect.getdoc(one).split()) for one in named]
+    meanings = [" ".join(inspect.getdoc(item).split()) for item in named]
     assert all("first token" in meaning for meaning in meanings)
     assert not any("answer" in meaning for meaning in meanings)

@@ -68,7 +68,7 @@ def request(request_id, prompt=(1, 2, 3), **params):
 
 def die(tracker, *requests, restarts_left=9, was_killed=False):
     tracker.restarts_left = restarts_left
-    tracker.record_death([(one.request_id, one) for one in requests], was_killed=was_killed)
+    tracker.record_death([(item.request_id, item) for item in requests], was_killed=was_killed)
 
 
 @pytest.fixture
@@ -172,8 +172,8 @@ def test_requests_with_the_same_prompt_are_not_blamed_until_few_restarts_are_lef
     crowd = [request(f"{number}") for number in range(4)]
     for restarts_left in (4, 3):
         die(tracker, *crowd, restarts_left=restarts_left)
-        for one in crowd:
-            tracker.admit(one.request_id, one)
+        for item in crowd:
+            tracker.admit(item.request_id, item)
     die(tracker, *crowd, restarts_left=2)
     with pytest.raises(RequestError):
         tracker.admit("x", request("x"))

@@ -26,7 +26,7 @@ class Priority(Policy):
         return request.priority, request.sequence
 
     def victim(self, running, view):
-        return max(running, key=lambda one: (one.priority, one.sequence))
+        return max(running, key=lambda item: (item.priority, item.sequence))
 
 
 class Oldest(Policy):
@@ -118,7 +118,11 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
     for _ in range(5):
         driver.step()
     decode_batch = driver.scheduler._state.decode_batch
-    assert [one.request_id for one in decode_batch] == ["a", "b", "c"] and not decode_batch.outside
+    assert [item.request_id for item in decode_batch] == [
+        "a",
+        "b",
+        "c",
+    ] and not decode_batch.outside
     driver = drive(cls=OneByOne)
     driver.add("a", 6, max_tokens=20)
     for _ in range(5):
@@ -135,7 +139,7 @@ def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
     for _ in range(3):
         driver.step()
     decode_batch = driver.scheduler._state.decode_batch
-    assert [one.request_id for one in decode_batch] == ["a", "b"]
+    assert [item.request_id for item in decode_batch] == ["a", "b"]
     assert driver.step().keys() == {"a", "b", "many"}
     driver.run()
     assert set(driver.reasons.values()) == {"length"}

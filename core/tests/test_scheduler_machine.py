@@ -24,7 +24,7 @@ class Priority(Policy):
         return request.priority, request.sequence
 
     def victim(self, running, view):
-        return max(running, key=lambda one: (one.priority, one.sequence))
+        return max(running, key=lambda item: (item.priority, item.sequence))
 
 
 class Shortest(Policy):

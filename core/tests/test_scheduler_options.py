@@ -62,7 +62,7 @@ def expected(prompt, num_tokens, seed=PARAMS.seed, encoded=None):
 
 def generate(folder, **changes):
     with LLM(**options(folder, **changes)) as llm:
-        return [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, PARAMS)]
+        return [list(item.outputs[0].token_ids) for item in llm.generate(PROMPTS, PARAMS)]
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -198,8 +198,8 @@ def run_gated(folder, **changes):
             params = replace(PARAMS, extra_args={"adapter": adapter})
             engine.add_request(name, [1, 2, 3], params)
         while engine.has_unfinished_requests():
-            ended += [one for one in engine.step() if one.finished]
-    parts = [(one.request_id, one.outputs[0]) for one in ended]
+            ended += [item for item in engine.step() if item.finished]
+    parts = [(item.request_id, item.outputs[0]) for item in ended]
     return [(name, part.finish_reason, list(part.token_ids)) for name, part in parts]
 
 

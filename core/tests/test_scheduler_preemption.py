@@ -262,7 +262,7 @@ def test_a_request_admitted_and_preempted_in_one_step_is_not_in_the_plan(drive):
         static_rank, preempts = False, True
 
         def rank(self, request, view):
-            return any(one is request for one in view.running)
+            return any(item is request for item in view.running)
 
     driver = drive(max_num_seqs=1, policy=WaitingFirst)
     driver.add("a", 5)
@@ -354,7 +354,7 @@ def test_a_policy_can_read_the_scheduler_state_and_the_clock(drive):
         def on_granted(self, request, num_tokens, view):
             seen.update(
                 now=view.now_ns,
-                running=[one.request_id for one in view.running],
+                running=[item.request_id for item in view.running],
                 waiting=view.num_waiting,
                 free=view.num_free_blocks,
                 cached=view.num_cached_tokens(request),

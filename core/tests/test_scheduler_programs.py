@@ -17,7 +17,7 @@ class Longest(Policy):
         return -request.num_output_tokens, request.sequence
 
     def victim(self, running, view):
-        return min(running, key=lambda one: (one.num_output_tokens, -one.sequence))
+        return min(running, key=lambda item: (item.num_output_tokens, -item.sequence))
 
 
 class Priority(Policy):
@@ -27,7 +27,7 @@ class Priority(Policy):
         return request.priority, request.sequence
 
     def victim(self, running, view):
-        return max(running, key=lambda one: (one.priority, one.sequence))
+        return max(running, key=lambda item: (item.priority, item.sequence))
 
 
 def program(driver, rng, depth):

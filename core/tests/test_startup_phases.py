@@ -26,9 +26,9 @@ def test_startup_phases_are_recorded_and_reported_in_order():
         enter_phase("second")
         clock.advance(250_000_000)
     enter_phase("nobody starts any more")
-    assert notified == ["first", "second"] == [one.name for one in start.records]
-    assert [one.took_s for one in start.records] == [1.5, 0.25]
-    assert all(one.before_bytes > 1 << 20 for one in start.records)
+    assert notified == ["first", "second"] == [record.name for record in start.records]
+    assert [record.took_s for record in start.records] == [1.5, 0.25]
+    assert all(record.before_bytes > 1 << 20 for record in start.records)
     assert describe_phases(start.records).startswith("Started in 1.75 s: first 1.50 s +")
 
 
@@ -83,10 +83,11 @@ def test_a_long_startup_phase_is_logged(caplog):
     with StartUp(MonotonicClock(), deadline_s=60, report_s=0.05) as start:
         start.enter("load_model")
         time.sleep(0.2)
-    notified = [one.getMessage() for one in caplog.records]
+    notified = [record.getMessage() for record in caplog.records]
     assert 2 <= len(notified) <= 4
     assert all(
-        "the phase load_model has taken" in one and "test_startup_phases" in one for one in notified
+        "the phase load_model has taken" in item and "test_startup_phases" in item
+        for item in notified
     )
 
 
@@ -143,9 +144,9 @@ def test_a_startup_phase_in_another_thread_that_exceeds_its_deadline_is_logged(c
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert [one.name for one in found] == ["load_model"]
+    assert [item.name for item in found] == ["load_model"]
     assert "load_model has taken" in caplog.text
-    assert not [one for one in threading.enumerate() if one.name == "start-watch"]
+    assert not [item for item in threading.enumerate() if item.name == "start-watch"]
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

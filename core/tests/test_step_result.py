@@ -38,9 +38,9 @@ def columns(num_positions, first=0):
 def give(requests, sampled, *, starts=None, **more):
     """Process the result of a step that sampled the given tokens for each request."""
     builder = StepBuilder()
-    for place, one in enumerate(requests):
-        start = starts[place] if starts else 0
-        builder.run(one.row, start, 3, samples=bool(sampled[place]))
+    for index, item in enumerate(requests):
+        start = starts[index] if starts else 0
+        builder.run(item.row, start, 3, samples=bool(sampled[index]))
     plan = builder.build()
     output = ModelRunnerOutput(
         step_id=plan.step_id,
@@ -157,19 +157,19 @@ def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more
     """Process the result of a step with a decode batch and with the other requests `rest`."""
     decode_record = DecodeStepRecord(
         members=requests,
-        order=[one.admission for one in requests],
-        request_ids=[one.request_id for one in requests],
-        token_ids=[one.token_ids for one in requests],
-        rows=array("i", [one.row for one in requests]),
+        order=[item.admission for item in requests],
+        request_ids=[item.request_id for item in requests],
+        token_ids=[item.token_ids for item in requests],
+        rows=array("i", [item.row for item in requests]),
         starts=array("i", [3] * len(requests)),
-        stop_ids=frozenset().union(*(one.stop_token_ids for one in requests)),
+        stop_ids=frozenset().union(*(item.stop_token_ids for item in requests)),
         capped=list(capped),
         gone=dict(gone),
     )
     builder = StepBuilder()
     builder.run_decodes(decode_record.rows, decode_record.starts)
-    for one, tokens in rest:
-        builder.run(one.row, 0, 3, samples=bool(tokens))
+    for item, tokens in rest:
+        builder.run(item.row, 0, 3, samples=bool(tokens))
     plan = builder.build()
     later = [tokens for _, tokens in rest]
     output = ModelRunnerOutput(
@@ -178,7 +178,7 @@ def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more
         token_ids=array("i", [*sampled, *(token for tokens in later for token in tokens)]),
         **more,
     )
-    return process_result(StepRecord(decode_record, {one: 3 for one, _ in rest}), plan, output)
+    return process_result(StepRecord(decode_record, {item: 3 for item, _ in rest}), plan, output)
 
 
 def decoding(row, **requested):
@@ -220,7 +220,7 @@ def test_in_the_decode_batch_finished_requests_get_no_tokens():
     result = give_decode_record(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
     assert result.request_ids == ["r0", "r2"] and list(result.token_ids) == [5, 6]
     assert requests[1].num_output_tokens == 1
-    assert [one for one, _ in result.ended] == [requests[0], requests[2]]
+    assert [item for item, _ in result.ended] == [requests[0], requests[2]]
 
 
 def test_logprobs_are_assigned_to_members_of_the_decode_batch():

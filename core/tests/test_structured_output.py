@@ -110,12 +110,12 @@ def run(core, limit=5000):
         for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
             tokens.setdefault(name, []).extend(outputs.token_ids[first : first + count])
             first += count
-        ends |= {one.request_id: one for one in outputs.finished}
+        ends |= {item.request_id: item for item in outputs.finished}
     raise AssertionError("not done")
 
 
 def places(calls):
-    return {call: place for place, call in enumerate(calls)}
+    return {call: index for index, call in enumerate(calls)}
 
 
 def test_a_step_with_grammar_masks_is_sampled_after_the_result_of_the_previous_step(engine):
@@ -138,9 +138,9 @@ def test_steps_without_grammar_masks_are_sampled_immediately(engine):
     run(engine)
     calls = engine.executor.calls
     assert set(engine.executor.masks.values()) == {None}
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         if call[0] == "execute":
-            assert calls[place + 1] == ("sample", call[1])
+            assert calls[index + 1] == ("sample", call[1])
 
 
 def test_grammar_masks_list_the_constrained_runs(engine):

@@ -164,7 +164,7 @@ def test_simultaneous_malicious_templates_do_not_delay_a_valid_chat(pool):
     assert pool.call(request(PLAIN)) == "[user]hi"
     for attacker in attackers:
         attacker.join()
-    assert len(failures) == 3 and all("0.25 s" in one or "memory" in one for one in failures)
+    assert len(failures) == 3 and all("0.25 s" in item or "memory" in item for item in failures)
     assert pool.call(request(PLAIN)) == "[user]hi"
 
 

@@ -70,7 +70,7 @@ def tag_of(params: SamplingParams) -> dict[str, Any]:
 
 
 def begins(tag: dict[str, Any]) -> list[str]:
-    return [one["begin"] for one in tag["structures"]]
+    return [item["begin"] for item in tag["structures"]]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_required_call_is_one_of_all_functions_without_other_text() -> None:
     tag = tag_of(constrained(choice="required"))
     assert begins(tag) == ["<call>add ", "<call>weekday "]
     assert tag["at_least_one"] and tag["separator"] == "" and "triggers" not in tag
-    assert [one["schema"] for one in tag["structures"]] == [SCHEMA, SCHEMA]
+    assert [item["schema"] for item in tag["structures"]] == [SCHEMA, SCHEMA]
 
 
 def test_without_parallel_calls_a_required_call_ends_the_message() -> None:
@@ -234,7 +234,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
 def test_arguments_become_objects_for_the_template() -> None:
     given = [assistant(call(), call("no JSON"), call("[1]"), call(""), call({"a": 2})), RESULT]
     messages = prepare_history(given)
-    shown = [one["function"]["arguments"] for one in messages[0]["tool_calls"]]
+    shown = [item["function"]["arguments"] for item in messages[0]["tool_calls"]]
     assert shown == [{"a": 1}, "no JSON", "[1]", {}, {"a": 2}]
     assert given[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
@@ -244,7 +244,7 @@ def test_arguments_stay_texts_for_a_template_that_expects_them() -> None:
     (message,) = prepare_history(
         [{**assistant(call({"a": 2}), call('{"a": 1}')), "content": ""}], form
     )
-    shown = [one["function"]["arguments"] for one in message["tool_calls"]]
+    shown = [item["function"]["arguments"] for item in message["tool_calls"]]
     assert shown == ['{"a": 2}', '{"a": 1}'] and message["content"] is None
 
 

@@ -42,32 +42,35 @@ def test_the_request_of_the_lowest_rank_is_first_and_ties_are_in_arrival_order(q
     for sequence, priority in [(0, 5), (1, 1), (2, 5), (3, 0), (4, 1)]:
         queue.push(request(sequence, priority))
     queue.begin_step()
-    assert [one.sequence for one in queue] == [3, 1, 4, 0, 2]
+    assert [item.sequence for item in queue] == [3, 1, 4, 0, 2]
     assert len(queue) == 5 and queue.peek().sequence == 3
     assert drain(queue) == [3, 1, 4, 0, 2]
 
 
 def test_a_requeued_request_keeps_its_arrival_order(queue):
     requests = [request(sequence) for sequence in range(3)]
-    for one in requests:
-        queue.push(one)
+    for item in requests:
+        queue.push(item)
     queue.begin_step()
     first = take(queue)
     queue.defer(first)
     assert len(queue) == 3 and queue.num_ready == 2
-    assert [one.sequence for one in queue] == [1, 2]  # a deferred request is not part of the order
+    assert [item.sequence for item in queue] == [
+        1,
+        2,
+    ]  # a deferred request is not part of the order
     assert drain(queue) == [0, 1, 2]
 
 
 def test_a_removed_request_is_not_returned_by_the_queue(queue):
     requests = [request(sequence) for sequence in range(4)]
-    for one in requests:
-        queue.push(one)
+    for item in requests:
+        queue.push(item)
     queue.begin_step()
-    for one in (requests[0], requests[2]):
-        queue.discard(one)
+    for item in (requests[0], requests[2]):
+        queue.discard(item)
     assert len(queue) == 2
-    assert [one.sequence for one in queue] == [1, 3]
+    assert [item.sequence for item in queue] == [1, 3]
     assert queue.peek().sequence == 1
     queue.push(requests[0])
     assert drain(queue) == [0, 1, 3]
@@ -92,25 +95,25 @@ def test_a_deferred_request_can_be_removed(queue):
 
 def test_requests_removed_during_an_iteration_are_skipped(queue):
     requests = [request(sequence) for sequence in range(9)]
-    for one in requests[::-1]:
-        queue.push(one)
+    for item in requests[::-1]:
+        queue.push(item)
     queue.begin_step()
     seen = []
-    for one in queue:
-        seen.append(one.sequence)
-        queue.discard(one)
-        if one.sequence < 4:
-            queue.discard(requests[8 - one.sequence])
+    for item in queue:
+        seen.append(item.sequence)
+        queue.discard(item)
+        if item.sequence < 4:
+            queue.discard(requests[8 - item.sequence])
     assert seen == [0, 1, 2, 3, 4] and len(queue) == 0
 
 
 def test_a_heap_drops_requests_removed_from_its_middle():
     queue = HeapQueue(by_priority)
     requests = [request(sequence) for sequence in range(100)]
-    for one in requests:
-        queue.push(one)
-    for one in requests[10:]:
-        queue.discard(one)
+    for item in requests:
+        queue.push(item)
+    for item in requests[10:]:
+        queue.discard(item)
     queue.begin_step()
     assert len(queue._heap) == 10 and drain(queue) == list(range(10))
 
@@ -132,7 +135,7 @@ def test_both_queue_kinds_agree_with_a_sorted_list(seed):
             outside.append(one)
         elif inside:
             kept.begin_step()
-            best = min(inside, key=lambda one: (one.priority, one.sequence))
+            best = min(inside, key=lambda item: (item.priority, item.sequence))
             assert [*heap] == [*kept]
             assert take(heap) is take(kept) is best
             inside.remove(best)
@@ -142,7 +145,7 @@ def test_both_queue_kinds_agree_with_a_sorted_list(seed):
 
 def test_dynamic_ranks_are_computed_in_each_step():
     ranks = {0: 1, 1: 2}
-    queue = SortedQueue(lambda one: ranks[one.sequence])
+    queue = SortedQueue(lambda item: ranks[item.sequence])
     queue.push(request(0))
     queue.push(request(1))
     queue.begin_step()
@@ -154,7 +157,7 @@ def test_dynamic_ranks_are_computed_in_each_step():
 
 def test_a_static_rank_is_computed_once():
     requested = []
-    queue = HeapQueue(lambda one: requested.append(one.sequence) or one.sequence)
+    queue = HeapQueue(lambda item: requested.append(item.sequence) or item.sequence)
     for sequence in range(5):
         queue.push(request(sequence))
     assert drain(queue) == requested == [0, 1, 2, 3, 4]

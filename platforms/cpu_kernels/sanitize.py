@@ -54,7 +54,7 @@ def build_driver(folder: Path, sanitizers: str, sampled: bool) -> Path:
     objects = [*setup["plan"](folder, levels), *cases]
     setup["compile_all"](compiler, objects, flags)
     program = folder / "driver"
-    paths = [str(one.path) for one in objects]
+    paths = [str(item.path) for item in objects]
     setup["run"]([*compiler, *flags, *paths, "-o", str(program)], "linking the driver")
     return program
 

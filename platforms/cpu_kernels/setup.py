@@ -148,7 +148,7 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
         run([*compiler, *flags, *includes, *what], f"compiling {one.path.stem}")
         fresh.replace(one.path)
 
-    old = sorted(filter(is_old, objects), key=lambda one: one.path.stem, reverse=True)
+    old = sorted(filter(is_old, objects), key=lambda item: item.path.stem, reverse=True)
     with ThreadPoolExecutor(min(MAX_JOBS, os.cpu_count() or 1)) as pool:
         list(pool.map(compile_one, old))
 
@@ -172,7 +172,7 @@ def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> st
     objects = plan(folder, accepted_levels(compiler))
     compile_all(compiler, objects, flags)
     fresh = target.with_suffix(".tmp.so")
-    paths = [str(one.path) for one in objects]
+    paths = [str(item.path) for item in objects]
     run([*compiler, *flags, "-shared", *paths, "-o", str(fresh)], "linking")
     fresh.replace(target)
     return shlex.join(compiler)

@@ -26,9 +26,9 @@ def test_executors_import_only_the_modules_that_their_page_lists():
     ours = {module for module in used if module.partition(".")[0] == "dovetail"}
     allowed = (*listed, "dovetail.executors.multiproc")
     unlisted = {
-        one
-        for one in ours
-        if not any(one == name or one.startswith(f"{name}.") for name in allowed)
+        our
+        for our in ours
+        if not any(our == name or our.startswith(f"{name}.") for name in allowed)
     }
     advice = f"add these modules to {PAGE.name}, or do not import them"
     assert not unlisted, f"{advice}: {sorted(unlisted)}"

@@ -150,7 +150,7 @@ def undeclared(path, declared):
 def test_every_imported_package_is_a_declared_dependency(member):
     project, declared = project_of(member), declared_by(member) | {project_of(member)["name"]}
     extras = project.get("optional-dependencies", {})
-    declared |= {requirement_name(one) for name in {*extras} - {"test"} for one in extras[name]}
+    declared |= {requirement_name(item) for name in {*extras} - {"test"} for item in extras[name]}
     allowed = set()
     if project["name"] == "dovetail-core":
         allowed = {"torch"}  # in annotations

@@ -27,7 +27,10 @@ wraps. Another sentence follows.
 
 
 def test_python_texts_have_a_kind_and_a_line():
-    found = {(one.kind, one.line, one.text) for one in python_texts("a.py", PYTHON, shipped=True)}
+    found = {
+        (python_text.kind, python_text.line, python_text.text)
+        for python_text in python_texts("a.py", PYTHON, shipped=True)
+    }
     assert found == {
         ("docstring", 1, "A module."),
         ("comment", 3, "Four, as"),
@@ -39,12 +42,15 @@ def test_python_texts_have_a_kind_and_a_line():
 
 
 def test_strings_of_code_that_is_not_shipped_are_not_messages():
-    kinds = {one.kind for one in python_texts("a.py", PYTHON, shipped=False)}
+    kinds = {python_text.kind for python_text in python_texts("a.py", PYTHON, shipped=False)}
     assert kinds == {"docstring", "comment", "test name"}
 
 
 def test_documents_are_split_into_sentences():
-    assert [(one.line, one.text) for one in markdown_texts("a.md", MARKDOWN)] == [
+    assert [
+        (markdown_text.line, markdown_text.text)
+        for markdown_text in markdown_texts("a.md", MARKDOWN)
+    ] == [
         (1, "A heading of a page"),
         (3, "One sentence that wraps."),
         (3, "Another sentence follows."),
@@ -58,5 +64,5 @@ def test_a_sample_has_equal_parts_and_depends_only_on_the_seed(monkeypatch):
     monkeypatch.setattr(sources, "written_files", lambda: some_files)
     texts = list(all_texts())
     sample = draw_sample(texts, 200, seed=1)
-    assert [one.kind for one in sample] == [kind for kind in SAMPLED_KINDS for _ in range(50)]
+    assert [item.kind for item in sample] == [kind for kind in SAMPLED_KINDS for _ in range(50)]
     assert sample == draw_sample(texts, 200, seed=1) != draw_sample(texts, 200, seed=2)

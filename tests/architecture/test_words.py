@@ -62,8 +62,8 @@ def test_no_file_uses_a_retired_word():
     for path in (*written_files(), *documents()):
         name = str(path.relative_to(ROOT))
         if name not in exempt:
-            found += [f"{name}:{one}" for one in find_retired(path.read_text("utf-8"))]
-            found += [f"{name}: file name: {one}" for one in find_retired(name)]
+            found += [f"{name}:{item}" for item in find_retired(path.read_text("utf-8"))]
+            found += [f"{name}: file name: {item}" for item in find_retired(name)]
     assert not found, "\n".join(found)
 
 

@@ -103,13 +103,13 @@ def all_texts() -> Iterator[Text]:
 def draw_sample(texts: Iterable[Text], num: int, seed: int) -> list[Text]:
     """Return `num` texts, drawn at random in equal parts from `SAMPLED_KINDS`."""
     by_kind: dict[str, list[Text]] = {kind: [] for kind in SAMPLED_KINDS}
-    for one in texts:
-        if one.kind in by_kind and one.path != STYLE_PAGE:
-            by_kind[one.kind].append(one)
+    for text in texts:
+        if text.kind in by_kind and text.path != STYLE_PAGE:
+            by_kind[text.kind].append(text)
     random = Random(seed)
     drawn: list[Text] = []
-    for place, kind in enumerate(SAMPLED_KINDS):
-        share = num // len(SAMPLED_KINDS) + (place < num % len(SAMPLED_KINDS))
+    for index, kind in enumerate(SAMPLED_KINDS):
+        share = num // len(SAMPLED_KINDS) + (index < num % len(SAMPLED_KINDS))
         drawn += random.sample(by_kind[kind], min(share, len(by_kind[kind])))
     return drawn
 
@@ -129,7 +129,9 @@ def _strings(tree: ast.Module, docstrings: set[ast.Constant]) -> Iterator[tuple[
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and node not in inner:
             inner.update(ast.walk(node))
-            parts = (one.value if isinstance(one, ast.Constant) else "{…}" for one in node.values)
+            parts = (
+                value.value if isinstance(value, ast.Constant) else "{…}" for value in node.values
+            )
             yield node.lineno, "".join(str(part) for part in parts)
         elif _is_string(node) and node not in inner and node not in docstrings:
             yield node.lineno, node.value
@@ -156,8 +158,8 @@ def main() -> int:
     texts: Iterable[Text] = all_texts()
     if given.sample:
         texts = draw_sample(texts, given.sample, given.seed)
-    for one in texts:
-        print(f"{one.kind}\t{one.path}:{one.line}\t{one.text}")
+    for text in texts:
+        print(f"{text.kind}\t{text.path}:{text.line}\t{text.text}")
     return 0
 
 

@@ -100,8 +100,8 @@ def test_damaged_weights_increase_the_divergence(model_dir, tmp_path):
     bf16 = run_job(job(model_dir, references=logits))
     worse = run_job(job(damaged, references=logits))
     for text in CHUNKS:
-        figures = [one["texts"][text] for one in (again, bf16, worse)]
-        equal, rounded, broken = (one["kl"]["float32"] for one in figures)
+        figures = [item["texts"][text] for item in (again, bf16, worse)]
+        equal, rounded, broken = (figure["kl"]["float32"] for figure in figures)
         assert abs(equal) < 1e-6 < rounded < 0.5 * broken
         assert figures[0]["same_best"]["float32"] == 1.0
         assert figures[0]["perplexity"] == pytest.approx(exact["texts"][text]["perplexity"])

@@ -11,7 +11,7 @@ from quality.job import JobError
 from quality.texts import Text, TextError
 from quality_plots import speeds
 
-FORMATS = {one.name: one for one in EVERY}
+FORMATS = {item.name: item for item in EVERY}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ SETTINGS = {
     **{"seed": 16, "texts": {"prose": "p 1.0"}},
 }
 ORIGIN = {"command": "c", "commit": "abc", "date": "d", "settings": SETTINGS}
-FORMATS = {one.name: one for one in EVERY}
+FORMATS = {item.name: item for item in EVERY}
 
 
 def figures(kl, perplexity=10.0):
@@ -56,7 +56,7 @@ def jobs(monkeypatch):
         return {"texts": {"prose": figures(kl)}, "bytes_per_weight": 2.0}
 
     monkeypatch.setattr(run, "run_apart", run_apart)
-    monkeypatch.setattr(run, "model_path", lambda one, *rest: one.name)
+    monkeypatch.setattr(run, "model_path", lambda item, *rest: item.name)
     monkeypatch.setattr(run, "write_reference", lambda source, folder, off_grid: folder)
     monkeypatch.setattr(run, "_num_weights", lambda directory: 1)
     return measured
@@ -97,7 +97,7 @@ def test_results_are_written_after_each_format(jobs, tmp_path):
     measure_weights(new_run(tmp_path), OFF_GRID, chosen("float32", "bf16", "int8"))
     assert jobs == ["float32", "bf16", "int8"]
     rows = json.loads((tmp_path / "quality.json").read_text())["rows"]
-    assert [one["format"] for one in rows] == jobs
+    assert [item["format"] for item in rows] == jobs
     assert rows[2]["texts"]["prose"]["kl"] == {"float32": 0.125, "bf16": 0.125}
 
 
@@ -107,7 +107,7 @@ def test_a_run_is_continued_with_the_missing_formats_and_new_references(jobs, tm
     going = new_run(tmp_path, rows=kept)
     measure_weights(going, OFF_GRID, formats)
     assert jobs == ["float32", "bf16", "int4"]
-    assert [(one["format"], one["commit"]) for one in going.rows] == [
+    assert [(item["format"], item["commit"]) for item in going.rows] == [
         *(("float32", "new"), ("bf16", "new"), ("int8", "abc"), ("int4", "new"))
     ]
     jobs.clear()
@@ -138,7 +138,9 @@ def test_results_of_an_earlier_run_are_kept_if_the_settings_are_equal(tmp_path):
     assert results.earlier(tmp_path, SETTINGS) == results.Earlier()
     results.write({**result(row("bf16")), "layers": {"mean": {"int8": 0.5}}}, tmp_path)
     kept = results.earlier(tmp_path, SETTINGS)
-    assert [one["format"] for one in kept.rows] == ["bf16"] and kept.layers["mean"] == {"int8": 0.5}
+    assert [item["format"] for item in kept.rows] == ["bf16"] and kept.layers["mean"] == {
+        "int8": 0.5
+    }
     assert results.finished(kept.rows, OFF_GRID, FORMATS["bf16"])
     assert not results.finished(kept.rows, PUBLISHED, FORMATS["bf16"])
     with pytest.raises(results.ResultsError, match="other settings: chunks, seed; use another"):

@@ -34,25 +34,25 @@ class ChangesEveryRow(FakeLogitsProcessor):
 
 class AllowsBannedTokens(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row in self._last:
-                logits_SV[place, (self._last[row] + 1) % self._vocab_size] = 9.0
+                logits_SV[index, (self._last[row] + 1) % self._vocab_size] = 9.0
         return logits_SV
 
 
 class BansEveryToken(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row in self._last and self._last[row] == 3:
-                logits_SV[place] = -torch.inf
+                logits_SV[index] = -torch.inf
         return super().apply(logits_SV, rows)
 
 
 class DependsOnOtherRows(FakeLogitsProcessor):
     def apply(self, logits_SV, rows):
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row in self._last:
-                logits_SV[place] += len(rows)
+                logits_SV[index] += len(rows)
         return logits_SV
 
 
@@ -81,9 +81,9 @@ class CountsCalls(FakeLogitsProcessor):
 
     def apply(self, logits_SV, rows):
         self.calls += 1
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row in self._last:
-                logits_SV[place] += self.calls
+                logits_SV[index] += self.calls
         return logits_SV
 
 

@@ -211,14 +211,14 @@ class NeverAdmitsLongPrompts(Planning):
 class ReadsPromptTokens(Planning):
     def plan(self, view):
         yield CONTINUE
-        for request in sorted(view.waiting, key=lambda one: one.token_ids[0]):
+        for request in sorted(view.waiting, key=lambda item: item.token_ids[0]):
             yield Run(request)
 
 
 class RandomOrder(Planning):
     def plan(self, view):
         yield CONTINUE
-        for request in sorted(view.waiting, key=lambda one: random.random()):
+        for request in sorted(view.waiting, key=lambda item: random.random()):
             yield Run(request)
 
 
@@ -227,7 +227,7 @@ class SeededOrder(Planning):
 
     def plan(self, view):
         yield CONTINUE
-        for request in sorted(view.waiting, key=lambda one: view.rng.random()):
+        for request in sorted(view.waiting, key=lambda item: view.rng.random()):
             yield Run(request)
 
 

@@ -74,8 +74,8 @@ class _ForAll:
         self._builder.join(request)
 
     def grow(self, row, blocks, group):
-        for one in range(self._num_groups):
-            self._builder.grow(row, blocks, group=one)
+        for item in range(self._num_groups):
+            self._builder.grow(row, blocks, group=item)
 
 
 def planning(**columns):
@@ -114,10 +114,12 @@ TYPE_MUTANTS = {
     "SchedulerOutput.samples .*array\\('i'\\)": planning(samples=lambda p: array("i", p.samples)),
     "SchedulerOutput.joins is list": planning(joins=lambda p: list(p.joins)),
     "NewRequest.token_ids is tuple": planning(
-        joins=lambda p: tuple(replace(one, token_ids=(*one.token_ids,)) for one in p.joins)
+        joins=lambda p: tuple(replace(join, token_ids=(*join.token_ids,)) for join in p.joins)
     ),
     "BlockColumns.block_ids is list": planning(
-        blocks=lambda p: tuple(replace(one, block_ids=list(one.block_ids)) for one in p.blocks)
+        blocks=lambda p: tuple(
+            replace(block, block_ids=list(block.block_ids)) for block in p.blocks
+        )
     ),
     "SchedulerOutput.total_num_tokens is bool": planning(total_num_tokens=lambda p: False),
 }

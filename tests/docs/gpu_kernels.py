@@ -42,9 +42,9 @@ def render(made: dict[str, list[CompiledKernel]], version: str) -> str:
     for package, kernels in made.items():
         parts.append(_TABLE.format(package=package))
         parts += [
-            f"| {one.name} | {one.target} | {one.registers} | {one.spill_bytes} "
-            f"| {one.shared_bytes / 1024:.1f} |\n"
-            for one in kernels
+            f"| {kernel.name} | {kernel.target} | {kernel.registers} | {kernel.spill_bytes} "
+            f"| {kernel.shared_bytes / 1024:.1f} |\n"
+            for kernel in kernels
         ]
     return "".join(parts)
 

@@ -77,7 +77,7 @@ def read_facts() -> list[PolicyFacts]:
                     guarantees=_guarantees(name, names, member.parent / "tests"),
                 )
             )
-    return sorted(facts, key=lambda one: one.name)
+    return sorted(facts, key=lambda item: item.name)
 
 
 def render_table(facts: list[PolicyFacts]) -> str:
@@ -86,12 +86,12 @@ def render_table(facts: list[PolicyFacts]) -> str:
         "| policy | source | options | guarantees tested | mutants killed | lines |",
         "|---|---|---|---|---|---|",
     ]
-    for one in facts:
-        options = ", ".join(f"`{name}={default}`" for name, default in one.options) or "–"
-        killed = sum(len(mutants) for mutants in one.guarantees.values()) or "–"
+    for fact in facts:
+        options = ", ".join(f"`{name}={default}`" for name, default in fact.options) or "–"
+        killed = sum(len(mutants) for mutants in fact.guarantees.values()) or "–"
         rows.append(
-            f"| [`{one.name}`](schedulers/{one.name}.md) | {one.paper} | {options} | "
-            f"{'; '.join(one.guarantees)} | {killed} | {one.num_lines} |"
+            f"| [`{fact.name}`](schedulers/{fact.name}.md) | {fact.paper} | {options} | "
+            f"{'; '.join(fact.guarantees)} | {killed} | {fact.num_lines} |"
         )
     return "\n".join(rows)
 

@@ -38,10 +38,10 @@ def _sources() -> Iterator[ast.Module]:
 
 
 def _declared(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for one, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if not isinstance(one, ast.Assign) or not isinstance(one.value, ast.Constant):
+    for item, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(item, ast.Assign) or not isinstance(item.value, ast.Constant):
             continue
-        name = one.value.value
+        name = item.value.value
         if isinstance(name, str) and _NAME.fullmatch(name):
             doc = after.value if isinstance(after, ast.Expr) else None
             text = doc.value if isinstance(doc, ast.Constant) else ""

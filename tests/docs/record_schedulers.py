@@ -14,8 +14,8 @@ def main() -> None:
     """Write the table of policies and the facts of each page between their marks."""
     facts = read_facts()
     TABLE.write_text(record(TABLE.read_text("utf-8"), "policies", render_table(facts)), "utf-8")
-    for one in facts:
-        one.page.write_text(record(one.page.read_text("utf-8"), "facts", one.render()), "utf-8")
+    for fact in facts:
+        fact.page.write_text(record(fact.page.read_text("utf-8"), "facts", fact.render()), "utf-8")
 
 
 if __name__ == "__main__":

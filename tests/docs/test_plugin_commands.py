@@ -17,9 +17,9 @@ def test_the_recorded_plugin_list_contains_every_plugin():
     rows = [line.split()[:5] for line in lines]  # the remaining columns show where it was verified
     listed = {(kind, name, target) for kind, name, _, _, target in rows}
     registry = PluginRegistry()
-    found = [one for kind in KINDS for one in registry.candidates(kind)]
+    found = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
     found += [command.plugin for command in find_commands(()).usable]
-    installed = {(one.kind, one.name, one.target) for one in found if one.first_party}
+    installed = {(item.kind, item.name, item.target) for item in found if item.first_party}
     assert listed == installed, RENEW
 
 

@@ -32,7 +32,7 @@ LONGER = {"kv_connector": 95, "executor": 70, "worker": 75}
 """Pages with longer examples: a connector is two classes in two processes, the signature of an
 executor's `collective_rpc` has nine lines, and a worker has ten methods.
 """
-PAGES = [pytest.param(one, id=one.kind) for one in kind_pages()]
+PAGES = [pytest.param(kind_page, id=kind_page.kind) for kind_page in kind_pages()]
 
 
 def declarations(one):
@@ -100,11 +100,12 @@ def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
                 left_out.append(str(reason))
     refused = "the engine refuses requests that need it"
     missing = [
-        f"the worker does not declare '{one}'; {refused}" for one in SAMPLING_CAPABILITIES.values()
+        f"the worker does not declare '{item}'; {refused}"
+        for item in SAMPLING_CAPABILITIES.values()
     ]
     lacking = "the model declares FINAL_NORM in `lacks`"
     due = {"worker": missing, "attention": [], "model": [lacking]}
-    assert [one.split(",")[0] for one in left_out] == due[kind]
+    assert [item.split(",")[0] for item in left_out] == due[kind]
 
 
 def test_the_worker_page_has_a_row_for_each_sampling_parameter():
@@ -124,7 +125,7 @@ def test_the_example_of_a_plugin_page_has_a_limited_number_of_lines(one):
 
 def test_every_plugin_kind_has_a_page():
     ready = {name for name, kind in KINDS.items() if not kind.is_sketch}
-    assert {one.kind for one in kind_pages()} == ready
+    assert {kind_page.kind for kind_page in kind_pages()} == ready
     headings = [line for line in page("sketches").text.splitlines() if line.startswith("## ")]
     sketched = {heading.split("`")[1] for heading in headings if "`" in heading}
     assert sketched == set(KINDS) - ready
@@ -167,4 +168,4 @@ def test_options_that_the_front_page_of_the_guide_names_exist():
 
 
 def test_every_plugin_kind_with_a_page_has_a_template():
-    assert {one.kind for one in kind_pages()} | {COMMAND} == set(BLUEPRINTS)
+    assert {kind_page.kind for kind_page in kind_pages()} | {COMMAND} == set(BLUEPRINTS)

@@ -11,7 +11,7 @@ import pytest
 from docs.pages import Page
 from docs.policy_facts import PAGES, TABLE, read_facts, recorded, render_table
 
-FACTS = [pytest.param(one, id=one.name) for one in read_facts()]
+FACTS = [pytest.param(fact, id=fact.name) for fact in read_facts()]
 
 OWN = PAGES / "write_your_own.md"
 ADVICE = "run `python tests/docs/record_schedulers.py`"
@@ -20,7 +20,7 @@ ADVICE = "run `python tests/docs/record_schedulers.py`"
 def test_the_table_of_schedulers_is_current():
     facts = read_facts()
     assert recorded(TABLE.read_text("utf-8"), "policies") == render_table(facts), ADVICE
-    assert {path.stem for path in PAGES.glob("*.md")} == {one.name for one in facts} | {OWN.stem}
+    assert {path.stem for path in PAGES.glob("*.md")} == {fact.name for fact in facts} | {OWN.stem}
 
 
 @pytest.mark.parametrize("one", FACTS)

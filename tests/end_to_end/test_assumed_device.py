@@ -16,29 +16,37 @@ def explained(assume, kind="attention", **options):
 
 
 def reasons_of(explanation, name):
-    (verdict,) = [one for one in explanation.verdicts if one.name == name]
+    (verdict,) = [item for item in explanation.verdicts if item.name == name]
     return " ".join(verdict.reasons)
 
 
 @pytest.mark.parametrize(("assume", "chosen"), [("cuda:sm_90", "triton"), ("cuda:sm_75", "torch")])
 def test_the_attention_backend_is_chosen_for_the_assumed_device(assume, chosen):
     explanation = explained(assume)
-    assert [one.name for one in explanation.chosen] == [chosen]
+    assert [item.name for item in explanation.chosen] == [chosen]
     assert explanation.criteria.requirements.architecture == assume.partition(":")[2]
     if chosen == "torch":
-        for name in ("triton", "flashinfer"):
+        for name in ("triton", "flashinfer", "flash_attn"):
             assert "has compute capability 7.5" in reasons_of(explanation, name)
 
 
+def test_flash_attn_is_usable_on_an_assumed_device_with_a_block_size_of_its_provider():
+    """torch contains a provider, whose blocks have 256 tokens."""
+    explanation = explained("cuda:sm_90", attention_backend="flash_attn", block_size=256)
+    assert [item.name for item in explanation.chosen] == ["flash_attn"]
+    reasons = reasons_of(explained("cuda:sm_90"), "flash_attn")
+    assert "block size 16 is not supported; set block_size to a multiple of 256" in reasons
+
+
 def test_the_worker_is_chosen_for_the_assumed_device():
-    assert [one.name for one in explained("cuda:sm_80", "worker").chosen] == ["cuda"]
+    assert [item.name for item in explained("cuda:sm_80", "worker").chosen] == ["cuda"]
 
 
 def test_the_configuration_is_checked_for_the_assumed_device():
     with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e4m3' needs .* has 8\.0"):
         explained("cuda:sm_80", kv_cache_dtype="fp8_e4m3")
     explanation = explained("cuda:sm_90", kv_cache_dtype="fp8_e4m3")
-    assert [one.name for one in explanation.chosen] == ["triton"]
+    assert [item.name for item in explanation.chosen] == ["triton"]
 
 
 @pytest.mark.parametrize(

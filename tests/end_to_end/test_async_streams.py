@@ -40,10 +40,10 @@ async def deltas(llm, prompt, params):
     found = {}
     kind = RequestOutputKind.DELTA
     async for output in llm.generate(prompt, params, output_kind=kind):
-        for one in output.outputs:
-            text, tokens, _ = found.get(one.index, ("", [], None))
-            ending = one.finish_reason, one.stop_reason
-            found[one.index] = text + one.text, tokens + one.token_ids, ending
+        for item in output.outputs:
+            text, tokens, _ = found.get(item.index, ("", [], None))
+            ending = item.finish_reason, item.stop_reason
+            found[item.index] = text + item.text, tokens + item.token_ids, ending
     return found
 
 

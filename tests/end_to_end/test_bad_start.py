@@ -66,7 +66,7 @@ def shard(folder):
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    weight_map = {name: names[place % 2] for place, name in enumerate(sorted(weights))}
+    weight_map = {name: names[position % 2] for position, name in enumerate(sorted(weights))}
     for file in names:
         save_file({n: w for n, w in weights.items() if weight_map[n] == file}, folder / file)
     index = {"metadata": {}, "weight_map": weight_map}

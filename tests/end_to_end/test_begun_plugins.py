@@ -92,9 +92,9 @@ def begin(tmp_path, monkeypatch):
         info.mkdir()
         (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: 1.0\n")
         lines = [
-            f"[{group}]\n{one} = {path}\n"
+            f"[{group}]\n{item} = {path}\n"
             for group, points in project["entry-points"].items()
-            for one, path in points.items()
+            for item, path in points.items()
         ]
         (info / "entry_points.txt").write_text("".join(lines))
         importlib.invalidate_caches()
@@ -113,7 +113,7 @@ def answers(model, **options):
             tools = [{"type": "function", "function": {"name": "f"}}]
             given = tools if "tool_parser" in options else None
             llm.chat([{"role": "user", "content": "Hi"}], GREEDY, tools=given, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in outputs]
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - WITHOUT_OPTIONS - SERVER_ONLY))
@@ -161,4 +161,4 @@ def two_groups(tmp_path_factory):
 def test_a_new_scheduler_gives_each_kv_cache_group_its_own_blocks(begin, two_groups):
     expected = answers(two_groups)
     assert answers(two_groups, scheduler_cls=begin("scheduler")[0]) == expected
-    assert len({tuple(one) for one in expected}) == len(PROMPTS)
+    assert len({tuple(item) for item in expected}) == len(PROMPTS)

@@ -35,7 +35,7 @@ def llm(request):
 
 def chat(llm, params=GREEDY, messages=MESSAGES, **options):
     outputs = llm.chat(messages, params, use_tqdm=False, **options)
-    return [one for output in outputs for one in output.outputs]
+    return [item for output in outputs for item in output.outputs]
 
 
 def check(message):
@@ -47,11 +47,11 @@ def check(message):
 
 def test_a_required_call_is_valid(llm):
     sampled = SamplingParams(temperature=1.5, max_tokens=100, n=3, seed=1)
-    for one in [*chat(llm, tools=TOOLS, tool_choice="required"), *chat(llm, sampled, tools=TOOLS)]:
-        assert one.text and one.message is not None
-    for one in chat(llm, sampled, tools=TOOLS, tool_choice="required"):
-        if one.finish_reason == "stop":
-            check(one.message)
+    for item in [*chat(llm, tools=TOOLS, tool_choice="required"), *chat(llm, sampled, tools=TOOLS)]:
+        assert item.text and item.message is not None
+    for item in chat(llm, sampled, tools=TOOLS, tool_choice="required"):
+        if item.finish_reason == "stop":
+            check(item.message)
 
 
 def test_a_named_function_is_called_once(llm):
@@ -112,9 +112,9 @@ def test_another_grammar_plugin_forces_valid_calls_and_formats():
     with LLM("demo", **options) as llm:
         sampled = SamplingParams(temperature=1.5, max_tokens=200, n=4, seed=1)
         ended = [
-            one
-            for one in chat(llm, sampled, tools=TOOLS, tool_choice="required")
-            if one.finish_reason == "stop"
+            item
+            for item in chat(llm, sampled, tools=TOOLS, tool_choice="required")
+            if item.finish_reason == "stop"
         ]
         assert ended
         for one in ended:

@@ -49,9 +49,9 @@ def generate(llm):
 
 
 def check(eager, compiled, tolerance):
-    for one, two in zip(eager, compiled, strict=True):
-        assert one.token_ids == two.token_ids
-        for left, right in zip(one.logprobs, two.logprobs, strict=True):
+    for item, two in zip(eager, compiled, strict=True):
+        assert item.token_ids == two.token_ids
+        for left, right in zip(item.logprobs, two.logprobs, strict=True):
             assert left.keys() == right.keys()
             for token, entry in left.items():
                 assert entry.logprob == pytest.approx(right[token].logprob, abs=tolerance)

@@ -93,15 +93,15 @@ class Checker:
         self.alone = [llm.generate(text, FREE, use_tqdm=False)[0] for text in ("Anna", "7 + 8 =")]
 
     def check_batch(self, schemas, regexes):
-        grammars = [{"json": one} for one in schemas] + [{"regex": one} for one in regexes]
+        grammars = [{"json": schema} for schema in schemas] + [{"regex": item} for item in regexes]
         params = [
             SamplingParams(
                 max_tokens=LENGTH,
-                temperature=(0, 1.3)[place % 2],
-                seed=place,
+                temperature=(0, 1.3)[index % 2],
+                seed=index,
                 structured_outputs=StructuredOutputsParams(**grammar),
             )
-            for place, grammar in enumerate(grammars)
+            for index, grammar in enumerate(grammars)
         ]
         prompts = ["Anna is seven."] * len(params) + ["Anna", "7 + 8 ="]
         outputs = self.llm.generate(prompts, [*params, FREE, FREE], use_tqdm=False)

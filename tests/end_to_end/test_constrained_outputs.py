@@ -54,7 +54,7 @@ def test_outputs_are_valid_and_free_requests_of_the_batch_are_unchanged(engine):
         free,
         params(json_object=True),
     ]
-    found = [one.outputs[0] for one in engine.generate([PROMPT] * 6, asking)]
+    found = [item.outputs[0] for item in engine.generate([PROMPT] * 6, asking)]
     assert found[1].text == found[4].text == alone.outputs[0].text
     assert found[0].finish_reason == "stop"
     assert isinstance(Person.model_validate_json(found[0].text).age, int)
@@ -65,16 +65,16 @@ def test_outputs_are_valid_and_free_requests_of_the_batch_are_unchanged(engine):
 
 def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(engine, one_engine):
     asking = [params(json=Person), params(regex="[a-c]{9}"), params(choice=["aa", "ab", "b"])]
-    want = [one.outputs[0].token_ids for one in one_engine.generate([PROMPT] * 3, asking)]
-    assert [one.outputs[0].token_ids for one in engine.generate([PROMPT] * 3, asking)] == want
+    want = [item.outputs[0].token_ids for item in one_engine.generate([PROMPT] * 3, asking)]
+    assert [item.outputs[0].token_ids for item in engine.generate([PROMPT] * 3, asking)] == want
 
 
 def test_n_completions_stop_strings_and_logprobs_work_with_a_grammar(one_engine):
     wanted = StructuredOutputsParams(regex="[a-d]{6}")
     given = SamplingParams(n=3, max_tokens=20, seed=1, logprobs=2, structured_outputs=wanted)
     (output,) = one_engine.generate(PROMPT, given)
-    assert all(re.fullmatch("[a-d]{6}", one.text) for one in output.outputs)
-    assert all(len(one.logprobs) == len(one.token_ids) for one in output.outputs)
+    assert all(re.fullmatch("[a-d]{6}", item.text) for item in output.outputs)
+    assert all(len(item.logprobs) == len(item.token_ids) for item in output.outputs)
     stopping = SamplingParams(
         max_tokens=40,
         seed=1,

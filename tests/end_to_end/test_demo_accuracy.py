@@ -104,7 +104,7 @@ def installed(kind: str) -> list[str]:
 def usable_attention() -> list[str]:
     """Return the names of the attention backends that support the demo model on this machine."""
     verdicts = explain_choice("attention", EngineArgs(model="demo")).verdicts
-    return sorted(one.name for one in verdicts if one.state in (ABLE, TAKEN))
+    return sorted(verdict.name for verdict in verdicts if verdict.state in (ABLE, TAKEN))
 
 
 PARTS = list(product(installed("scheduler"), usable_attention()))

@@ -45,7 +45,10 @@ def answers(model_dir, options, **changes):
             out.prompt_token_ids,
             out.num_cached_tokens,
             out.prompt_logprobs,
-            [(one.text, one.token_ids, one.finish_reason, one.logprobs) for one in out.outputs],
+            [
+                (output.text, output.token_ids, output.finish_reason, output.logprobs)
+                for output in out.outputs
+            ],
         )
         for out in outputs
     ]

@@ -123,7 +123,7 @@ def engine_choice(model, options):
             chosen = llm.llm_engine.plugins.chosen
     except DovetailError:
         return ""
-    return next(one.name for one in chosen if one.kind == "attention")
+    return next(item.name for item in chosen if item.kind == "attention")
 
 
 @pytest.mark.sampled(2)
@@ -134,7 +134,7 @@ def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
         options = {**SMALL_ENGINE, "skip_tokenizer_init": True, "dtype": dtype, **given}
         options["load_format"] = "dummy"
         explained = explain_choice("attention", EngineArgs(model=model, **options))
-        names = [one.name for one in explained.chosen]
+        names = [item.name for item in explained.chosen]
         expected = engine_choice(model, options)
         assert names == ([expected] if expected else []), (dtype, given, explained.error)
         assert bool(explained.error) is not bool(expected)
@@ -150,7 +150,7 @@ def test_explain_reports_unknown_if_the_model_constructor_reads_tensor_values(
     options = {**SMALL_ENGINE, "load_format": "dummy", "skip_tokenizer_init": True, **given}
     explained = explain_choice("attention", EngineArgs(model=model, **options))
     assert not explained.error and not explained.chosen
-    unknown = [one.name for one in explained.verdicts if one.state == "unknown"]
+    unknown = [verdict.name for verdict in explained.verdicts if verdict.state == "unknown"]
     assert unknown == [engine_choice(model, options)]
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
     assert main(["plugins", "explain", "attention", "--model", str(model), *flags]) == 0

@@ -66,10 +66,10 @@ def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model,
     explained = {kind: explain_choice(kind, args) for kind in KINDS}
     warned = warned_kinds(model, options, caplog)
     if warned is None:
-        assert any(one.error for one in explained.values())
+        assert any(item.error for item in explained.values())
         return
-    for kind, one in explained.items():
-        (taken,) = one.chosen
+    for kind, item in explained.items():
+        (taken,) = item.chosen
         assert taken.batch_invariant is (kind not in warned), (kind, taken)
         missing = [text for text in taken.reasons if "it is not batch-invariant" in text]
         assert bool(missing) is (kind in warned)
@@ -80,8 +80,8 @@ def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model,
 def test_explain_states_batch_invariance_for_each_candidate(kind, model, capsys):
     options = ["--dtype", "bfloat16", "--model", str(model), "--skip-tokenizer-init"]
     assert main(["plugins", "explain", kind, "--json", *options]) == 0
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["verdicts"]}
-    promised = {name: one["batch_invariant"] for name, one in found.items()}
+    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["verdicts"]}
+    promised = {name: item["batch_invariant"] for name, item in found.items()}
     assert promised["torch"] is False
     assert [name for name, promise in promised.items() if promise]
     picked = {"attention": "attention-backend"}.get(kind, kind.replace("_", "-"))
@@ -93,7 +93,7 @@ def test_explain_states_batch_invariance_for_each_candidate(kind, model, capsys)
 def test_explain_without_a_model_needs_only_a_dtype(capsys):
     assert main(["plugins", "explain", "attention", "--json", "--dtype", "float16"]) == 0
     output = json.loads(capsys.readouterr().out)
-    verdicts = {one["name"]: one for one in output["verdicts"]}
+    verdicts = {item["name"]: item for item in output["verdicts"]}
     assert output["chosen"] == ["torch"]
     assert verdicts["cpu"]["state"] == "refused" and "float16" in verdicts["cpu"]["reasons"][0]
 

@@ -29,7 +29,7 @@ def seeded(argument=None):
 
 
 def tokens_of(outputs):
-    return [one.outputs[0].token_ids for one in outputs]
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 def counts_up(token_ids):
@@ -56,9 +56,9 @@ def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended)
     asking = [seeded() if i % 2 else greedy("count_up" if i % 3 == 0 else None) for i in range(9)]
     found = tokens_of(extended.generate(PROMPTS, asking))
     assert extended.llm_engine.last_stats.num_preemptions > 0
-    for place, (changed, before) in enumerate(zip(found, plain, strict=True)):
-        if asking[place].extra_args:
-            first = extended.get_tokenizer().encode(PROMPTS[place])[-1] + 1
+    for index, (changed, before) in enumerate(zip(found, plain, strict=True)):
+        if asking[index].extra_args:
+            first = extended.get_tokenizer().encode(PROMPTS[index])[-1] + 1
             assert changed[0] == first and counts_up(changed[: 320 - first])
         else:
             assert changed == before

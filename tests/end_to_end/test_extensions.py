@@ -61,21 +61,21 @@ def settings(request, options):
 
 def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, settings, llm):
     mates = [PROMPT, "Sphinx of black quartz", "Paged attention"] * 3
-    plain = [one.outputs[0].token_ids for one in llm.generate(mates, greedy())]
+    plain = [item.outputs[0].token_ids for item in llm.generate(mates, greedy())]
     assert any(map(has_repeats, plain))
     # Few blocks: some requests are preempted and must continue unchanged.
     few = settings | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
     with LLM(model_dir, logits_processors=["no_repeat_ngram"], **few) as made:
         asking = [greedy(no_repeat_ngram_size=2) if i % 3 else greedy() for i in range(len(mates))]
-        found = [one.outputs[0].token_ids for one in made.generate(mates, asking)]
+        found = [item.outputs[0].token_ids for item in made.generate(mates, asking)]
         stats = made.llm_engine.last_stats
         with pytest.raises(RequestError, match="no_repeat_ngram_size"):
             made.generate(PROMPT, greedy(no_repeat_ngram_size=-3))
         alone = [made.generate(mates[i], asking[i])[0].outputs[0].token_ids for i in (1, 2)]
     assert stats.num_preemptions > 0
-    for place, (token_ids, before) in enumerate(zip(found, plain, strict=True)):
-        if place % 3:
-            ids = llm.get_tokenizer().encode(mates[place])
+    for index, (token_ids, before) in enumerate(zip(found, plain, strict=True)):
+        if index % 3:
+            ids = llm.get_tokenizer().encode(mates[index])
             assert not has_repeats([*ids, *token_ids]) or has_repeats(ids)
         else:
             assert token_ids == before

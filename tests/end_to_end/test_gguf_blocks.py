@@ -121,7 +121,7 @@ def test_the_error_for_a_damaged_scale_names_the_weight(path, tmp_path):
     from dovetail.errors import WeightError
 
     file = gguf.GGUFReader(path)
-    (tensor,) = [one for one in file.tensors if one.name == "blk.1.ffn_up.weight"]
+    (tensor,) = [item for item in file.tensors if item.name == "blk.1.ffn_up.weight"]
     data = bytearray(path.read_bytes())
     data[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7e"  # NaN
     damaged = tmp_path / "damaged.gguf"

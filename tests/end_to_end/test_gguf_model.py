@@ -110,13 +110,13 @@ def test_float32_logits_equal_those_of_transformers_on_dequantized_weights(file)
     with torch.no_grad():
         logits_TV = reference(file)(torch.tensor([ids])).logits[0]
     expected_TV = logits_TV.log_softmax(-1)
-    for place, found in enumerate(output.prompt_logprobs[1:]):
-        best = expected_TV[place].topk(5).indices.tolist()
-        margins = expected_TV[place].topk(6).values.diff().abs()
+    for index, found in enumerate(output.prompt_logprobs[1:]):
+        best = expected_TV[index].topk(5).indices.tolist()
+        margins = expected_TV[index].topk(6).values.diff().abs()
         if margins.min() > TOLERANCE:
             assert set(best) <= set(found)
-        for token, one in found.items():
-            assert abs(one.logprob - float(expected_TV[place, token])) < TOLERANCE
+        for token, item in found.items():
+            assert abs(item.logprob - float(expected_TV[index, token])) < TOLERANCE
 
 
 def reference(file):

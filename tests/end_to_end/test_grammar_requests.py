@@ -42,11 +42,11 @@ def plain(place):
 
 
 def tokens_of(outputs):
-    return [one.outputs[0].token_ids for one in outputs]
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 def obeys(token_ids, text):
-    positions = [set(map(int, one.split("|"))) for one in text.split()]
+    positions = [set(map(int, item.split("|"))) for item in text.split()]
     return all(map(set.__contains__, positions, token_ids))
 
 
@@ -56,9 +56,9 @@ def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
     asking = [plain(i) if i % 3 else params("token_ids", GRAMMAR, **changes) for i in range(9)]
     outputs = constrained.generate(PROMPTS, asking)
     assert constrained.llm_engine.last_stats.num_preemptions > 0
-    for place, (output, before) in enumerate(zip(outputs, want, strict=True)):
+    for index, (output, before) in enumerate(zip(outputs, want, strict=True)):
         found = output.outputs[0]
-        if place % 3:
+        if index % 3:
             assert found.token_ids == before
         else:
             assert obeys(found.token_ids, GRAMMAR)

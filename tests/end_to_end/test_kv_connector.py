@@ -221,13 +221,13 @@ def test_blocks_of_loads_that_time_out_are_computed_again(checkpoint):
     EndlessSide.num_loads = 0
     with engine(checkpoint, EndlessConnector, kv_transfer_timeout_s=0.1) as llm:
         first = [
-            one.outputs[0].token_ids for one in llm.generate(prompt_ids, GREEDY, use_tqdm=False)
+            item.outputs[0].token_ids for item in llm.generate(prompt_ids, GREEDY, use_tqdm=False)
         ]
         assert llm.reset_prefix_cache()
         outputs = llm.generate(prompt_ids, GREEDY, use_tqdm=False)
     assert EndlessSide.num_loads == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
-    assert [one.outputs[0].token_ids for one in outputs] == first
-    assert [one.num_cached_tokens for one in outputs] == [0] * len(prompt_ids)
+    assert [output.outputs[0].token_ids for output in outputs] == first
+    assert [output.num_cached_tokens for output in outputs] == [0] * len(prompt_ids)
 
 
 def ranked(connector, *marks, **changes):

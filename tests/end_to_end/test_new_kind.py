@@ -205,12 +205,12 @@ def test_a_plugin_of_a_new_kind_is_selected_by_name(tree, tmp_path):
 
 def test_a_plugin_of_a_new_kind_is_listed_and_explained(tree):
     listed = json.loads(tree.dovetail("plugins", "list", "translator", "--json").stdout)
-    assert [one["name"] for one in listed] == ["shouting", "stuttering"]
+    assert [item["name"] for item in listed] == ["shouting", "stuttering"]
     done = tree.dovetail("plugins", "explain", "translator", "--translator", "shouting", "--json")
     explained = json.loads(done.stdout)
     assert explained["chosen"] == ["shouting"]
     assert explained["why"] == "translator names it"
-    assert [one["state"] for one in explained["verdicts"]] == ["taken", "out"]
+    assert [item["state"] for item in explained["verdicts"]] == ["taken", "out"]
 
 
 def test_the_conformance_kit_finds_the_suite_of_a_new_kind_by_name(tree):

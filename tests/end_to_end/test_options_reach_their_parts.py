@@ -249,7 +249,7 @@ def test_skip_special_tokens_removes_special_tokens_from_the_text(llm):
 def test_the_completions_of_a_request_with_n_above_one_differ(llm):
     params = SamplingParams(n=4, max_tokens=12, seed=3, ignore_eos=True)
     (output,) = llm.generate(PROMPT, params)
-    texts = [tuple(one.token_ids) for one in output.outputs]
+    texts = [tuple(item.token_ids) for item in output.outputs]
     assert len(set(texts)) == 4
     (alone,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=3, ignore_eos=True))
     assert tuple(alone.outputs[0].token_ids) == texts[0]
@@ -272,7 +272,8 @@ def test_every_statistic_is_updated(model_dir, options):
         llm.generate([other_prompt(5)], greedy(max_tokens=1))
     steps, last = list(Recorder.steps), Recorder.steps[-1]
     largest = {
-        one.name: max(getattr(step, one.name) for step in steps) for one in fields(SchedulerStats)
+        field.name: max(getattr(step, field.name) for step in steps)
+        for field in fields(SchedulerStats)
     }
     unused = {
         "num_illegal_actions",
@@ -306,8 +307,8 @@ def test_max_waiting_limits_waiting_requests(model_dir, options):
             return firsts
 
     firsts = asyncio.run(add_requests())
-    refused = [one for one in firsts if isinstance(one, BaseException)]
-    assert [type(one) for one in refused] == [CapacityError]
+    refused = [first for first in firsts if isinstance(first, BaseException)]
+    assert [type(item) for item in refused] == [CapacityError]
 
 
 # --- every option ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def marker(tmp_path, monkeypatch):
     info.mkdir()
     (package / "__init__.py").write_text(f"open({str(marker)!r}, 'a').write('imported')\n")
     registry = PluginRegistry()
-    names = {kind: {one.name for one in registry.candidates(kind)} for kind in KINDS}
+    names = {kind: {candidate.name for candidate in registry.candidates(kind)} for kind in KINDS}
     tables, points = [], ["[dovetail.model_source]", "demo = Dovetail_Evil:X"]
     points += ["[dovetail.command]", "lab.replay = Dovetail_Evil:X", "evil = Dovetail_Evil:X"]
     for kind, taken in names.items():

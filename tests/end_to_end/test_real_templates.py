@@ -83,7 +83,7 @@ def backend(model):
 
 def test_the_option_or_the_chat_template_chooses_the_parsers(model):
     name, _, parsers = model
-    chosen = [one.name if one is not None else "" for one in (parsers.tools, parsers.reasoning)]
+    chosen = [item.name if item is not None else "" for item in (parsers.tools, parsers.reasoning)]
     assert tuple(chosen) == PARSERS[name]
 
 
@@ -188,6 +188,6 @@ def _tokens_of(text, pieces, size):
     found = []
     for char in text:
         whole = char.encode()
-        parts = [whole] if whole in ids else [bytes([one]) for one in whole]
-        found += [ids[one] for one in parts]
+        parts = [whole] if whole in ids else [bytes([item]) for item in whole]
+        found += [ids[part] for part in parts]
     return found

@@ -155,7 +155,7 @@ def test_all_plugins_can_be_replaced_together(model_dir, options, parts, default
     with LLM(model_dir, **options, **swaps) as llm:
         assert tokens(llm) == expected
         llm.generate("text", SamplingParams(max_tokens=1))
-        resolved = {one.name for one in llm.llm_engine.plugins.resolutions}
+        resolved = {resolution.name for resolution in llm.llm_engine.plugins.resolutions}
     assert not any(defaults.values()), defaults
     assert {name for name, *_ in SWAPS.values()} - {"MyTokenizer"} <= resolved
 

@@ -46,7 +46,8 @@ def twice(worker, more):
 def answers(llm):
     outputs = llm.generate(PROMPTS, PARAMS)
     return [
-        (one.outputs[0].token_ids, one.outputs[0].logprobs, one.prompt_logprobs) for one in outputs
+        (output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs)
+        for output in outputs
     ]
 
 

@@ -157,7 +157,9 @@ def tree_state() -> str:
         path = ROOT / os.fsdecode(name)
         content = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"none"
         state.update(name + b"\0" + content)
-    installed = sorted(f"{one.name} {one.version}" for one in distributions())
+    installed = sorted(
+        f"{distribution.name} {distribution.version}" for distribution in distributions()
+    )
     state.update("\n".join([sys.version, *installed]).encode())
     return state.hexdigest()
 

@@ -231,12 +231,14 @@ def test_the_commit_hash_selects_a_part_of_the_cases_of_a_sampled_test(tree: Pat
         commit(tree)
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
         chosen.append({line for line in done.stdout.splitlines() if "::test_some[" in line})
-    assert [len(one) for one in chosen] == [3] * 4
+    assert [len(item) for item in chosen] == [3] * 4
     assert len(set.union(*chosen)) > 3
 
 
 def test_the_commit_hash_selects_the_faults_that_are_tried() -> None:
     faults = read_faults()
     samples = [sample_of(faults, bytes([number])) for number in range(64)]
-    assert {len(one) for one in samples} == {-(-len(faults) // SAMPLED_FAULTS)}
-    assert {fault.name for one in samples for fault in one} == {fault.name for fault in faults}
+    assert {len(sample) for sample in samples} == {-(-len(faults) // SAMPLED_FAULTS)}
+    assert {fault.name for sample in samples for fault in sample} == {
+        fault.name for fault in faults
+    }

@@ -73,7 +73,8 @@ def add_vocabulary(
 def merges_of(source: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the merges of a tokenizer.json, which are pairs or strings with a space."""
     return [
-        tuple(one.split(" ") if isinstance(one, str) else one) for one in source["model"]["merges"]
+        tuple(item.split(" ") if isinstance(item, str) else item)
+        for item in source["model"]["merges"]
     ]
 
 

@@ -47,7 +47,7 @@ def test_a_failing_section_affects_no_other_section(tmp_path):
     }
     code, run, _ = run_sections(tmp_path, sources)
     found = run["sections"]
-    assert {name: one["state"] for name, one in found.items()} == {
+    assert {name: item["state"] for name, item in found.items()} == {
         "machine": OK,
         "raises": BROKEN,
         "dies": DIED,
@@ -62,7 +62,7 @@ def test_a_failing_section_affects_no_other_section(tmp_path):
     assert "a_module_that_does_not_exist is not installed" in found["lacking"]["why"]
     assert found["wrong"]["why"] == "it is off by one" and found["wrong"]["notes"] == ["by the way"]
     # Figures measured before the failure are kept.
-    values = [[figure["value"] for figure in one["figures"]] for one in found.values()]
+    values = [[figure["value"] for figure in item["figures"]] for item in found.values()]
     assert values == [[], *[[42.0]] * 6]
 
 
@@ -81,7 +81,7 @@ def test_a_section_that_hangs_is_killed_with_its_child_processes(tmp_path):
 
 def test_sections_that_begin_after_the_total_deadline_are_reported_as_late(tmp_path):
     code, run, _ = run_sections(tmp_path, {"hangs": HANGS, "fine": FINE}, total_s=3.5)
-    states = {name: one["state"] for name, one in run["sections"].items()}
+    states = {name: item["state"] for name, item in run["sections"].items()}
     assert (code, states["hangs"], states["fine"]) == (1, LATE, LATE)
     assert "3.5 s total limit has passed" in run["sections"]["fine"]["why"]
 
@@ -101,8 +101,8 @@ def test_the_command_runs_every_section_on_a_cpu(tmp_path):
     took = _seconds_of_children() - begun
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(result.read_text("utf-8"))
-    states = {name: one["state"] for name, one in run["sections"].items()}
-    assert states == {one.name: OK if one.on_cpu else NO_DEVICE for one in SECTIONS}
+    states = {name: item["state"] for name, item in run["sections"].items()}
+    assert states == {item.name: OK if item.on_cpu else NO_DEVICE for item in SECTIONS}
     for spec in SECTIONS:
         measured = {figure["name"] for figure in run["sections"][spec.name]["figures"]}
         assert spec.on_cpu or not measured
@@ -189,9 +189,9 @@ def _write_wheel(folder: Path, module: str, source: str) -> None:
 
 
 def test_the_sum_of_section_deadlines_is_within_the_total_deadline():
-    assert sum(one.deadline_s for one in SECTIONS) <= TOTAL_S
+    assert sum(item.deadline_s for item in SECTIONS) <= TOTAL_S
     assert SECTIONS[0].name == "machine" and SECTIONS[0].on_cpu
-    assert len({one.name for one in SECTIONS}) == len(SECTIONS)
+    assert len({item.name for item in SECTIONS}) == len(SECTIONS)
 
 
 def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
@@ -231,4 +231,4 @@ def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(result.read_text("utf-8"))
     assert {"device_mib", "host_mib"} == _names(run, "memory")
-    assert _names(run, "small_model") == {one.name for one in section("small_model").figures}
+    assert _names(run, "small_model") == {figure.name for figure in section("small_model").figures}

@@ -94,22 +94,22 @@ def test_the_plugin_list_shows_for_device_plugins_whether_they_are_verified():
 
 def _verified(registry: PluginRegistry, plugin: str) -> str:
     kind, _, name = plugin.partition(":")
-    (found,) = [one for one in registry.candidates(kind) if one.name == name]
+    (found,) = [candidate for candidate in registry.candidates(kind) if candidate.name == name]
     return registry.entry_of(found).verified
 
 
 def test_every_device_plugin_is_installed():
     found = {
-        f"{kind}:{one.name}"
+        f"{kind}:{candidate.name}"
         for kind in ("platform", "worker", "attention", "ops")
-        for one in PluginRegistry().candidates(kind)
+        for candidate in PluginRegistry().candidates(kind)
     }
     assert set(DEVICE_PLUGINS) <= found
 
 
 def test_a_section_without_results_is_shown_as_never_run():
     block = page_block(None)
-    assert block.count("never run") == len(SECTIONS) + sum(len(one.figures) for one in SECTIONS)
+    assert block.count("never run") == len(SECTIONS) + sum(len(item.figures) for item in SECTIONS)
     assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)
     partly = page_block(RUN)
     assert "| **parity** | Do logits" in partly and "| | never run |" in partly
@@ -175,4 +175,4 @@ def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
 
 def test_the_gpu_page_lists_every_section():
     text = PAGE.read_text("utf-8")
-    assert not [one.name for one in SECTIONS if f"**{one.name}**" not in text]
+    assert not [item.name for item in SECTIONS if f"**{item.name}**" not in text]

@@ -26,5 +26,5 @@ def test_a_benchmark_killed_at_its_deadline_keeps_its_measurements(tmp_path, mon
     task = Task(device="cuda", small=True, folder=tmp_path, seed=1)
     kernel_bench.run_script("slow", task, report)
     assert requested == ["slow_kernels"]
-    assert [(one["name"], one["value"]) for one in report.figures] == [("first", 2.5)]
+    assert [(figure["name"], figure["value"]) for figure in report.figures] == [("first", 2.5)]
     assert report.wrong[0].startswith("slow.py was not done within 1 s")

@@ -119,9 +119,9 @@ def _is_nothing(value: ast.expr | None) -> bool:
 
 
 def _other_comparisons(node: ast.Compare) -> Iterator[Change]:
-    for place, operator in enumerate(node.ops):
+    for index, operator in enumerate(node.ops):
         others = (table.get(type(operator)) for table in (NEGATED, MOVED))
-        yield from (_with_operator(place, other) for other in others if other is not None)
+        yield from (_with_operator(index, other) for other in others if other is not None)
 
 
 def _other_constants(value: object) -> Iterator[Change]:

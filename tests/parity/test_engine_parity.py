@@ -103,10 +103,10 @@ def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
     """
     source = random.Random(commit_seed()[0] + 1)
     found = []
-    for place, prompt in enumerate(prompts):
-        if place % 3 == 0:
-            follow_up = [*answered[place].token_ids, *random_tokens(source, 5)]
-        elif place % 3 == 1:
+    for index, prompt in enumerate(prompts):
+        if index % 3 == 0:
+            follow_up = [*answered[index].token_ids, *random_tokens(source, 5)]
+        elif index % 3 == 1:
             follow_up = prompt
         else:
             follow_up = prompt[: len(prompt) // 2] + random_tokens(source, 20)

@@ -132,7 +132,7 @@ def test_the_tokenizer_of_smollm2_in_its_gguf_file_equals_that_of_transformers()
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     assert (ours.eos_token_id, ours.vocab_size) == (theirs.eos_token_id, len(theirs))
     # transformers uses the pattern of GPT-2 for this vocabulary, which does not split numbers.
-    texts = [text for text in all_texts() if not any(one.isnumeric() for one in text)]
+    texts = [text for text in all_texts() if not any(item.isnumeric() for item in text)]
     for text in texts:
         assert ours.encode(text) == theirs.encode(text), text
     assert [ours.decode([token]) for token in ours.encode("x 1234")] == ["x", " ", *"1234"]

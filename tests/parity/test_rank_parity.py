@@ -135,7 +135,7 @@ def test_several_ranks_agree_with_one_rank(
     first, *others = ran.recorded
     for other in others:
         assert all(
-            torch.equal(one.logits, two.logits) for one, two in zip(first, other, strict=True)
+            torch.equal(item.logits, two.logits) for item, two in zip(first, other, strict=True)
         ), "ranks have different logits"
     reference = forced_logits(checkpoint, ran)
     measure(ran.requests, first, lambda token_ids: reference[tuple(token_ids)]).check()
@@ -213,17 +213,17 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
         with start(checkpoint, num_ranks, **options) as llm:
             answers.append(llm.generate(make_prompts(), params, use_tqdm=False))
     num_compared = 0
-    for one, two in zip(*answers, strict=True):
-        mine, theirs = ([*out.prompt_logprobs[1:], *out.outputs[0].logprobs] for out in (one, two))
-        num_alike = common_length(one.outputs[0].token_ids, two.outputs[0].token_ids)
+    for item, two in zip(*answers, strict=True):
+        mine, theirs = ([*out.prompt_logprobs[1:], *out.outputs[0].logprobs] for out in (item, two))
+        num_alike = common_length(item.outputs[0].token_ids, two.outputs[0].token_ids)
         if num_alike < GREEDY.max_tokens:
             best, second, *_ = sorted(
-                (entry.logprob for entry in one.outputs[0].logprobs[num_alike].values()),
+                (entry.logprob for entry in item.outputs[0].logprobs[num_alike].values()),
                 reverse=True,
             )
             assert best - second <= MARGIN, "tokens differ where one is clearly the most likely"
         # The prefixes are equal up to the first differing token.
-        num_positions = len(one.prompt_logprobs) - 1 + min(num_alike + 1, GREEDY.max_tokens)
+        num_positions = len(item.prompt_logprobs) - 1 + min(num_alike + 1, GREEDY.max_tokens)
         pairs = zip(mine[:num_positions], theirs[:num_positions], strict=True)
         for left, right in pairs:
             for token in left.keys() & right.keys():
@@ -235,4 +235,4 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
 def common_length(one: Sequence[int], two: Sequence[int]) -> int:
     """Return the number of equal tokens before the first difference."""
     pairs = zip(one, two, strict=True)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(one))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), len(one))

@@ -60,7 +60,7 @@ def logprobs(folder: Path, **options: object) -> list[dict[int, float]]:
     with LLM(str(folder), **{**OPTIONS, **options}) as llm:
         (output,) = llm.generate([PROMPT], PARAMS, use_tqdm=False)
     return [
-        {token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs
+        {token: item.logprob for token, item in step.items()} for step in output.outputs[0].logprobs
     ]
 
 

@@ -291,10 +291,10 @@ def _engine_readers() -> dict[str, ByteReader]:
         messages.Died(RemoteError("EngineDeadError", "a step failed", "2 runs")),
     )
     found = {
-        f"from the engine: {type(one).__name__}": ByteReader(
-            good=messages.pack(one), read=_from_engine, form=wire
+        f"from the engine: {type(item).__name__}": ByteReader(
+            good=messages.pack(item), read=_from_engine, form=wire
         )
-        for one in from_engine
+        for item in from_engine
     }
     found |= {f"to the engine: {name}": _call_reader(name, given) for name, given in to_engine}
     return found | {

@@ -51,8 +51,8 @@ class EngineFrontEnd:
                 found.append(error)
         ended = {}
         while self.engine.has_unfinished_requests():
-            ended |= {one.request_id: one for one in self.engine.step() if one.finished}
-        return [one if isinstance(one, Exception) else ended[one] for one in found]
+            ended |= {item.request_id: item for item in self.engine.step() if item.finished}
+        return [item if isinstance(item, Exception) else ended[item] for item in found]
 
     def close(self):
         self.engine.shutdown()
@@ -70,7 +70,7 @@ class AsyncFrontEnd:
         return self.loop.run_until_complete(asyncio.wait_for(self._ask_all(requests), 60))
 
     async def _ask_all(self, requests):
-        tasks = [self._last({"output_kind": FINAL} | one) for one in requests]
+        tasks = [self._last({"output_kind": FINAL} | request) for request in requests]
         found = await asyncio.gather(*tasks, return_exceptions=True)
         await self.llm.check_health()
         return found

@@ -86,7 +86,7 @@ def _value(kind: int, value: Any) -> bytes:
     lie = value if isinstance(value, Lie) else Lie(value)
     inner, items = lie.value
     count = len(items) if lie.count is None else lie.count
-    return struct.pack("<IQ", inner, count) + b"".join(_value(inner, one) for one in items)
+    return struct.pack("<IQ", inner, count) + b"".join(_value(inner, item) for item in items)
 
 
 def make_valid() -> Parts:
@@ -188,10 +188,10 @@ def damage_split(number: int) -> list[bytes]:
         data=first.data,
     )
     first.tensors = first.tensors[:half]
-    for place, part in enumerate((first, second)):
+    for index, part in enumerate((first, second)):
         part.metadata |= {
             "split.count": (U16, 2),
-            "split.no": (U16, place),
+            "split.no": (U16, index),
             "split.tensors.count": (I32, len(first.tensors) + len(second.tensors)),
         }
     kinds = (_damage_head, _damage_value, _damage_size, _damage_tensor)
@@ -307,8 +307,8 @@ def write_damaged(folder: Path, number: int) -> list[Path]:
     contents = damage_split(number) if number % 10 == SPLIT else [damage(number)]
     ending = "" if len(contents) == 1 else "-{:05}-of-00002"
     paths = []
-    for place, content in enumerate(contents, start=1):
-        path = folder / f"damaged{number}{ending.format(place)}.gguf"
+    for index, content in enumerate(contents, start=1):
+        path = folder / f"damaged{number}{ending.format(index)}.gguf"
         path.write_bytes(content)
         paths.append(path)
     return paths

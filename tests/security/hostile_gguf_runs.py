@@ -75,7 +75,7 @@ def main(first: int, count: int, folder: Path) -> dict[str, Any]:
             outcome = "accepted"
         except DovetailError as error:
             outcome = type(error).__name__
-            named = any(one.name in str(error) for one in paths)
+            named = any(item.name in str(error) for item in paths)
             if not isinstance(error, RequestError) and not named:
                 broken.append(f"{number}: not named: {str(error)[:300]}")
         except BaseException as error:
@@ -83,8 +83,8 @@ def main(first: int, count: int, folder: Path) -> dict[str, Any]:
             broken.append(f"{number}: {type(error).__name__}: {str(error)[:300]}")
         slowest = max(slowest, time.monotonic() - start)
         outcomes[outcome] += 1
-        for one in paths:
-            one.unlink()
+        for item in paths:
+            item.unlink()
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {
         "outcomes": outcomes,

@@ -60,7 +60,7 @@ def behind(prefix_bytes: int, form: Form) -> Form:
 
     def contents(good: bytes, pickled: bytes) -> Iterator[bytes]:
         yield from raw(good, pickled)
-        yield from (good[:prefix_bytes] + one for one in form(good[prefix_bytes:], pickled))
+        yield from (good[:prefix_bytes] + item for item in form(good[prefix_bytes:], pickled))
 
     return contents
 
@@ -69,7 +69,7 @@ def text(good: bytes, pickled: bytes) -> Iterator[bytes]:
     """Yield the content with each JSON value replaced by the pickle, as text and as base64."""
     yield from raw(good, pickled)
     for value in (pickled.decode("latin-1"), base64.b64encode(pickled).decode()):
-        yield from (json.dumps(one).encode() for one in _replaced(json.loads(good), value))
+        yield from (json.dumps(item).encode() for item in _replaced(json.loads(good), value))
 
 
 def columns(good: bytes, pickled: bytes) -> Iterator[bytes]:
@@ -79,9 +79,9 @@ def columns(good: bytes, pickled: bytes) -> Iterator[bytes]:
     frame = unpack_columns(good, kind, least=0)
     found = [bytes(column) for column in frame.columns]
     padded = pickled + bytes(-len(pickled) % 4)
-    for place, column in enumerate(found):
+    for index, column in enumerate(found):
         for new in (pickled, padded, *_if_messagepack(column, pickled)):
-            changed = [*found[:place], new, *found[place + 1 :]]
+            changed = [*found[:index], new, *found[index + 1 :]]
             yield pack_columns(kind, changed, frame.numbers)
 
 
@@ -96,12 +96,12 @@ def _replaced(content: Any, new: Any) -> Iterator[Any]:
     """Yield `content` once for each value and str key in it, with that value or key replaced."""
     yield new
     if isinstance(content, list):
-        for place, one in enumerate(content):
-            for other in _replaced(one, new):
-                yield [*content[:place], other, *content[place + 1 :]]
+        for index, item in enumerate(content):
+            for other in _replaced(item, new):
+                yield [*content[:index], other, *content[index + 1 :]]
     if isinstance(content, dict):
-        for key, one in content.items():
-            for other in _replaced(one, new):
+        for key, item in content.items():
+            for other in _replaced(item, new):
                 yield {**content, key: other}
             if isinstance(new, str):
-                yield {**content, new: one}
+                yield {**content, new: item}

@@ -159,7 +159,7 @@ def test_later_changes_of_parameters_have_no_effect(llm):
     params.logit_bias[10**6] = "no number"
     params.extra_args["b"] = object()
     while engine.has_unfinished_requests():
-        found |= {one.request_id: one for one in engine.step()}
+        found |= {item.request_id: item for item in engine.step()}
     assert tokens_of(found["changed"]) == before
     assert tokens_of(found["valid"]) == tokens_of(llm.generate(TEXT, VALID)[0])
     with pytest.raises(RequestError) as caught:  # its current values are invalid

@@ -166,7 +166,7 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
         num_turns += 1
     assert num_turns == turns
     assert core.added == [f"r{place}" for place in range(10) if place != 5]
-    assert [list(one) for one in refused] == [["r5"]]
+    assert [list(item) for item in refused] == [["r5"]]
 
 
 def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():

@@ -110,8 +110,8 @@ class LLMCalls:
         core = self.llm.llm_engine.client.core
         self._add = core.add_request
         core.add_request = self.timed_add
-        self.alone = [tokens_of(one) for one in self.llm.generate(VALID_TEXT, VALID)]
-        self.chat_alone = [tokens_of(one) for one in self.llm.chat(VALID_CHAT, VALID)]
+        self.alone = [tokens_of(item) for item in self.llm.generate(VALID_TEXT, VALID)]
+        self.chat_alone = [tokens_of(item) for item in self.llm.chat(VALID_CHAT, VALID)]
         self.num_refused = self.num_served = 0
 
     def timed_add(self, request):
@@ -137,7 +137,7 @@ class LLMCalls:
 
     def check_alive(self):
         outputs = self.llm.generate(VALID_TEXT, VALID)
-        assert [tokens_of(one) for one in outputs] == self.alone
+        assert [tokens_of(output) for output in outputs] == self.alone
 
 
 def make_params(maker):
@@ -299,7 +299,7 @@ def test_random_calls_use_every_parameter():
 
     from dovetail import AsyncLLM
 
-    assert set(calls.PARAM_FIELDS) == {one.name for one in fields(SamplingParams)}
+    assert set(calls.PARAM_FIELDS) == {field.name for field in fields(SamplingParams)}
     drawn = {
         LLM.generate: {"prompts", "sampling_params", *calls.GENERATE},
         LLM.chat: {"messages", "sampling_params", *calls.CHAT},

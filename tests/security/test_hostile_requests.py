@@ -205,8 +205,8 @@ def test_valid_values_of_unusual_types_are_accepted(front_end):
     prompts += (iter([5, 6, 7, 8]), (5, 6, 7, 8), {"prompt_token_ids": [5, 6, 7, 8]})
     params = VALID["params"]
     requests = [
-        {"request_id": f"odd~{place}#{place}", "prompt": prompt, "params": params}
-        for place, prompt in enumerate(prompts)
+        {"request_id": f"odd~{index}#{index}", "prompt": prompt, "params": params}
+        for index, prompt in enumerate(prompts)
     ]
     found = [tokens_of(output) for output in front_end.ask_all(requests)]
     assert found == [found[0]] * len(prompts)
@@ -274,11 +274,11 @@ def test_prompts_that_are_not_a_list_are_refused_without_reading_them(llm, promp
 def test_prompts_may_come_from_any_iterable(llm):
     params = VALID["params"]
     listed = [output.outputs for output in llm.generate(["a", "b"], params)]
-    assert [one.outputs for one in llm.generate((text for text in "ab"), params)] == listed
-    assert [one.outputs for one in llm.generate(dict.fromkeys("ab").keys(), params)] != []
+    assert [item.outputs for item in llm.generate((text for text in "ab"), params)] == listed
+    assert [item.outputs for item in llm.generate(dict.fromkeys("ab").keys(), params)] != []
     tokens = llm.generate([5, 6, 7], params)
-    assert [one.outputs for one in llm.generate(range(5, 8), params)] == [tokens[0].outputs]
-    assert [one.outputs for one in llm.generate(iter([5, 6, 7]), params)] == [tokens[0].outputs]
+    assert [item.outputs for item in llm.generate(range(5, 8), params)] == [tokens[0].outputs]
+    assert [item.outputs for item in llm.generate(iter([5, 6, 7]), params)] == [tokens[0].outputs]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_failed_call_does_not_affect_a_request_with_the_same_id(llm):
     ended = []
     while engine.has_unfinished_requests():
         ended += [output for output in engine.step() if output.finished]
-    assert [(one.request_id, len(one.outputs[0].token_ids)) for one in ended] == [(number, 50)]
+    assert [(item.request_id, len(item.outputs[0].token_ids)) for item in ended] == [(number, 50)]
 
 
 # --- limits -----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_an_engine_may_be_stepped_in_one_thread_and_read_in_others(llm):
                     engine.abort_request(f"{place}-{number}")
             return
         while len(ended) < len(expected):
-            ended.update({one.request_id: one for one in engine.step() if one.finished})
+            ended.update({item.request_id: item for item in engine.step() if item.finished})
 
     assert in_threads(work) == [None] * 4
     assert set(ended) == expected and not engine.has_unfinished_requests()

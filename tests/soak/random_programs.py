@@ -83,8 +83,8 @@ def play_all(
     num_pairs = len(policies) * len(SHAPES)
     with ProcessPoolExecutor(num_processes) as pool:
         while tally.counts["steps"] < num_steps:
-            for one in _play_some(pool, policies, islice(numbers, num_pairs)):
-                tally.add(one)
+            for item in _play_some(pool, policies, islice(numbers, num_pairs)):
+                tally.add(item)
                 report(tally)
     return tally
 

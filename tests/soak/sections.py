@@ -80,7 +80,7 @@ class SoakRun:
             else:
                 self._passed[section.name] = took_s
                 self._write()
-        passed = [self._passed[one.name] for one in sections if one.name in self._passed]
+        passed = [self._passed[item.name] for item in sections if item.name in self._passed]
         self._say(f"soak: {len(passed)} of {len(sections)} sections passed, {sum(passed):.0f} s")
         if failed:
             self._say(f"soak: failed: {', '.join(failed)}. Run the same command to try them again.")

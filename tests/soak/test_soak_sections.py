@@ -81,5 +81,5 @@ def test_sections_cover_every_folder_of_tests():
     }
     assert folders <= named | {"tests", "bench", ".venv"}
     sections = make_sections()
-    assert len({one.name for one in sections}) == len(sections)
-    assert all(LONG in one.command for one in sections if one.name.startswith("long"))
+    assert len({item.name for item in sections}) == len(sections)
+    assert all(LONG in item.command for item in sections if item.name.startswith("long"))

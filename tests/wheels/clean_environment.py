@@ -35,8 +35,8 @@ def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[st
     run(*PIP, "--python", interpreter, "install", "-q", "--no-index", "--no-deps", *wheels)
     (site_packages,) = (folder / "lib").glob("python*/site-packages")
     installed = [Distribution.at(path) for path in site_packages.glob("*.dist-info")]
-    here = {canonicalize_name(one.name) for one in installed}
-    names = [requirement for one in installed for requirement in _dependencies(one)] + list(tools)
+    here = {canonicalize_name(item.name) for item in installed}
+    names = [requirement for item in installed for requirement in _dependencies(item)] + list(tools)
     for needed in _closure(names, here):
         _link(needed, site_packages)
         _link_programs(needed, interpreter.parent)

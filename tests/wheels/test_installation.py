@@ -48,7 +48,7 @@ def test_packages_without_torch_run_on_newer_pythons(version, wheels, tmp_path):
     assert "dovetail-sched-fcfs" in listed
     program = "import sys, dovetail; dovetail.LLM; print('torch' in sys.modules)"
     assert run(python, "-c", program, cwd=tmp_path).strip() == "False"
-    suites = [word for one in POLICIES for word in ("--dovetail-plugin", one)]
+    suites = [word for item in POLICIES for word in ("--dovetail-plugin", item)]
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites, cwd=tmp_path)
 
 

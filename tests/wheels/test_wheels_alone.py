@@ -53,7 +53,7 @@ def kit_report(member, wheels, folder):
     python = make_environment(folder / "environment", chosen)
     (package,) = (member / "src").glob("*/__init__.py")
     run(python, "-c", f"import {package.parent.name}", cwd=folder)
-    options = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
+    options = [word for item in plugins_of(member) for word in ("--dovetail-plugin", item)]
     if not options:
         return ""  # the member provides data or commands, but no plugins
     empty = folder / "empty"
@@ -70,11 +70,11 @@ def trials(request, wheels, tmp_path_factory):
     members = [item.callspec.params["member"] for item in items]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         folders = {member: tmp_path_factory.mktemp(member.name) for member in members}
-        yield {one: pool.submit(kit_report, one, wheels, folders[one]) for one in members}
+        yield {entry: pool.submit(kit_report, entry, wheels, folders[entry]) for entry in members}
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
+@pytest.mark.parametrize("member", [pytest.param(item, id=relative(item)) for item in members()])
 def test_a_wheel_with_only_its_dependencies_passes_the_conformance_kit(member, trials):
     output = trials[member].result()
     for plugin in plugins_of(member):
@@ -105,7 +105,7 @@ def test_the_tests_of_a_small_member_pass_with_only_its_dependencies(wheels, tmp
 
 @pytest.mark.soak
 @pytest.mark.timeout(2000)
-@pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
+@pytest.mark.parametrize("member", [pytest.param(item, id=relative(item)) for item in members()])
 def test_the_tests_of_a_member_pass_with_only_its_dependencies(member, wheels, tmp_path):
     run_own_tests(member, wheels, tmp_path)
 

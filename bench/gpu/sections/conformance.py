@@ -42,7 +42,7 @@ def run(task: Task, report: Report) -> None:
     installed = []
     for plugin in task.parts.plugins:
         kind, _, name = plugin.partition(":")
-        if ":" in name or name in {one.name for one in registry.candidates(kind)}:
+        if ":" in name or name in {candidate.name for candidate in registry.candidates(kind)}:
             installed.append(plugin)
         else:
             report.note(f"{plugin} is not installed")
@@ -53,7 +53,7 @@ def run(task: Task, report: Report) -> None:
     ]
     at_once = max(1, min(_MAX_AT_ONCE, read_cores().usable // 2))
     with ThreadPoolExecutor(at_once) as pool:
-        ended = list(pool.map(lambda one: _run_kit(*one, task), runs))
+        ended = list(pool.map(lambda item: _run_kit(*item, task), runs))
     for plugin in installed:
         mine = [how for (whose, _), how in zip(runs, ended, strict=True) if whose == plugin]
         _report(plugin, mine, report)
@@ -95,5 +95,7 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
 
 def read_counts(plugin: str, output: str) -> dict[str, int]:
     """Return the counts in the kit's output line about a plugin; an empty dict if it is missing."""
-    line = next((one for one in output.splitlines() if one.startswith(f"{plugin}: ")), "")
+    line = next(
+        (splitline for splitline in output.splitlines() if splitline.startswith(f"{plugin}: ")), ""
+    )
     return {what: int(count) for count, what in _COUNT.findall(line)}

@@ -16,7 +16,7 @@ def run(task: Task, report: Report) -> None:
     """Generate answers to all questions in one call, greedily, in the model's own dtype."""
     per_task = _SMALL_PER_TASK if task.small else _PER_TASK
     asked = [
-        (one, text) for one in TASKS.values() for text, _ in held_out_set(one, per_task, _SEED)
+        (item, text) for item in TASKS.values() for text, _ in held_out_set(item, per_task, _SEED)
     ]
     params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS)
     chats = [[{"role": "user", "content": text}] for _, text in asked]
@@ -29,9 +29,9 @@ def run(task: Task, report: Report) -> None:
         outputs = llm.chat(chats, params, use_tqdm=False)
         found = llm.llm_engine.plugins.chosen
     right = sum(
-        output.outputs[0].finish_reason == "stop" and one.check(text, output.outputs[0].text)
-        for (one, text), output in zip(asked, outputs, strict=True)
+        output.outputs[0].finish_reason == "stop" and item.check(text, output.outputs[0].text)
+        for (item, text), output in zip(asked, outputs, strict=True)
     )
     report.figure("right", 100 * right / len(asked), note=f"{right} of {len(asked)}")
-    parts = {one.kind: one.name for one in found if one.kind in ("attention", "ops", "worker")}
+    parts = {item.kind: item.name for item in found if item.kind in ("attention", "ops", "worker")}
     report.note(", ".join(f"{kind} by {name}" for kind, name in sorted(parts.items())))

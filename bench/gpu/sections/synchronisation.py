@@ -91,9 +91,9 @@ def watched_worker(base: type, module: Any) -> type:
                 finally:
                     module.set_sync_debug_mode("default")
                     self._waits.update(
-                        f"{one.filename}:{one.lineno}"
-                        for one in told
-                        if _DETECTED in str(one.message)
+                        f"{item.filename}:{item.lineno}"
+                        for item in told
+                        if _DETECTED in str(item.message)
                     )
 
     return WatchedWorker

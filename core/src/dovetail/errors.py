@@ -156,9 +156,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if len(name) > _MAX_TYPED:
         return ""
     names = list(known)
-    same = [one for one in names if _letters(one) == _letters(name)]
-    folded = {one.casefold(): one for one in reversed(names)}
-    close = [folded[one] for one in get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)]
+    same = [item for item in names if _letters(item) == _letters(name)]
+    folded = {item.casefold(): item for item in reversed(names)}
+    close = [
+        folded[close_match]
+        for close_match in get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    ]
     found = same or close
     return f" Did you mean {found[0]!r}?" if found else ""
 

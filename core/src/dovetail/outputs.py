@@ -64,11 +64,11 @@ class ChatMessage:
         if self.tool_calls:
             message["tool_calls"] = [
                 {
-                    "id": one.id,
+                    "id": tool_call.id,
                     "type": "function",
-                    "function": {"name": one.name, "arguments": one.arguments},
+                    "function": {"name": tool_call.name, "arguments": tool_call.arguments},
                 }
-                for one in self.tool_calls
+                for tool_call in self.tool_calls
             ]
         return message
 

@@ -199,7 +199,10 @@ class Request:
         self.deadline_ns = asked.deadline_ns
         self.lora_id = asked.lora_id
         self.encoder_inputs = asked.encoder_inputs
-        ends = (one.position + one.num_tokens for one in asked.encoder_inputs)
+        ends = (
+            encoder_input.position + encoder_input.num_tokens
+            for encoder_input in asked.encoder_inputs
+        )
         self.encoder_end = max(ends, default=0)
         self.sequence = sequence
         self.status = RequestStatus.WAITING

@@ -247,7 +247,9 @@ class SamplingParams:
             return self
         return guarded(
             "params",
-            lambda: SamplingParams(**{one.name: getattr(self, one.name) for one in fields(self)}),
+            lambda: SamplingParams(
+                **{item.name: getattr(self, item.name) for item in fields(self)}
+            ),
         )
 
     def _check_contradictions(self) -> None:

@@ -40,8 +40,8 @@ def test_two_front_ends_can_use_the_same_request_ids(bench, llm, attached):
             *(read(llm, "abc", request_id=f"r{n}") for n in range(6)),
             *(read(attached, "defg", request_id=f"r{n}") for n in range(6)),
         )
-        assert [token_ids(one) for one in found] == [expected[0]] * 6 + [expected[1]] * 6
-        assert {one.request_id for one in found} == {f"r{n}" for n in range(6)}
+        assert [token_ids(item) for item in found] == [expected[0]] * 6 + [expected[1]] * 6
+        assert {item.request_id for item in found} == {f"r{n}" for n in range(6)}
         await attached.check_health()
 
     bench.run(both())

@@ -48,14 +48,14 @@ def joined(outputs):
     """Join delta outputs; return text, tokens and finish reason by completion index."""
     made = {}
     for output in outputs:
-        for one in output.outputs:
-            text, tokens, logprobs, _ = made.get(one.index, ("", [], [], None))
-            logprobs = logprobs + (one.logprobs or [])
-            made[one.index] = (
-                text + one.text,
-                tokens + one.token_ids,
+        for item in output.outputs:
+            text, tokens, logprobs, _ = made.get(item.index, ("", [], [], None))
+            logprobs = logprobs + (item.logprobs or [])
+            made[item.index] = (
+                text + item.text,
+                tokens + item.token_ids,
                 logprobs,
-                one.finish_reason,
+                item.finish_reason,
             )
     return made
 

@@ -216,13 +216,13 @@ def data_of(pieces):
             tokens.append((name, list(piece.token_ids[end : end + count])))
             end += count
         assert end == len(piece.token_ids)
-        ends += [one.request_id for one in piece.finished]
+        ends += [item.request_id for item in piece.finished]
         logprobs |= piece.logprobs
         cached |= piece.num_cached_tokens
-        for name, one in piece.prompt_logprobs.items():
-            entries = zip(one.token_ids, one.logprobs, strict=True)
+        for name, prompt_logprob in piece.prompt_logprobs.items():
+            entries = zip(prompt_logprob.token_ids, prompt_logprob.logprobs, strict=True)
             entries_of_request = prompts.setdefault(name, [])
-            for count, rank in zip(one.counts, one.ranks, strict=True):
+            for count, rank in zip(prompt_logprob.counts, prompt_logprob.ranks, strict=True):
                 entries_of_request.append((rank, [next(entries) for _ in range(count)]))
             assert next(entries, None) is None
     return tokens, sorted(ends), prompts, cached, logprobs
@@ -237,8 +237,8 @@ def test_output_chunks_contain_the_same_data_as_the_complete_outputs(most):
         assert data_of(pieces) == data_of([outputs])
         rows = {name: n for n, piece in enumerate(pieces) for name in piece.request_ids}
         for number, piece in enumerate(pieces):
-            for one in piece.finished:  # no later chunk has tokens of the request
-                assert rows.get(one.request_id, number) == number
+            for item in piece.finished:  # no later chunk has tokens of the request
+                assert rows.get(item.request_id, number) == number
             with_tokens = sum(count > 0 for count in piece.num_new_tokens)
             assert len(pieces) == 1 or with_tokens <= most
     assert list(cut_outputs(EngineCoreOutputs(), 10)) == [EngineCoreOutputs()]
@@ -248,7 +248,7 @@ def test_log_probabilities_are_split_into_chunks_of_limited_size():
     few, many = columns(Random(SEED), 300, 9), columns(Random(SEED), 300, 99)
     for whole, least_pieces in ((few, 300 / 32), (many, len(many.token_ids) / 16 / 32)):
         pieces = list(cut_logprobs(whole, 32))
-        work = [len(one.counts) + len(one.token_ids) // 16 for one in pieces]
+        work = [len(piece.counts) + len(piece.token_ids) // 16 for piece in pieces]
         assert max(work) <= 32
         assert least_pieces <= len(pieces) <= sum(work) / (32 - 9) + 1
     whole = few

@@ -69,7 +69,7 @@ def test_the_report_names_the_selected_platform(spell, tmp_path, capsys, monkeyp
     assert main(command) == 0
     assert "platform cpu," in capsys.readouterr().out
     plugins = json.loads(file.read_text())["engine"]["plugins"]
-    assert [one["name"] for one in plugins if one["kind"] == "platform"] == ["cpu"]
+    assert [plugin["name"] for plugin in plugins if plugin["kind"] == "platform"] == ["cpu"]
 
 
 def test_the_throughput_benchmark_submits_all_requests_together(spell, requested, tmp_path) -> None:

@@ -229,7 +229,7 @@ def test_a_refused_message_does_not_end_the_chat(fake, monkeypatch, capsys) -> N
     assert chat(monkeypatch, "one\ntwo\n", "--url", fake.url) == 0
     assert capsys.readouterr().err.count("400: a message") == 2
     bodies = [body["messages"] for method, *_, body in fake.requests if method == "POST"]
-    assert [len(one) for one in bodies] == [1, 1]
+    assert [len(item) for item in bodies] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ class Answers:
         for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
             self.tokens.setdefault(name, []).extend(outputs.token_ids[end : end + count])
             end += count
-        for one in outputs.finished:
-            assert one.request_id not in self.ends, "a request ended twice"
-            self.ends[one.request_id] = (one.reason, one.message)
+        for item in outputs.finished:
+            assert item.request_id not in self.ends, "a request ended twice"
+            self.ends[item.request_id] = (item.reason, item.message)
 
     def collect(self, client, num_ends):
         num_waits = 0

@@ -105,7 +105,9 @@ def left_open():
     for name in os.listdir("/proc/self/fd"):
         if os.path.exists(f"/proc/self/fd/{name}"):
             files.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [one for one in files if "/proc/" not in one] + [t.name for t in threading.enumerate()]
+    return [file for file in files if "/proc/" not in file] + [
+        t.name for t in threading.enumerate()
+    ]
 
 
 if __name__ == "__main__":

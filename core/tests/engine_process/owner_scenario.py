@@ -337,7 +337,7 @@ def outlive(having):
 
 def descendants_of(pid):
     found = sorted(children_of(pid))
-    return found + [below for one in found for below in descendants_of(one)]
+    return found + [below for item in found for below in descendants_of(item)]
 
 
 def without_directory(having):
@@ -369,7 +369,7 @@ def main():
         time.sleep(0.02)
     remaining = {
         "children": descendants_of(os.getpid()),
-        "threads": [one.name for one in threading.enumerate()][1:],
+        "threads": [item.name for item in threading.enumerate()][1:],
         "open_resources": [was == now for was, now in zip(before, open_resources(), strict=True)],
     }
     print(json.dumps({"observed": observed, "left": remaining}))

@@ -84,13 +84,13 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
         os.kill(client.process_id, signal.SIGSTOP)  # the stopped process answers no call
         waiting = [client.call_workers("echo", (n,)) for n in range(3)]
         waiting += [traffic.Answers().collect_async(client, 1) for _ in range(3)]
-        tasks = [asyncio.create_task(one) for one in waiting]
+        tasks = [asyncio.create_task(item) for item in waiting]
         await asyncio.sleep(0.05)
         os.kill(client.process_id, signal.SIGKILL)
         start = time.monotonic()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert time.monotonic() - start < 2
-        assert [type(one) for one in found] == [EngineDeadError] * 6
+        assert [type(item) for item in found] == [EngineDeadError] * 6
         assert isinstance(client.error, EngineDeadError)
         with pytest.raises(EngineDeadError):
             await client.add_request(traffic.request("b"))

@@ -84,7 +84,7 @@ def with_pickles(traffic, bomb):
         call(1, "abort_requests", (text,)),
         pack(Call(1, text, bomb)),
         pack(Call(1, "call_workers", bomb)),
-        *(call(0, "add_request", (text, one)) for one in [bomb, *spoilt]),
+        *(call(0, "add_request", (text, item)) for item in [bomb, *spoilt]),
         *(
             call(1, "call_workers", name, (bomb,), {"x": bomb})
             for name in (text[:250], "echo", "__reduce__", "os:mkdir", "pickle")
@@ -118,7 +118,7 @@ def test_ten_thousand_malformed_messages_affect_no_request(client_of, traffic, t
     while len(offered) < NUM_MESSAGES // 2:
         is_random = rng.random() < 0.3
         offered.append(rng.randbytes(50) if is_random else mutated(rng, rng.choice(good)))
-    offered = [one for one in offered if one != pack(Stop())]
+    offered = [item for item in offered if item != pack(Stop())]
     client = client_of("sync", async_scheduling=ahead)
     standard = traffic.request("standard", range(30), 20)
     client.add_request(standard)

@@ -80,7 +80,9 @@ def test_two_front_ends_can_use_the_same_ids_and_get_their_own_outputs(
     assert owner.add_requests(requests) == {}
     alone = traffic.Answers().collect(owner, len(requests))
     other = attach(owner)
-    prompts = {name: [n % 90, 7, 7] for n, name in enumerate(one.request_id for one in requests)}
+    prompts = {
+        name: [n % 90, 7, 7] for n, name in enumerate(request.request_id for request in requests)
+    }
     others = [traffic.request(name, prompt, 11) for name, prompt in prompts.items()]
     expected = {
         name: serve(owner, traffic, traffic.request(name, p, 11))[0][name]

@@ -62,9 +62,9 @@ def make(request, parts, tmp_path, monkeypatch):
         return made[-1]
 
     yield build
-    for one in made:
-        one.shutdown()
-        one.shutdown()
+    for item in made:
+        item.shutdown()
+        item.shutdown()
 
 
 def greedy(max_tokens=6, **given):
@@ -83,7 +83,10 @@ def plain(output):
     return (
         output.request_id,
         output.prompt_token_ids,
-        [(one.text, one.token_ids, one.finish_reason, one.stop_reason) for one in output.outputs],
+        [
+            (item.text, item.token_ids, item.finish_reason, item.stop_reason)
+            for item in output.outputs
+        ],
         output.num_cached_tokens,
         output.error,
         output.finished,
@@ -98,13 +101,13 @@ def test_both_kinds_of_engines_give_the_same_outputs_and_statistics(make, depth)
     outputs = llm.generate(prompts, params, priority=[0, 1, 2, 3, 4, 5])
     stats = llm.llm_engine.last_stats
     steps = [
-        (one.scheduler.step_id, one.scheduler.num_scheduled_tokens, one.num_new_tokens)
-        for one in Logged.made.steps
+        (step.scheduler.step_id, step.scheduler.num_scheduled_tokens, step.num_new_tokens)
+        for step in Logged.made.steps
     ]
     counts = stats.num_running, stats.prefix_queries, stats.prefix_hits, stats.num_used_blocks
     same_as_before(f"answers {depth}", (list(map(plain, outputs)), steps, counts))
     assert sum(new for _, _, new in steps) == sum(
-        len(one.token_ids) for out in outputs for one in out.outputs
+        len(output.token_ids) for out in outputs for output in out.outputs
     )
 
 

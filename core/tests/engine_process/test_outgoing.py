@@ -44,10 +44,10 @@ def log_probabilities(rng, num_positions, num_entries):
 def joined(parts):
     """Join the log-probabilities of chunks by request."""
     found = {}
-    for name, one in parts:
+    for name, item in parts:
         tokens, ranks = found.setdefault(name, ([], []))
-        tokens += list(zip(one.token_ids, one.logprobs, strict=True))
-        ranks += list(zip(one.counts, one.ranks, strict=True))
+        tokens += list(zip(item.token_ids, item.logprobs, strict=True))
+        ranks += list(zip(item.counts, item.ranks, strict=True))
     return found
 
 
@@ -74,8 +74,8 @@ def test_outputs_of_any_size_are_split_into_messages_within_the_limit(monkeypatc
     assert len(frames) > 2 and max(map(len, frames)) <= 4096
     reader = front_end_reader()
     found = [reader.read(frame) for frame in frames]
-    assert [answer.number for one in found for answer in one.answers] == [7]
-    pieces = [one.columns() for one in found]
+    assert [answer.number for entry in found for answer in entry.answers] == [7]
+    pieces = [entry.columns() for entry in found]
     assert [piece.stats for piece in pieces][-1] == STATS
     assert sum(piece.stats is not None for piece in pieces) == 1
     assert [name for piece in pieces for name in piece.request_ids] == names

@@ -73,10 +73,10 @@ def test_receive_reports_the_requests_of_an_engine_that_died_before_the_call(
     os.kill(client.process_id, signal.SIGKILL)
     assert link.has_ended(5)
     found = [client.channel.receive(20) for _ in range(2)]
-    (reply,) = (one for one in found if isinstance(one, Reply))
+    (reply,) = (item for item in found if isinstance(item, Reply))
     with pytest.raises(UnavailableError):
         reply.result()
-    (outputs,) = (one for one in found if isinstance(one, EngineCoreOutputs))
+    (outputs,) = (item for item in found if isinstance(item, EngineCoreOutputs))
     assert [end.request_id for end in outputs.finished] == ["standard"]
 
 

@@ -34,7 +34,7 @@ def test_a_stopped_child_sends_no_heartbeat_and_the_signal_of_a_killed_child_is_
     others = kinds.running_children()
     kind = kinds.KINDS[name](model_dir)
     assert kind.use()
-    (child,) = (one for one in kinds.running_children() if one not in others)
+    (child,) = (item for item in kinds.running_children() if item not in others)
     os.kill(child.pid, signal.SIGSTOP)
     assert wait_until(lambda: child.liveness.read().silence_s > 0.8)
     os.kill(child.pid, signal.SIGCONT)

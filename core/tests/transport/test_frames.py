@@ -117,7 +117,7 @@ def test_plans_of_random_scheduler_calls_round_trip(seed):
         plan = scheduler.schedule()
         assert decode_plan(encode_plan(plan)) == plan
         num_joins += len(plan.joins)
-        sampled = array("i", [rng.randrange(1, 31) for one in plan.samples if one])
+        sampled = array("i", [rng.randrange(1, 31) for sample in plan.samples if sample])
         result = ModelRunnerOutput(
             step_id=plan.step_id, num_sampled=plan.samples, token_ids=sampled
         )
@@ -301,7 +301,9 @@ def test_every_field_of_sampling_params_round_trips():
         "structured_outputs": StructuredOutputsParams(form="regex", text="a+"),
         "reasoning": ReasoningParams(end="</think>", budget=7),
     }  # fmt: skip
-    assert set(changed) == {one.name for one in fields(SamplingParams)}, "a field is new: add it"
+    assert set(changed) == {field.name for field in fields(SamplingParams)}, (
+        "a field is new: add it"
+    )
     requested = request(sampling_params=SamplingParams(**changed))
     assert read_request(wire_request(requested)) == requested
 

@@ -117,11 +117,11 @@ def spoiled(rng, content):
 
 
 def test_every_message_type_has_a_test():
-    assert {type(one) for one in TO_ENGINE} == set(get_args(ToEngine))
-    assert {type(one) for one in FROM_ENGINE} == set(get_args(FromEngine))
+    assert {type(item) for item in TO_ENGINE} == set(get_args(ToEngine))
+    assert {type(item) for item in FROM_ENGINE} == set(get_args(FromEngine))
 
 
-@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda item: type(item).__name__)
 def test_messages_to_the_engine_round_trip(message):
     reader = engine_reader()
     assert reader.read(pack(message)) == message
@@ -129,7 +129,7 @@ def test_messages_to_the_engine_round_trip(message):
         front_end_reader().read(pack(message))
 
 
-@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda item: type(item).__name__)
 def test_messages_to_the_front_end_round_trip(message):
     assert front_end_reader().read(pack(message)) == message
     with pytest.raises(MessageError):
@@ -161,7 +161,7 @@ def test_inconsistent_outputs_are_rejected(change):
 
 def test_ten_thousand_malformed_messages_are_refused_and_counted():
     rng, reader = Random(SEED), engine_reader()
-    good = [pack(one) for one in TO_ENGINE]
+    good = [pack(item) for item in TO_ENGINE]
     bad = [spoiled(rng, rng.choice(good)) for _ in range(10_000)]
     num_refused = read_all(reader, bad)
     assert reader.num_refused == num_refused > 5000

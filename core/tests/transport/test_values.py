@@ -87,7 +87,7 @@ def test_arrays_of_every_type_round_trip(dtype):
 
 def test_an_object_with_a_buffer_is_sent_as_an_array():
     got = unpack_value(pack_value([array("d", [1.5, 2]), memoryview(b"ab"), array("l", [7])]))
-    assert [(one.dtype, one.shape) for one in got] == [
+    assert [(item.dtype, item.shape) for item in got] == [
         ("float64", (2,)),
         ("uint8", (2,)),
         ("int64", (1,)),

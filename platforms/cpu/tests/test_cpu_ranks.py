@@ -131,7 +131,7 @@ def test_the_matrix_products_of_all_ranks_sum_to_the_whole_matrix_product(
     alone, _ = load(checkpoint, name, 0, 1)
     packed = sum(len(p.linear_method.packed_form(p)) for p in (alone.up, alone.down))
     # A shard's last panel is padded to 32 features, and its last int4 group to a whole group.
-    assert all(packed / size <= one <= 1.35 * packed / size for one in held)
+    assert all(packed / size <= item <= 1.35 * packed / size for item in held)
 
 
 @native
@@ -144,8 +144,8 @@ def test_each_rank_caches_its_own_packed_weights(checkpoint, tmp_path, name):
     assert [restored for _, restored in first] == [False, False]
     assert [restored for _, restored in second] == [True, True]
     assert not load(checkpoint, name, 0, 1, folder)[1]
-    for (one, _), (other, _) in zip(first, second, strict=True):
-        assert torch.equal(one(inputs()), other(inputs()))
+    for (item, _), (other, _) in zip(first, second, strict=True):
+        assert torch.equal(item(inputs()), other(inputs()))
     assert not torch.equal(first[0][0](inputs()), first[1][0](inputs()))
 
 

@@ -88,7 +88,7 @@ def test_a_thread_count_above_the_limit_of_the_native_team_is_reduced_with_a_war
     device.activate(0, num_threads=96)
     device.leave_cores_to_team()
     assert library.num_threads == 64
-    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warned) == 1 and "64 of 96 threads" in warned[0]
 
 

@@ -59,7 +59,7 @@ def generate(path, worker_cls, **options):
         **options,
     )
     more = PARAMS + [{"temperature": 0}] * 4
-    params = [SamplingParams(max_tokens=24, ignore_eos=True, **one) for one in more]
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, **item) for item in more]
     try:
         outputs = llm.generate([list(prompt) for prompt in PROMPTS], params, use_tqdm=False)
         return [

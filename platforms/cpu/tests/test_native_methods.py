@@ -269,8 +269,8 @@ def test_mapped_and_copied_weights_have_the_same_packed_bytes(name, tied, tmp_pa
     # q_proj (8 KiB), gate_proj (12), up_proj (4.1), k_proj and v_proj (4); biases are copied.
     assert not any(none) and borrowed == [2, 3, 0 if tied else 1]
     assert lent.embed.is_mapped and not copied.embed.is_mapped
-    for (_, one), (_, other) in zip(linear_layers(copied), linear_layers(lent), strict=True):
-        assert one.linear_method.packed_form(one) == other.linear_method.packed_form(other)
+    for (_, item), (_, other) in zip(linear_layers(copied), linear_layers(lent), strict=True):
+        assert item.linear_method.packed_form(item) == other.linear_method.packed_form(other)
         assert not other.borrowed
     ids_T = torch.arange(70)
     assert torch.equal(copied.embed(ids_T), lent.embed(ids_T))

@@ -42,8 +42,8 @@ def make():
         return made[-1]
 
     yield supply
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 def test_memory_pages_are_allocated_before_their_rows_are_used(buffers, make):

@@ -70,8 +70,8 @@ def answers(llm):
     params = [seeded(i) for i in range(8)]
     together = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
     alone = [
-        llm.generate(prompt, one)[0].outputs[0].token_ids
-        for prompt, one in zip(prompts, params, strict=True)
+        llm.generate(prompt, item)[0].outputs[0].token_ids
+        for prompt, item in zip(prompts, params, strict=True)
     ]
     return together, alone
 
@@ -93,7 +93,7 @@ def test_padded_heads_give_the_same_tokens_as_torch(make_checkpoint):
         with start(path, attention_backend=backend) as llm:
             outputs = llm.generate(prompts, params)
         found[backend] = [
-            {token: one.logprob for token, one in out.outputs[0].logprobs[0].items()}
+            {token: item.logprob for token, item in out.outputs[0].logprobs[0].items()}
             for out in outputs
         ]
     for native, reference in zip(found["cpu"], found["torch"], strict=True):

@@ -181,7 +181,7 @@ def test_levels_with_flags_that_the_compiler_does_not_know_are_left_out(tmp_path
     known = setup["accepted_levels"](["c++"])
     expected = [name for name in known if name not in ("avx2_vnni", "avx512_amx")]
     assert setup["accepted_levels"]([str(old)]) == expected
-    names = {one.path.name for one in setup["plan"](tmp_path, expected)}
+    names = {item.path.name for item in setup["plan"](tmp_path, expected)}
     assert not any("amx" in name for name in names)
     assert ("linear_level.avx512_bf16.o" in names) == setup["is_x86"]()
 
@@ -190,12 +190,12 @@ def test_levels_with_flags_that_the_compiler_does_not_know_are_left_out(tmp_path
 def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path):
     """The linker keeps one copy of a shared function, which an older CPU may not be able to run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
-    objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]
+    objects = [item for item in setup["plan"](tmp_path) if item.path.name.endswith("_level.avx2.o")]
     setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))
-    for one in objects:
-        told = subprocess.run(["nm", "-C", one.path], capture_output=True, text=True).stdout
+    for item in objects:
+        told = subprocess.run(["nm", "-C", item.path], capture_output=True, text=True).stdout
         shared = re.findall(r"^\w* +[WVu] (.*)$", told, re.M)
-        assert not shared, f"{one.source.name}: always inline these, or avoid them: {shared}"
+        assert not shared, f"{item.source.name}: always inline these, or avoid them: {shared}"
     assert bool(objects) == setup["is_x86"]()
 
 

@@ -13,6 +13,6 @@ def test_the_alignment_of_a_column_does_not_cause_a_compilation():
     from dovetail_ops_triton.kernels.drawing import draw_kernel
 
     for kernel in (cuts_kernel, draw_kernel):
-        pointers = [one for one in kernel.params if one.name.endswith("_ptr")]
-        kept = [one.name for one in pointers if not one.do_not_specialize_on_alignment]
+        pointers = [item for item in kernel.params if item.name.endswith("_ptr")]
+        kept = [pointer.name for pointer in pointers if not pointer.do_not_specialize_on_alignment]
         assert kept == ["logits_ptr"]

@@ -55,7 +55,7 @@ def test_an_index_selects_the_layer_and_its_cache_and_metadata(qkv):
     assert [layer.calls[0][3] for layer in layers] == ["first", "second", "first"]
     for layer in layers:
         given = layer.calls[0][:3]
-        assert all(torch.equal(one, two) for one, two in zip(given, qkv, strict=True))
+        assert all(torch.equal(item, two) for item, two in zip(given, qkv, strict=True))
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def take(backend, *groups):
 
     A group is a list of specs; layer j of group i is named "i.j".
     """
-    specs = {f"{g}.{i}": one for g, layers in enumerate(groups) for i, one in enumerate(layers)}
+    specs = {f"{g}.{i}": layer for g, layers in enumerate(groups) for i, layer in enumerate(layers)}
     config = KVCacheConfig(
         num_blocks=NUM_BLOCKS,
         groups=tuple(

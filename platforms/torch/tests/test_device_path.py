@@ -25,7 +25,7 @@ def test_random_plans_give_the_same_results_as_on_the_host(runner_of, seed, dept
     parts = late_parts()
     got = play(runner_of(Model(), Backend, parts, NUM_BLOCKS), program, depth)
     assert got == expected
-    assert any(one.logprobs for one in got) and any(one.prompt_logprobs for one in got)
+    assert any(item.logprobs for item in got) and any(item.prompt_logprobs for item in got)
 
 
 def test_the_host_does_not_wait_before_a_result_is_requested(runner_of):

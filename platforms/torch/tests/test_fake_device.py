@@ -80,7 +80,7 @@ def test_torch_operations_give_the_same_bits_on_the_device_as_on_the_host(device
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(4, 4, generator=generator)
     arguments = x, torch.tensor([2, 0]), torch.rand(4, 4, generator=generator) > 0.7
-    there = program(*(one.to(device) for one in arguments))
+    there = program(*(argument.to(device) for argument in arguments))
     for made, due in zip(there, program(*arguments), strict=True):
         assert isinstance(made, FakeDeviceTensor)
         if torch.is_inference_mode_enabled():

@@ -59,8 +59,8 @@ class ContextAware(FakeDeviceRuntime):
 
 def test_the_memory_of_the_context_counts_as_memory_in_use():
     runtime, aware = FakeDeviceRuntime(), ContextAware()
-    for one in (runtime, aware):
-        one.activate(0, num_threads=None)
+    for item in (runtime, aware):
+        item.activate(0, num_threads=None)
     assert aware.memory_in_use_bytes() - runtime.memory_in_use_bytes() == 50 * MIB
 
 

@@ -75,7 +75,7 @@ class ExtendedSampler(Sampler):
     """A sampler with extensions, called as a model runner calls it."""
 
     def __init__(self, processors):
-        made = {str(i): ProcessorExtension(one) for i, one in enumerate(processors)}
+        made = {str(i): ProcessorExtension(processor) for i, processor in enumerate(processors)}
         self.extensions = StepExtensions(made, torch.from_numpy)
         super().__init__(num_rows=8, vocab_size=VOCAB, device=HOST, extensions=self.extensions)
 
@@ -163,7 +163,7 @@ def test_processors_run_after_penalties_and_before_the_temperature():
     sample(new_sampler(request, processors=[processor]), 0)
     (seen,) = processor.seen[0].tolist()
     best = falling()[0].tolist()
-    assert [place for place, value in enumerate(seen) if value != -torch.inf] == [1, 2, 6]
+    assert [index for index, value in enumerate(seen) if value != -torch.inf] == [1, 2, 6]
     assert (seen[1], seen[2], seen[6]) == (best[1] / 2, best[2] + 3, best[6])
 
 

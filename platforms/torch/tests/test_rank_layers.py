@@ -274,7 +274,7 @@ def test_random_weights_do_not_depend_on_the_number_of_ranks(
 def test_shards_cover_each_entry_of_a_dimension_once() -> None:
     for size, count in ((12, 3), (13, 2), (13, 4), (257, 8)):
         ranks = [OneRank(rank=rank, size=count) for rank in range(count)]
-        shards = [divide_unevenly(size, one, "it") for one in ranks]
+        shards = [divide_unevenly(size, item, "it") for item in ranks]
         covered = [place for shard in shards for place in range(size)[shard.slice]]
         assert covered == list(range(size))
         assert len({shard.size for shard in shards[:-1]}) == 1 >= shards[-1].size / shards[0].size

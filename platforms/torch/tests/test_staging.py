@@ -36,7 +36,7 @@ def test_a_slot_is_reused_only_after_its_copies():
     for number in range(12):  # two packets per slot
         taken.append(staging.upload(np.full(8, number, np.int32)))
     assert device.num_waits == 4  # six slots were used, the first two without a wait
-    assert [int(one[0]) for one in taken] == list(range(12))
+    assert [int(item[0]) for item in taken] == list(range(12))
 
 
 def test_a_packet_that_is_larger_than_a_slot_is_sent_in_parts():
@@ -61,10 +61,10 @@ def test_results_are_kept_until_they_are_requested():
         ring.fetch((torch.tensor([step]), torch.arange(step, dtype=torch.int32)), result_of)
         for step in range(5)
     ]
-    assert [one.done() for one in late] == [True, True, True, False, False]
-    for step, one in reversed(list(enumerate(late))):
-        assert one.result().step_id == step
-        assert one.result(timeout=0).token_ids == list(range(step))
+    assert [item.done() for item in late] == [True, True, True, False, False]
+    for step, item in reversed(list(enumerate(late))):
+        assert item.result().step_id == step
+        assert item.result(timeout=0).token_ids == list(range(step))
 
 
 def test_a_larger_result_gets_a_larger_slot():
@@ -77,7 +77,7 @@ def test_settle_waits_for_all_outstanding_copies_to_the_host():
     ring = FetchRing(LateDevice(), 64)
     late = [ring.fetch((torch.tensor([n]), torch.zeros(1)), result_of) for n in range(3)]
     ring.settle()
-    assert all(one.done() for one in late)
+    assert all(item.done() for item in late)
 
 
 @pytest.mark.parametrize("kind", [np.int16, np.bool_])

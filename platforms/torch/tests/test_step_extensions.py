@@ -47,7 +47,7 @@ def play(request, runner_of):
 
     def make(*extensions):
         model = Model()
-        named = {f"extension {i}": one for i, one in enumerate(extensions)}
+        named = {f"extension {i}": extension for i, extension in enumerate(extensions)}
         return Steps(runner_of(model, request.param, extensions=named)), model
 
     return make

@@ -52,9 +52,9 @@ def generate(checkpoint, attention=GraphAttentionBackend, **options):
     parts = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
     llm = LLM(checkpoint, **sizes, **given, **parts, attention_backend=attention, **options)
     with llm:
-        outputs = [one.outputs[0] for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        outputs = [item.outputs[0] for item in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
         counts = llm.llm_engine.client.core.executor._worker._runner.graph_counts
-    return [(list(one.token_ids), one.cumulative_logprob) for one in outputs], counts
+    return [(list(output.token_ids), output.cumulative_logprob) for output in outputs], counts
 
 
 @pytest.fixture(scope="module")

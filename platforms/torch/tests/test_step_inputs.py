@@ -98,11 +98,11 @@ def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed):
             same(getattr(left, name), getattr(right, name))
         assert left.sampling_rows == right.sampling_rows
         assert left.sampling_runs.tolist() == right.sampling_runs.tolist()
-        for one, other in zip(left.attention, right.attention, strict=True):
+        for item, other in zip(left.attention, right.attention, strict=True):
             for name in ("query_start_R1", "seq_lens_R", "block_table_RM", "slot_mapping_T"):
-                same(getattr(one, name), getattr(other, name))
-            assert list(one.seq_lens) == list(other.seq_lens)
-            assert one.query_lens == other.query_lens
+                same(getattr(item, name), getattr(other, name))
+            assert list(item.seq_lens) == list(other.seq_lens)
+            assert item.query_lens == other.query_lens
             assert other.block_table_RM.is_contiguous()
         if left.sampling_rows:
             tokens = torch.arange(len(left.sampling_rows))

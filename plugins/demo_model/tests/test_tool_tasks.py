@@ -177,12 +177,12 @@ def test_training_conversations_with_functions_contain_calls_refusals_and_plain_
 
     rng = Random(8)
     drawn = [draw_conversation(rng, WEIGHTS) for _ in range(3000)]
-    with_tools = [one for one in drawn if one.tools]
-    turns = [turn for one in with_tools for turn in one.turns]
+    with_tools = [item for item in drawn if item.tools]
+    turns = [turn for with_tool in with_tools for turn in with_tool.turns]
     assert 0.15 < len(with_tools) / len(drawn) < 0.3
     assert sum(len(turn) == 4 for turn in turns) > 0.4 * len(turns)
     assert sum(turn[-1] == NO_FUNCTION for turn in turns) > 0.1 * len(turns)
-    assert not any(len(turn) == 4 for one in drawn if not one.tools for turn in one.turns)
+    assert not any(len(turn) == 4 for item in drawn if not item.tools for turn in item.turns)
 
 
 def test_the_tags_of_a_call_are_tokens_that_the_decoded_text_keeps(saved):

@@ -306,7 +306,9 @@ def accelerator_trial(install, **how):
     )
     install("acme-chip", "chip", kind="platform", manifest=manifest)
     registry = PluginRegistry()
-    (mine,) = [one for one in registry.candidates("platform") if one.name == "chip"]
+    (mine,) = [
+        candidate for candidate in registry.candidates("platform") if candidate.name == "chip"
+    ]
     return Trial(plugin=mine, **how), registry
 
 

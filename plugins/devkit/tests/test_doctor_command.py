@@ -81,7 +81,7 @@ def test_the_json_output_is_an_array_of_findings(patient, capsys):
     asked = patient(ILL)
     assert main(["plugins", "doctor", "--json", "--deadline", "7"]) == 1
     output = json.loads(capsys.readouterr().out)
-    assert [one["verdict"] for one in output].count(BROKEN) == 1
+    assert [item["verdict"] for item in output].count(BROKEN) == 1
     assert set(output[0]) == {"area", "subject", "verdict", "text", "remedy"}
     assert asked["deadline_s"] == 7
 

@@ -117,14 +117,14 @@ def test_a_package_has_a_project_a_manifest_and_its_entry_points(packages, kind)
     assert written == set(made.files)
     project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
     assert not project["name"].startswith("dovetail")
-    assert any(one.startswith("dovetail-core>=") for one in project["dependencies"])
+    assert any(item.startswith("dovetail-core>=") for item in project["dependencies"])
     (manifest_path,) = made.folder.rglob("dovetail.toml")
     entries = tomllib.loads(manifest_path.read_text())["plugin"]
     declared = {f"{entry['kind']}:{entry['name']}": entry for entry in entries}
     if kind == COMMAND:
         assert set(declared) == {"command:begun-command"} and made.plugins == ()
         entries = []
-    assert {one for one in declared if not one.startswith(COMMAND)} == set(made.plugins)
+    assert {item for item in declared if not item.startswith(COMMAND)} == set(made.plugins)
     for entry in entries:
         assert contract_version(entry["kind"]) in entry["api"]
     for group, points in project["entry-points"].items():

@@ -105,7 +105,9 @@ def test_the_error_for_a_gguf_field_of_a_wrong_type_names_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [one for one in TENSOR_TYPES.values() if not one.is_plain], ids=lambda one: one.name
+    "kind",
+    [item for item in TENSOR_TYPES.values() if not item.is_plain],
+    ids=lambda item: item.name,
 )
 def test_dequantized_values_equal_those_of_the_gguf_package(kind):
     generator = np.random.default_rng(1)

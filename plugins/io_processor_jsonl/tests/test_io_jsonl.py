@@ -50,7 +50,7 @@ def test_a_row_may_have_a_text_prompt_or_token_ids_or_messages():
     chat = [{"role": "user", "content": "hi"}]
     found = prompts([{"prompt": "say"}, {"prompt_token_ids": [4, 5]}, {"messages": chat}])
     rendered = b"user: hi\nassistant: "
-    assert [one.prompt for one in found] == [
+    assert [item.prompt for item in found] == [
         "say",
         {"prompt_token_ids": [4, 5]},
         {"prompt_token_ids": list(rendered)},

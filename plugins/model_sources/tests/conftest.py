@@ -243,7 +243,7 @@ def start_hub(hub: Hub) -> list[QuietServer]:
         server = QuietServer(("127.0.0.1", 0), handler)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
-    hub.endpoint, hub.storage = (f"http://127.0.0.1:{one.server_port}" for one in servers)
+    hub.endpoint, hub.storage = (f"http://127.0.0.1:{item.server_port}" for item in servers)
     return servers
 
 

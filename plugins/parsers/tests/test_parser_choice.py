@@ -92,7 +92,7 @@ def test_explain_names_the_marks_of_the_template(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("<think></think>[TOOL_CALLS]", encoding="utf-8")
     args = EngineArgs.from_kwargs(model=tmp_path)
     tools = explain_choice("tool_parser", args)
-    assert [one.name for one in tools.chosen] == ["mistral"]
+    assert [item.name for item in tools.chosen] == ["mistral"]
     assert tools.criteria.why == "the chat template contains [TOOL_CALLS]"
-    assert [one.name for one in explain_choice("reasoning_parser", args).chosen] == ["think"]
+    assert [item.name for item in explain_choice("reasoning_parser", args).chosen] == ["think"]
     assert explain_choice("tool_parser").chosen == ()

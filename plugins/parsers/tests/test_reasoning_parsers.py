@@ -32,8 +32,8 @@ def make(name: str, prompt_end: str = "") -> ReasoningParser:
 
 def read(parser: ReasoningParser, pieces: list[str]) -> tuple[str, str]:
     deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-    reasoning = "".join(one.reasoning for one in deltas)
-    return reasoning, "".join(one.content for one in deltas)
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    return reasoning, "".join(delta.content for delta in deltas)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -91,9 +91,11 @@ EXAMPLES: dict[str, list[str]] = {
         '[weather(city="Zürich \\"old\\" }]", days=2), clock(city=\'Zürich "old" }]\', days=2)]'
     ],
 }
-for one in ("qwen3_xml", "glm45"):
-    form = EXAMPLES[one][0]
-    EXAMPLES[one] = ["\n".join(form.format(name, ARGS["city"], 2) for name in ("weather", "clock"))]
+for item in ("qwen3_xml", "glm45"):
+    form = EXAMPLES[item][0]
+    EXAMPLES[item] = [
+        "\n".join(form.format(name, ARGS["city"], 2) for name in ("weather", "clock"))
+    ]
 
 CASES = [(name, text) for name, texts in EXAMPLES.items() for text in texts]
 NO_CONTENT_BEFORE = ("llama3_json", "pythonic")
@@ -135,12 +137,12 @@ def read(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, st
     for delta in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
         assert isinstance(delta, ToolDelta)
         content += delta.content
-        for one in delta.calls:
-            if one.name is not None:
-                assert one.index == len(calls)
-                calls.append((one.name, ""))
-            name, arguments = calls[one.index]
-            calls[one.index] = (name, arguments + one.arguments)
+        for call in delta.calls:
+            if call.name is not None:
+                assert call.index == len(calls)
+                calls.append((call.name, ""))
+            name, arguments = calls[call.index]
+            calls[call.index] = (name, arguments + call.arguments)
     return content, calls
 
 
@@ -152,7 +154,7 @@ def split(text: str, rng: random.Random) -> list[str]:
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_two_calls_are_read_with_their_arguments(name: str, text: str) -> None:
     content, calls = read(make(name), [text])
-    assert [(one, json.loads(arguments)) for one, arguments in calls] == [
+    assert [(item, json.loads(arguments)) for item, arguments in calls] == [
         ("weather", ARGS),
         ("clock", ARGS),
     ]
@@ -216,7 +218,7 @@ def test_calls_of_functions_that_are_not_offered_are_content(name: str, text: st
 def test_arguments_arrive_before_the_call_ends() -> None:
     parser = make("hermes")
     first = parser.feed('<tool_call>{"name": "weather", "arguments": {"city": "Ber')
-    assert [(one.name, one.arguments) for one in first.calls] == [("weather", '{"city": "Ber')]
+    assert [(call.name, call.arguments) for call in first.calls] == [("weather", '{"city": "Ber')]
     assert parser.feed('n"}').calls[0].arguments == 'n"}'
 
 

@@ -173,7 +173,7 @@ def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"--calibrate=.* is not text in UTF-8"):
         quantize(model, calibrate=path, output=tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["short.txt"]
+    assert [item.name for item in tmp_path.iterdir()] == ["short.txt"]
 
 
 def test_an_existing_output_directory_is_refused_and_kept(tmp_path):

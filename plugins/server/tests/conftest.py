@@ -40,7 +40,7 @@ class Reply:
         found = [part for part in self.content.decode().split("\n\n") if part]
         assert all(part.startswith("data: ") for part in found), found
         payloads = [part.removeprefix("data: ") for part in found]
-        return [one if one == "[DONE]" else json.loads(one) for one in payloads]
+        return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
 
 
 class RunningServer:
@@ -72,7 +72,7 @@ class RunningServer:
 
         def found():
             matches = (compiled.search(line) for line in self.lines if line is not None)
-            return next((one for one in matches if one), None) or (
+            return next((match for match in matches if match), None) or (
                 self.lines and self.lines[-1] is None
             )
 

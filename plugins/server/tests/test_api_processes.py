@@ -124,8 +124,8 @@ def test_all_api_processes_give_the_same_answer(shared):
     assert len(api_processes(shared)) == NUM_PROCESSES
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: shared.complete(prompt="Anna"), range(32)))
-    assert {one.status for one in replies} == {200}
-    assert len({one.json["choices"][0]["text"] for one in replies}) == 1
+    assert {reply.status for reply in replies} == {200}
+    assert len({reply.json["choices"][0]["text"] for reply in replies}) == 1
     assert {shared.get("/props").status for _ in range(8)} == {200}
 
 
@@ -154,13 +154,13 @@ def test_every_api_process_shows_the_metrics_of_all_api_processes(shared):
 def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared):
     pause(shared)
     held = [Held(shared) for _ in range(12)]
-    owners = [wait_until(lambda one=one: one.server_of(shared)) for one in held]
+    owners = [wait_until(lambda item=item: item.server_of(shared)) for item in held]
     before = api_processes(shared)
     killed = owners[0]
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: killed not in api_processes(shared))
     resume(shared)
-    contents = [one.read() for one in held]
+    contents = [item.read() for item in held]
     for owner, content in zip(owners, contents, strict=True):
         assert content.endswith(b"data: [DONE]\n\n") == (owner != killed)
     after = wait_until(lambda: len(found := api_processes(shared)) == NUM_PROCESSES and found)
@@ -177,7 +177,7 @@ def test_an_api_process_that_is_killed_under_load_is_replaced_in_time(serving, n
         server.wait_until_ready()
         for _ in range(10):
             running = [Held(server, max_tokens=400) for _ in range(16)]
-            owners = [wait_until(lambda one=one: one.server_of(server)) for one in running]
+            owners = [wait_until(lambda item=item: item.server_of(server)) for item in running]
             start_s = time.monotonic()
             os.kill(owners[0], signal.SIGKILL)
             with ThreadPoolExecutor(len(running)) as pool:
@@ -201,7 +201,7 @@ def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
     while loads != {len(held)} and time.monotonic() < end_s:
         loads = {load_of(shared)["server_load"] for _ in range(8)}
     resume(shared)
-    assert all(one.read().endswith(b"data: [DONE]\n\n") for one in held)
+    assert all(item.read().endswith(b"data: [DONE]\n\n") for item in held)
     assert loads == {len(held)}
     wait_until(lambda: load_of(shared)["server_load"] == 0)
 
@@ -212,10 +212,10 @@ def test_an_operator_aborts_requests_of_all_processes(shared, by_id):
     held = held_by_all(shared)
     wait_until(lambda: load_of(shared)["num_waiting"] == len(held))
     unknown = [f"{'x' * 100}-{n}" for n in range(900)] + ["y" * 100_000]
-    ids = [*unknown, *(one.request_id for one in held)]
+    ids = [*unknown, *(item.request_id for item in held)]
     body = {"request_ids": ids} if by_id else {"all": True}
     assert shared.post("/abort", body, **OPERATOR).json == {"num_aborted": len(held)}
-    assert {json.loads(one.read())["error"]["code"] for one in held} == {"aborted"}
+    assert {json.loads(item.read())["error"]["code"] for item in held} == {"aborted"}
     resume(shared)
     wait_until(lambda: load_of(shared)["kv_cache_usage"] == 0)
 
@@ -237,12 +237,12 @@ def test_api_processes_attach_to_a_restarted_engine(shared):
     before = api_processes(shared)
     pause(shared)
     held = [Held(shared) for _ in range(6)]
-    for one in held:
-        wait_until(lambda one=one: one.server_of(shared))
+    for item in held:
+        wait_until(lambda item=item: item.server_of(shared))
     wait_until(lambda: load_of(shared)["num_waiting"] >= 6)
     os.kill(engine_of(shared), signal.SIGKILL)
-    for one in held:
-        assert json.loads(one.read())["error"]["code"] == "engine_failed"
+    for item in held:
+        assert json.loads(item.read())["error"]["code"] == "engine_failed"
     wait_until(lambda: all(shared.get("/ready").status == 200 for _ in range(20)))
     resume(shared)  # the next engine is paused, too
     wait_until(lambda: all(shared.complete(prompt="Anna").status == 200 for _ in range(20)))
@@ -261,21 +261,21 @@ def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(servi
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.get("/ready").status == 503)
         server.process.send_signal(signal.SIGTERM)
-        assert {json.loads(one.read())["error"]["code"] for one in held} == {"shutting_down"}
+        assert {json.loads(item.read())["error"]["code"] for item in held} == {"shutting_down"}
         assert server.process.wait(WAIT_S) == 1
 
 
 def test_sigterm_drains_all_api_processes(shared):
     pause(shared)
     held = [Held(shared) for _ in range(12)]
-    for one in held:
-        wait_until(lambda one=one: one.server_of(shared))
+    for item in held:
+        wait_until(lambda item=item: item.server_of(shared))
     wait_until(lambda: load_of(shared)["num_waiting"] >= 12)
     shared.process.send_signal(signal.SIGTERM)
     wait_until(lambda: shared.get("/ready").status == 503)
     resume(shared)
-    for one in held:
-        content = one.read()
+    for item in held:
+        content = item.read()
         assert content.endswith(b"data: [DONE]\n\n") and b'"error"' not in content
     assert shared.process.wait(WAIT_S) == 0
 
@@ -285,13 +285,13 @@ def test_no_process_remains_after_the_main_process_is_killed(serving):
         server.wait_until_ready()
         pause(server)
         held = [Held(server) for _ in range(4)]
-        for one in held:
-            wait_until(lambda one=one: one.server_of(server))
+        for item in held:
+            wait_until(lambda item=item: item.server_of(server))
         processes = children_of(server.process.pid)
         assert len(processes) > NUM_PROCESSES
         server.process.kill()
-        wait_until(lambda: not any(is_running(one) for one in processes))
-        assert {one.read() for one in held} == {b""}
+        wait_until(lambda: not any(is_running(process) for process in processes))
+        assert {item.read() for item in held} == {b""}
         with pytest.raises(ConnectionError):
             server.get("/live")
 

@@ -134,7 +134,7 @@ CHAT = [
     ("messages", [{}]),
     ("messages", [{"role": "user"}]),
     ("messages", [{"role": 1, "content": "a"}]),
-    *(("messages", [{"role": one, "content": "a"}]) for one in ("usr", "User", "end", "\u0000")),
+    *(("messages", [{"role": item, "content": "a"}]) for item in ("usr", "User", "end", "\u0000")),
     ("messages", [{"role": "user" * 10_000, "content": "a"}]),
     ("messages", [{"role": "user", "content": 1}]),
     ("messages", [{"role": "user", "content": [1]}]),

@@ -37,14 +37,14 @@ def types_of(document, schema):
     schema = resolve(document, schema)
     given = schema.get("type", [])
     found = {given} if isinstance(given, str) else set(given)
-    return found.union(*(types_of(document, one) for one in schema.get("anyOf", ())))
+    return found.union(*(types_of(document, item) for item in schema.get("anyOf", ())))
 
 
 def fields_of(document, path):
     """Yield (start of the body, name, allowed types, whether it is required)."""
     operation = document["paths"][path]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    for part in map(lambda one: resolve(document, one), schema.get("anyOf", [schema])):
+    for part in map(lambda item: resolve(document, item), schema.get("anyOf", [schema])):
         start = CHAT_TOKENIZE if path == "/tokenize" and "messages" in part["properties"] else None
         for name, own in part["properties"].items():
             required = name in part.get("required", ())
@@ -53,7 +53,7 @@ def fields_of(document, path):
 
 def wrong_values(allowed):
     """Return the values that no allowed type accepts."""
-    values = itertools.chain.from_iterable(WRONG[one] for one in sorted(allowed & WRONG.keys()))
+    values = itertools.chain.from_iterable(WRONG[item] for item in sorted(allowed & WRONG.keys()))
     found = []
     for value in values:
         kind = TYPES.get(type(value), "object")
@@ -82,7 +82,7 @@ def test_every_field_refuses_every_value_of_a_wrong_type(server, path):
         values = wrong_values(allowed)
         if required:
             values.append(None)
-            without = {key: one for key, one in start.items() if key != name}
+            without = {key: item for key, item in start.items() if key != name}
             if path != "/tokenize":
                 check_refusal(server.post(path, without), name, "missing")
         for value in values:
@@ -97,11 +97,13 @@ def test_every_route_refuses_a_wrong_method_media_type_encoding_and_model(server
     for path, operations in document["paths"].items():
         own = path.replace("{name}", "demo")
         for method in {"PUT", "DELETE", "PATCH", "TRACE"} | (
-            {"POST", "GET"} - set(one.upper() for one in operations)
+            {"POST", "GET"} - set(operation.upper() for operation in operations)
         ):
             reply = server.send(method, own)
             assert reply.status == 405 and reply.error["code"] == "method_not_allowed", path
-            assert set(reply.headers["allow"].split(", ")) == {one.upper() for one in operations}
+            assert set(reply.headers["allow"].split(", ")) == {
+                operation.upper() for operation in operations
+            }
         if "post" not in operations:
             continue
         for body, headers, status in (

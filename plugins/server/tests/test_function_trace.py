@@ -65,7 +65,7 @@ def test_streamed_tokens_are_written_without_a_switch_to_the_task_of_the_request
     with serving(*options) as running:
         events = running.wait_until_ready().complete(**fields, stream=True).events
         whole = running.complete(**fields).json["choices"][0]["text"]
-    assert "".join(one["choices"][0]["text"] for one in events[:-1]) == whole
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == whole
     calls = [line[-1] for line in lines_of(file) if line[-2] == "call"]
     num_direct = sum(call.endswith("Exchange.write_now") for call in calls)
     num_switched = sum(call.endswith("Exchange.write") for call in calls)

@@ -32,7 +32,7 @@ async def call(application, path, method="GET", body=b"", headers=()):
         sent.append(message)
 
     await application({**scope, "headers": list(headers)}, receive, send)
-    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
+    return sent[0]["status"], b"".join(item.get("body", b"") for item in sent[1:])
 
 
 def application_of(*routes):

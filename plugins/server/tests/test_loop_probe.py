@@ -30,7 +30,7 @@ def warnings_of(caplog, work):
         await asyncio.sleep(0.03)
 
     asyncio.run(run())
-    return [one.message for one in caplog.records if one.name == loop_probe.__name__]
+    return [record.message for record in caplog.records if record.name == loop_probe.__name__]
 
 
 def test_a_callback_that_computes_for_too_long_is_reported(caplog):
@@ -78,10 +78,11 @@ def large(path):
     ]
     if path == "/v1/completions":
         fields += [
-            {"prompt": one} for one in (text, numbers, texts, [[1]] * 50_000, [text[:500_000]] * 4)
+            {"prompt": item}
+            for item in (text, numbers, texts, [[1]] * 50_000, [text[:500_000]] * 4)
         ]
     elif path == "/detokenize":
-        fields += [{"tokens": one} for one in (numbers, texts, text)]
+        fields += [{"tokens": item} for item in (numbers, texts, text)]
     else:
         messages = [{"role": "user", "content": "a"}]
         parts = [{"type": "text", "text": "a"}] * 18_000

@@ -32,7 +32,7 @@ def chat(client, **fields):
 
 
 def test_the_client_lists_the_model(client):
-    assert [one.id for one in client.models.list()] == ["demo"]
+    assert [item.id for item in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").object == "model"
 
 
@@ -61,7 +61,7 @@ def test_a_chat_has_log_probabilities(client):
     assert len(choice.logprobs.content) == 8
     for token in choice.logprobs.content:
         assert len(token.top_logprobs) == 3
-        assert token.logprob == max(one.logprob for one in token.top_logprobs) <= 0
+        assert token.logprob == max(top_logprob.logprob for top_logprob in token.top_logprobs) <= 0
 
 
 def test_a_completion_has_log_probabilities_of_the_prompt(client):
@@ -113,7 +113,7 @@ def test_many_requests_of_the_asynchronous_client_run_together(server):
             answers = await asyncio.gather(*(chat(client) for _ in range(16)))
             stream = await chat(client, stream=True)
             parts = [part async for part in stream]
-            return [one.choices[0].message.content for one in answers], parts
+            return [answer.choices[0].message.content for answer in answers], parts
 
     texts, parts = asyncio.run(ask())
     assert len(set(texts)) == 1

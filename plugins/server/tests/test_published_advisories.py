@@ -80,8 +80,8 @@ REFUSED = {
     "CVE-2026-21869: a negative length": prompt(truncate_prompt_tokens=-1),
     # Ids beyond the vocabulary.
     **{
-        f"CVE-2026-93840: the id {one} in {name}": prompt(**{name: [one]})
-        for one in (-1, 10**6, 2**31, 2**63)
+        f"CVE-2026-93840: the id {item} in {name}": prompt(**{name: [item]})
+        for item in (-1, 10**6, 2**31, 2**63)
         for name in ("allowed_token_ids", "stop_token_ids", "prompt")
     },
     "CVE-2026-93840: a bias beyond the vocabulary": prompt(logit_bias={str(10**6): 1}),

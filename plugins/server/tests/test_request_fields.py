@@ -55,7 +55,7 @@ def test_best_of_returns_the_most_likely_completions(server):
 
 def test_a_batch_of_prompts_has_one_choice_for_each_prompt(server):
     prompts = [PROMPT, "One and two", "The sun"]
-    single = [texts(server.complete(prompt=one))[0] for one in prompts]
+    single = [texts(server.complete(prompt=prompt))[0] for prompt in prompts]
     batch = server.complete(prompt=prompts)
     assert texts(batch) == single
     assert [choice["index"] for choice in batch.json["choices"]] == [0, 1, 2]
@@ -117,16 +117,16 @@ def test_logprobs_of_a_chat_have_tokens_bytes_and_alternatives(server):
     body = {"logprobs": True, "top_logprobs": 2}
     reply = server.chat(**body).json["choices"][0]
     content = reply["logprobs"]["content"]
-    assert "".join(one["token"] for one in content) == reply["message"]["content"]
-    for one in content:
-        assert bytes(one["bytes"]).decode() == one["token"]
-        assert len(one["top_logprobs"]) == 2
-        assert one["top_logprobs"][0]["logprob"] >= one["top_logprobs"][1]["logprob"]
+    assert "".join(item["token"] for item in content) == reply["message"]["content"]
+    for item in content:
+        assert bytes(item["bytes"]).decode() == item["token"]
+        assert len(item["top_logprobs"]) == 2
+        assert item["top_logprobs"][0]["logprob"] >= item["top_logprobs"][1]["logprob"]
     streamed = choices_of(server.chat(stream=True, **body).events)
     joined = [
-        one for choice in streamed if choice["logprobs"] for one in choice["logprobs"]["content"]
+        item for choice in streamed if choice["logprobs"] for item in choice["logprobs"]["content"]
     ]
-    assert [one["token"] for one in joined] == [one["token"] for one in content]
+    assert [item["token"] for item in joined] == [item["token"] for item in content]
 
 
 def test_prompt_logprobs_are_returned_for_each_prompt_token(server):
@@ -333,7 +333,7 @@ def test_an_answer_with_a_schema_is_valid_streamed_and_whole(server, field):
     found = json.loads(whole)
     assert sorted(found) == ["age", "name"] and found["age"] in (7, 8)
     chunks = server.complete(**asking, stream=True).events
-    assert "".join(one["text"] for one in choices_of(chunks)) == whole
+    assert "".join(item["text"] for item in choices_of(chunks)) == whole
 
 
 def test_choices_and_regular_expressions_constrain_answers(server):

@@ -28,7 +28,7 @@ def test_the_state_of_a_running_server_is_reported(server):
         assert server.get(path).status == 200
     assert server.get("/version").json["version"]
     listed = server.get("/v1/models").json
-    assert [one["id"] for one in listed["data"]] == ["demo"]
+    assert [item["id"] for item in listed["data"]] == ["demo"]
     assert listed["data"][0]["max_model_len"] == 512
     assert server.get("/v1/models/demo").json == listed["data"][0]
     assert server.get("/v1/models/other").error["code"] == "model_not_found"
@@ -53,9 +53,9 @@ def test_a_streamed_completion_has_the_same_text_and_one_final_event(server, exp
     *events, usage, end = reply.events
     assert end == "[DONE]" and reply.events.count("[DONE]") == 1
     assert text_of(events, lambda choice: choice["text"]) == expected[0].outputs[0].text
-    assert [one["choices"][0]["finish_reason"] for one in events][-1] == "length"
+    assert [event["choices"][0]["finish_reason"] for event in events][-1] == "length"
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
-    assert all(one["usage"] is None for one in events)
+    assert all(event["usage"] is None for event in events)
 
 
 def test_a_chat_has_the_text_of_the_offline_engine(server, expected):
@@ -75,7 +75,7 @@ def test_a_streamed_chat_starts_with_the_role(server, expected):
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = text_of(events, lambda choice: choice["delta"].get("content", ""))
     assert text == expected[1].outputs[0].text
-    assert {one["object"] for one in events} == {"chat.completion.chunk"}
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
 def test_an_error_has_the_form_of_openai_and_the_request_id(server):
@@ -111,6 +111,6 @@ def test_a_start_logs_few_lines_and_the_log_contains_no_prompt(server):
     server.complete(prompt="a secret prompt")
     server.complete(prompt="a secret prompt", temperature=-1)
     lines = list(server.lines)
-    ready = next(place for place, line in enumerate(lines) if "Ready" in line)
+    ready = next(index for index, line in enumerate(lines) if "Ready" in line)
     assert ready <= 12
     assert not any("secret" in line for line in lines)

@@ -192,8 +192,8 @@ def test_only_web_pages_with_an_allowed_origin_may_send_requests(closed, server)
     )
     assert allowed.status == 204
     assert allowed.headers["access-control-allow-origin"] == "https://example.org"
-    for one, origin in ((closed, "https://evil.example"), (server, "https://example.org")):
-        reply = one.send("OPTIONS", "/v1/completions", headers=asked | {"Origin": origin})
+    for item, origin in ((closed, "https://evil.example"), (server, "https://example.org")):
+        reply = item.send("OPTIONS", "/v1/completions", headers=asked | {"Origin": origin})
         assert "access-control-allow-origin" not in reply.headers
 
 

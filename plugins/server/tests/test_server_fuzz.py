@@ -96,16 +96,16 @@ def conforms(document, schema, value):
     schema = resolve(document, schema)
     types = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
     given = schema.get("type", [])
-    named = [types[one] for one in ([given] if isinstance(given, str) else given)]
+    named = [types[item] for item in ([given] if isinstance(given, str) else given)]
     if named and type(value) not in named:
         return False
     if isinstance(value, dict):
         own = schema.get("properties", {})
         return value.keys() >= set(schema.get("required", ())) and all(
-            conforms(document, own[name], one) for name, one in value.items() if name in own
+            conforms(document, own[name], item) for name, item in value.items() if name in own
         )
     items = schema.get("items", {})
-    return not isinstance(value, list) or all(conforms(document, items, one) for one in value)
+    return not isinstance(value, list) or all(conforms(document, items, item) for item in value)
 
 
 def check(document, path, reply):
@@ -114,7 +114,7 @@ def check(document, path, reply):
     responses = document["paths"][path]["post"]["responses"]
     assert not SECRET.search(reply.content.decode())
     if reply.headers["content-type"].startswith("text/event-stream"):
-        ends = [one for one in reply.events if one == "[DONE]" or "error" in one]
+        ends = [event for event in reply.events if event == "[DONE]" or "error" in event]
         assert len(ends) == 1 and ends[0] == reply.events[-1]
         return
     name = "200" if reply.status == 200 else "4XX" if reply.status < 500 else "503"
@@ -280,8 +280,8 @@ SECOND = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
 )
 def test_a_request_with_two_content_lengths_starts_no_second_request(server, head):
     answer = exchange_bytes(server, [POST + head + b"\r\n0\r\n\r\n" + SECOND])
-    statuses = [int(one) for one in STATUS.findall(answer)]
-    assert len(statuses) <= 1 and all(400 <= one < 500 for one in statuses)
+    statuses = [int(item) for item in STATUS.findall(answer)]
+    assert len(statuses) <= 1 and all(400 <= statuse < 500 for statuse in statuses)
     assert b'"version"' not in answer
 
 
@@ -294,5 +294,5 @@ def test_pipelined_requests_are_answered_in_order(server):
 
 def test_a_body_that_arrives_byte_by_byte_is_read(server):
     content = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
-    answer = exchange_bytes(server, [bytes([one]) for one in content])
+    answer = exchange_bytes(server, [bytes([item]) for item in content])
     assert STATUS.findall(answer) == [b"200"]

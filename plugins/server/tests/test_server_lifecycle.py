@@ -113,7 +113,7 @@ def test_a_request_beyond_the_limit_is_refused_before_its_body_is_read(small):
         assert reply.status == 429 and reply.error["code"] == "queue_full"
         assert 1 <= int(reply.headers["retry-after"]) <= 60
     resume(small)
-    assert [one.read()[0] for one in waiting] == [200, 200]
+    assert [item.read()[0] for item in waiting] == [200, 200]
     assert small.complete(prompt=PROMPT).status == 200
 
 
@@ -161,8 +161,8 @@ def test_a_killed_engine_ends_its_requests_with_an_error_and_is_restarted(small)
     sent = [Sent(small, LONG | {"stream": streamed}) for streamed in (False, True)]
     wait_until(lambda: load_of(small) == 2)
     os.kill(int(engine_of(small)), signal.SIGKILL)
-    for one in sent:
-        status, content = one.read()
+    for item in sent:
+        status, content = item.read()
         assert status == 503 and json.loads(content)["error"]["code"] == "engine_failed"
     wait_until(lambda: small.get("/ready").status == 200)
     resume(small)
@@ -234,8 +234,8 @@ def test_a_second_sigterm_ends_requests_with_an_error(serving):
         server.process.send_signal(signal.SIGTERM)
         status, content = waiting.read()
         assert status == 503 and json.loads(content)["error"]["code"] == "shutting_down"
-        events = [one for one in (first + started.read()[1]).decode().split("\n\n") if one]
-        ends = [one for one in events if "[DONE]" in one or '"error"' in one]
+        events = [item for item in (first + started.read()[1]).decode().split("\n\n") if item]
+        ends = [event for event in events if "[DONE]" in event or '"error"' in event]
         assert len(ends) == 1 and ends[0] == events[-1]
         assert server.process.wait(WAIT_S) == 1
     records = [json.loads(line) for line in server.lines if line is not None]

@@ -133,8 +133,8 @@ class Stream:
         if self.status != 200:
             assert json.loads(self.content)["error"]["code"] in codes, self.content
             return
-        events = [one for one in self.content.decode().split("\n\n") if one]
-        ends = [one for one in events if one == "data: [DONE]" or '"error"' in one]
+        events = [item for item in self.content.decode().split("\n\n") if item]
+        ends = [event for event in events if event == "data: [DONE]" or '"error"' in event]
         assert len(ends) == 1 and ends[0] == events[-1], events[-3:]
         assert ends[0] == "data: [DONE]" or any(f'"{code}"' in ends[0] for code in codes), ends
 
@@ -145,15 +145,17 @@ def drain(serving, chance, num_streams):
     with serving(*OPTIONS) as server:
         server.wait_until_ready()
         sizes = [chance.choice((2, 10, 40)) for _ in range(num_streams)]
-        streams = [Stream(server, max_tokens=one) for one in sizes]
-        assert all(one.started.wait(WAIT_S) for one in streams[: chance.randrange(num_streams)])
+        streams = [Stream(server, max_tokens=size) for size in sizes]
+        assert all(
+            stream.started.wait(WAIT_S) for stream in streams[: chance.randrange(num_streams)]
+        )
         server.process.send_signal(signal.SIGTERM)
         if forced:
             server.process.send_signal(signal.SIGTERM)
         code = server.process.wait(WAIT_S)
     assert code in (0, 1)
-    for one in streams:
-        one.check_end("draining", "shutting_down")
+    for stream in streams:
+        stream.check_end("draining", "shutting_down")
 
 
 def test_a_drain_ends_every_stream_with_one_event(serving):
@@ -183,14 +185,14 @@ def test_a_killed_process_ends_the_running_streams_and_is_replaced(serving, vict
         expected = server.complete(**CANARY).json["choices"]
         for _ in range(3):
             streams = [Stream(server, n=2) for _ in range(NUM_STREAMS)]
-            assert all(one.started.wait(WAIT_S) for one in streams)
+            assert all(stream.started.wait(WAIT_S) for stream in streams)
             pid = engine_of(server)
             pid = pid if victim == "engine" else min(children_of(pid))
             start_s = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            for one in streams:
-                one.check_end("engine_failed")
-            ended_s = max(one.end_s for one in streams) - start_s
+            for stream in streams:
+                stream.check_end("engine_failed")
+            ended_s = max(stream.end_s for stream in streams) - start_s
             wait_until(lambda: server.get("/ready").status == 200)
             ready_s = time.monotonic() - start_s
             note(f"killed {victim}: last error after {ended_s:.2f} s, ready after {ready_s:.2f} s")
@@ -288,7 +290,7 @@ def completions_per_second(server, num_clients):
 
     with ThreadPoolExecutor(num_clients) as pool:
         list(pool.map(run, range(num_clients)))
-    return sum(one <= end_s for one in finished) / OVERLOAD_S, times
+    return sum(item <= end_s for item in finished) / OVERLOAD_S, times
 
 
 @pytest.mark.soak
@@ -305,8 +307,8 @@ def test_an_overloaded_server_keeps_its_throughput_and_refuses_at_once(serving, 
             found, refusals = completions_per_second(server, OVERLOAD * NUM_RUNNING)
             rounds.append((found / peak, statistics.quantiles(refusals, n=20)[-1]))
             memory.append(sum(map(rss_of, processes)))
-        ratio = statistics.median(one for one, _ in rounds[1:])
-        refused_s = statistics.median(one for _, one in rounds[1:])
+        ratio = statistics.median(item for item, _ in rounds[1:])
+        refused_s = statistics.median(item for _, item in rounds[1:])
         growth = memory[-1] / memory[0] - 1
         note(
             f"overload: {ratio:.2f} of the peak; p95 of refusals {1000 * refused_s:.0f} ms; memory "

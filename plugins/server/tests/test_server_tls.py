@@ -136,7 +136,7 @@ def test_the_startup_error_for_an_unusable_file_names_it(
     unusable, capsys, certificate, key, authority, named, reason
 ):
     given = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": authority}
-    options = [part for name, one in given.items() if one for part in (name, unusable[one])]
+    options = [part for name, item in given.items() if item for part in (name, unusable[item])]
     assert main(["serve", "--model", "demo", "--port", "0", *options]) == 2
     error = capsys.readouterr().err
     assert reason in error and len(error.splitlines()) <= 3

@@ -76,8 +76,8 @@ def joined(reply):
 
 def calls_of(choice):
     found = choice["message"].get("tool_calls", [])
-    assert len({one["id"] for one in found}) == len(found)
-    return [[one["function"]["name"], one["function"]["arguments"]] for one in found]
+    assert len({item["id"] for item in found}) == len(found)
+    return [[item["function"]["name"], item["function"]["arguments"]] for item in found]
 
 
 def check_calls(choice):
@@ -166,9 +166,9 @@ def test_requests_beside_forced_calls_get_the_same_text_as_alone(tools_server):
     with ThreadPoolExecutor(12) as pool:
         calls = [pool.submit(choice_of, tools_server, seed=seed, **forced) for seed in range(6)]
         free = [pool.submit(choice_of, tools_server, max_tokens=24) for _ in range(6)]
-        assert {one.result()["message"]["content"] for one in free} == {alone}
-        for one in calls:
-            check_calls(one.result())
+        assert {item.result()["message"]["content"] for item in free} == {alone}
+        for call in calls:
+            check_calls(call.result())
 
 
 def test_log_probabilities_of_a_call_are_returned(tools_server):
@@ -180,8 +180,8 @@ def test_log_probabilities_of_a_call_are_returned(tools_server):
         for event in events
         for entry in (event["choices"][0]["logprobs"] or {}).get("content", ())
     ]
-    assert [one["token"] for one in streamed] == [
-        one["token"] for one in choice["logprobs"]["content"]
+    assert [item["token"] for item in streamed] == [
+        item["token"] for item in choice["logprobs"]["content"]
     ]
 
 

@@ -77,10 +77,10 @@ def test_no_accepted_schema_of_the_suite_permits_an_invalid_value(suite):
         except RequestError:
             continue  # the schema is refused: it restricts nothing wrongly
         compiled.add(keyword)
-        for one in case["tests"]:
-            texts = [json.dumps(one["data"], separators=pair) for pair in SEPARATORS]
+        for item in case["tests"]:
+            texts = [json.dumps(item["data"], separators=pair) for pair in SEPARATORS]
             checked += 1
-            if not one["valid"] and any(accepts(backend, spec, text) for text in texts):
-                wrong.append((draft, keyword, case["description"], one["description"]))
+            if not item["valid"] and any(accepts(backend, spec, text) for text in texts):
+                wrong.append((draft, keyword, case["description"], item["description"]))
     assert not wrong
     assert checked > 1000 and compiled >= CLAIMED

@@ -169,8 +169,8 @@ def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
     size = 4 * ((WIDTH + 31) // 32)
     words = bytearray(size * 3)
     backend.fill_bitmasks(matchers, memoryview(words))
-    for place, matcher in enumerate(matchers):
-        row = words[place * size : (place + 1) * size]
+    for index, matcher in enumerate(matchers):
+        row = words[index * size : (index + 1) * size]
         found = [token for token in range(WIDTH) if row[token // 8] >> token % 8 & 1]
         assert found == allowed(matcher)
 

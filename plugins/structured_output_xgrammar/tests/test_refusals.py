@@ -98,7 +98,7 @@ SCHEMAS = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "named"), SCHEMAS, ids=[str(one)[:60] for one, _ in SCHEMAS])
+@pytest.mark.parametrize(("schema", "named"), SCHEMAS, ids=[str(item)[:60] for item, _ in SCHEMAS])
 def test_a_schema_that_the_library_would_not_enforce_is_refused_by_name(schema, named):
     with pytest.raises(ValueError, match=named):
         translate_schema(schema)

@@ -182,8 +182,8 @@ def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
     size = 4 * ((WIDTH + 31) // 32)
     words = bytearray(size * 3)
     backend.fill_bitmasks(matchers, memoryview(words))
-    for place, matcher in enumerate(matchers):
-        row = words[place * size : (place + 1) * size]
+    for index, matcher in enumerate(matchers):
+        row = words[index * size : (index + 1) * size]
         assert [t for t in range(8 * size) if row[t // 8] >> t % 8 & 1] == allowed(matcher)
 
 
@@ -200,6 +200,6 @@ def test_kept_grammars_are_limited_in_bytes(monkeypatch):
     monkeypatch.setattr("dovetail_structured_output_xgrammar.backend.MAX_CACHED_BYTES", 100_000)
     backend = XGrammar(GrammarContext(tokenizer=TOKENIZER, vocab_size=WIDTH))
     given = [spec("choice", [f"{number}" + "x" * 300]) for number in range(20)]
-    for one in given:
-        backend.compile(one)
+    for item in given:
+        backend.compile(item)
     assert backend.find(given[0]) is None and backend.find(given[-1]) is not None

@@ -177,7 +177,7 @@ class SkipsLongPrompts(PrefillFirstPolicy):
 class PromptsFirst(SarathiPolicy):
     def plan(self, view):
         left = self._chunk
-        ongoing = [one for one in view.running if view.num_uncomputed_tokens(one) > 1]
+        ongoing = [item for item in view.running if view.num_uncomputed_tokens(item) > 1]
         for request in (*ongoing, *view.waiting):
             if left > 0:
                 left -= (yield Run(request, left)).num_tokens
@@ -188,7 +188,7 @@ class PromptsFirst(SarathiPolicy):
 class CountsPromptsOnly(SarathiPolicy):
     def plan(self, view):
         left = self._chunk
-        ongoing = [one for one in view.running if view.num_uncomputed_tokens(one) > 1]
+        ongoing = [item for item in view.running if view.num_uncomputed_tokens(item) > 1]
         for request in view.running:
             if request not in ongoing:
                 yield Run(request)
@@ -200,7 +200,7 @@ class CountsPromptsOnly(SarathiPolicy):
 class OnePromptAtATime(SarathiPolicy):
     def plan(self, view):
         left = self._chunk
-        ongoing = [one for one in view.running if view.num_uncomputed_tokens(one) > 1]
+        ongoing = [item for item in view.running if view.num_uncomputed_tokens(item) > 1]
         for request in view.running:
             if request not in ongoing:
                 left -= (yield Run(request)).num_tokens
@@ -258,5 +258,5 @@ def test_a_static_batch_stays_open_until_requests_with_the_same_prompt_have_join
     prompt = [*range(10, 90)]
     jobs = [lab.Job(name=f"j{n}", prompt=prompt, output=200) for n in range(3)]
     game = lab.play(StaticPolicy, jobs, seats=4, budget=100, caching=True)
-    joined = [place for place, step in enumerate(game.steps) if step.joined]
+    joined = [index for index, step in enumerate(game.steps) if step.joined]
     assert joined == [0, 1]

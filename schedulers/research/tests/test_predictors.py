@@ -41,7 +41,7 @@ def test_a_noisy_prediction_is_constant_per_request_and_has_the_given_sigma():
     assert guesses == [noisy(request(100, number)) for number in range(2000)]
     logs = [math.log(guess / 100) for guess in guesses]
     mean = sum(logs) / len(logs)
-    width = math.sqrt(sum((one - mean) ** 2 for one in logs) / len(logs))
+    width = math.sqrt(sum((log - mean) ** 2 for log in logs) / len(logs))
     assert abs(mean) < 0.04 and abs(width - 0.5) < 0.03  # three standard errors
     assert min(noisy(request(1, number)) for number in range(50)) == 1
 

@@ -163,7 +163,7 @@ class IgnoresProgress(SRPTPolicy):
 
 class PreemptsTheShortest(SRPTPolicy):
     def victim(self, running, view):
-        return min(running, key=lambda one: self.rank(one, view))
+        return min(running, key=lambda item: self.rank(item, view))
 
     def may_preempt(self, request, running, view):
         return False

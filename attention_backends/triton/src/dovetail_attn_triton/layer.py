@@ -33,6 +33,12 @@ from dovetail_ops_triton.availability import INTERPRETED
 COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 """The dtype of a GPU's matrix products, by the dtype of the model."""
 
+LARGEST = {
+    name: torch.finfo(dtype).max
+    for name, dtype in {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.items()
+}
+"""The largest number of each fp8 dtype of the cache: 448 and 57,344."""
+
 WRITE_TILE = 16
 """Tokens per program of the cache kernel."""
 
@@ -56,6 +62,7 @@ class TritonAttentionLayer(AttentionLayer):
         self._context = context
         self._kv_cache: torch.Tensor | None = None
         self._scales: torch.Tensor | None = None
+        self._layer_scales: torch.Tensor | None = None
         heads = (context.num_heads, context.num_kv_heads, context.head_size)
         # The interpreter also uses the tiles of a GPU's matrix units.
         wide = context.dtype == torch.float32 and not INTERPRETED
@@ -101,8 +108,8 @@ class TritonAttentionLayer(AttentionLayer):
             # A program of the attention kernel reads its queries before it writes their results,
             # and no other program uses them: `out` holds first the queries, then the results.
             q_THD = out_THD
-        for one in metadata.passes(self._shape):
-            self._attend(q_THD, out_THD, metadata, one)
+        for item in metadata.passes(self._shape):
+            self._attend(q_THD, out_THD, metadata, item)
 
     def _bind(self, kv_cache: torch.Tensor, metadata: TritonAttentionMetadata) -> None:
         """Store the layer's cache, which is never replaced, and find its scales."""
@@ -119,6 +126,10 @@ class TritonAttentionLayer(AttentionLayer):
         if spec.scale_bytes:
             num_elements = 2 * spec.num_kv_heads * spec.block_size * spec.head_size
             self._scales = kv_cache[:, num_elements:].view(torch.float32)
+        self._write_constants["LARGEST"] = LARGEST.get(spec.dtype, 0.0)
+        if spec.dtype in LARGEST and not spec.scale_bytes:
+            given = context.kv_scales
+            self._layer_scales = torch.ones(2, device=context.device) if given is None else given
         self._strides = (
             kv_cache.stride(0),
             0 if self._scales is None else self._scales.stride(0),
@@ -151,6 +162,7 @@ class TritonAttentionLayer(AttentionLayer):
             rotated,
             self._kv_cache,
             self._scales,
+            self._layer_scales,
             batch.slot_mapping_T,
             positions_T,
             cos_sin_PR,
@@ -180,6 +192,7 @@ class TritonAttentionLayer(AttentionLayer):
             q_THD,
             self._kv_cache,
             self._scales,
+            self._layer_scales,
             out_THD,
             parts if one.num_splits > 1 else None,
             self._context.sinks,

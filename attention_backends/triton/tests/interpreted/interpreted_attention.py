@@ -169,7 +169,7 @@ def num_splits(rows, counts):
     """Return the number of splits of each launch of the next step."""
     runs = [(row, n) for row, n in enumerate(counts) if n]
     metadata = rows.builder.build(rows.batch(runs))
-    return [one.num_splits for one in metadata.passes(rows.layer._shape)]
+    return [item.num_splits for item in metadata.passes(rows.layer._shape)]
 
 
 CASES = [
@@ -253,7 +253,7 @@ def test_the_number_of_splits_stays_within_the_option_and_the_workspace():
     metadata = rows.builder.build(rows.batch([(0, 1)]))
     floats = torch.empty(2 * rows.heads[0] * (64 + 1) + 1)
     metadata = replace(metadata, workspace=replace(metadata.workspace, parts=floats))
-    assert [one.num_splits for one in metadata.passes(rows.layer._shape)] == [2]
+    assert [item.num_splits for item in metadata.passes(rows.layer._shape)] == [2]
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
@@ -264,8 +264,8 @@ def test_warm_up_steps_use_every_variant_of_the_launches(group):
         rows.done = [start for start, _ in step]
         metadata = rows.builder.build(rows.batch([(row, n) for row, (_, n) in enumerate(step)]))
         workspace = replace(metadata.workspace, num_processors=132)
-        for one in replace(metadata, workspace=workspace).passes(rows.layer._shape):
-            variants.add((one.tile.rows > 16, one.work_W2 is not None, one.num_splits > 1))
+        for item in replace(metadata, workspace=workspace).passes(rows.layer._shape):
+            variants.add((item.tile.rows > 16, item.work_W2 is not None, item.num_splits > 1))
     assert variants == {(False, a, b) for a in (0, 1) for b in (0, 1)} | {(1, 1, 0), (1, 1, 1)}
 
 

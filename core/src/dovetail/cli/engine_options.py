@@ -142,7 +142,7 @@ def make_optional_model() -> Any:
 
 def changed_options(options: EngineOptions) -> list[str]:
     """Return the flags of the options that do not have their default, without the model."""
-    names = [one.name for one in fields(EngineArgs) if one.name != "model"]
+    names = [item.name for item in fields(EngineArgs) if item.name != "model"]
     defaults = type(options)() if options.model is None else type(options)(model=options.model)
     return [
         f"--{name.replace('_', '-')}"

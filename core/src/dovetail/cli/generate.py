@@ -92,8 +92,8 @@ def _show(outputs: Sequence[RequestOutput]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    for place, output in enumerate(outputs):
-        if place:
+    for index, output in enumerate(outputs):
+        if index:
             console.print()
         console.print(Text(printable(output.prompt or ""), style="bold cyan"))
         console.print(Text(printable(_text(output).strip("\n"))))
@@ -120,7 +120,7 @@ def _facts(output: RequestOutput) -> dict[str, Any]:
 
 
 def _print_refusals(outputs: Sequence[RequestOutput]) -> int:
-    refused = [(place, out.error) for place, out in enumerate(outputs, 1) if out.error is not None]
+    refused = [(index, out.error) for index, out in enumerate(outputs, 1) if out.error is not None]
     for place, error in refused:
         where = f"prompt {place}: " if len(outputs) > 1 else ""
         tell(f"dovetail: {where}{error}")

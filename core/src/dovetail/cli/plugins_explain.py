@@ -68,7 +68,9 @@ def _explained(kind: str, assume: str, engine: EngineOptions) -> Explanation:
     if engine.model is not None:
         return explain_choice(kind, engine_args(engine), assume=assume)
     args = engine_args(engine)
-    options = {one.name: getattr(args, one.name) for one in fields(args) if one.name != "model"}
+    options = {
+        field.name: getattr(args, field.name) for field in fields(args) if field.name != "model"
+    }
     return explain_choice(kind, assume=assume, **options)
 
 

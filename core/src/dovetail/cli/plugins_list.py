@@ -34,15 +34,17 @@ def list_plugins(
     """
     registry = PluginRegistry()
     kinds = list(KINDS) if kind is None else [kind]
-    found = [one for name in kinds if name != COMMAND for one in registry.candidates(name)]
+    found = [
+        candidate for name in kinds if name != COMMAND for candidate in registry.candidates(name)
+    ]
     if kind in (None, COMMAND):
         found += [command.plugin for command in find_commands(()).usable]
     registry.check_manifests()
     if as_json:
-        facts = [asdict(one) | {"verified": registry.entry_of(one).verified} for one in found]
+        facts = [asdict(item) | {"verified": registry.entry_of(item).verified} for item in found]
         print(json.dumps(facts, indent=2))
     elif found:
-        _show(found, [registry.entry_of(one).verified for one in found])
+        _show(found, [registry.entry_of(item).verified for item in found])
     else:
         print(f"No {kind or 'plugin'} is installed.")
     for sentence in registry.set_aside:
@@ -56,8 +58,8 @@ def _show(found: Sequence[Candidate], verified: Sequence[str]) -> None:
     """Print one line per plugin; omit the column `verified` if it is empty for all plugins."""
     headings = ("kind", "name", "distribution", "target", "verified")
     rows = [
-        (one.kind, one.name, f"{one.distribution} {one.version}", one.target, text)
-        for one, text in zip(found, verified, strict=True)
+        (item.kind, item.name, f"{item.distribution} {item.version}", item.target, text)
+        for item, text in zip(found, verified, strict=True)
     ]
     width = len(headings) if any(verified) else len(headings) - 1
     print_table(headings[:width], [row[:width] for row in rows])

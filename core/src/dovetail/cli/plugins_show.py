@@ -98,8 +98,9 @@ def _options_text(details: PluginDetails) -> str:
     if details.options is None:
         return f"{model} (use --load to read its fields)"
     lines = [
-        f"{one.name}: {one.type}" + (f" = {one.default}" if one.default else " (required)")
-        for one in details.options
+        f"{option.name}: {option.type}"
+        + (f" = {option.default}" if option.default else " (required)")
+        for option in details.options
     ]
     return "\n".join([model, *lines])
 
@@ -121,7 +122,7 @@ def _value_text(value: Any) -> str:
         return _listed(value) if isinstance(value, (frozenset, tuple)) else str(value)
     parts = [(name, getattr(value, name)) for name in fields]
     # An empty set may mean "none" or "any", depending on the contract.
-    return "\n".join(f"{name}: {_value_text(one) if one else '–'}" for name, one in parts)
+    return "\n".join(f"{name}: {_value_text(item) if item else '–'}" for name, item in parts)
 
 
 def _listed(values: Any) -> str:

@@ -79,13 +79,13 @@ def _console() -> Console:
 
 def _plain(value: object) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(one) for name, one in _shallow(value).items()}
+        return {name: _plain(item) for name, item in _shallow(value).items()}
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted(map(_plain, value))
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
     return str(value) if isinstance(value, Path) else value

@@ -111,7 +111,7 @@ def _stretch_linear(
     original = _original_length(hf_config, rope)
     if original is not None:
         longer = _times(length, _ORIGINAL, original, factor, "linear")
-        return max(length, longer, key=lambda one: one.tokens)
+        return max(length, longer, key=lambda item: item.tokens)
     most = max(length.tokens, math.floor(length.tokens * factor))
     for name in _STRETCHED_LENGTH_NAMES:
         if hf_config.get(name) is not None:

@@ -182,7 +182,7 @@ def _suffix(file: Path) -> str:
 
 def _format_names(plugins: PluginRegistry) -> list[str]:
     found = plugins.candidates(FORMAT_KIND)
-    return sorted({one.name for one in found if not plugins.denial(one)})
+    return sorted({item.name for item in found if not plugins.denial(item)})
 
 
 def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
@@ -337,7 +337,7 @@ def _check_plain_names(file: Path, names: Sequence[str], plugins: PluginRegistry
     """
     for name in names:
         if _PLAIN_NAME.fullmatch(name) is None:
-            installed = [one.name for one in plugins.candidates("model")]
+            installed = [candidate.name for candidate in plugins.candidates("model")]
             raise ModelError(
                 f"{file} has architectures={_shown(names)}. A model "
                 "directory can only name an installed model, not a class, file or distribution.\n"

@@ -54,7 +54,9 @@ def is_hub_name(reference: str) -> bool:
 
 def source_names(plugins: PluginRegistry) -> list[str]:
     """Return the names of all installed model sources, sorted; import nothing."""
-    return sorted({one.name for one in plugins.candidates(KIND) if not plugins.denial(one)})
+    return sorted(
+        {candidate.name for candidate in plugins.candidates(KIND) if not plugins.denial(candidate)}
+    )
 
 
 def find_model(

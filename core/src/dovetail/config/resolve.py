@@ -14,6 +14,7 @@ from dovetail.config.tensor_parallel import check_tensor_parallel
 from dovetail.errors import ConfigError, ContractError, ModelError, nearest
 from dovetail.interfaces.config_fields import AUTO, MODEL_DTYPES, ConfigNode
 from dovetail.interfaces.engine_config import EngineConfig
+from dovetail.interfaces.kv_cache import SCALE_BYTES
 from dovetail.interfaces.platform import ConfigPatch, Platform
 from dovetail.interfaces.requested_config import MAX_INT, RequestedConfig
 from dovetail.plugin_kinds import NO_PLUGIN
@@ -45,6 +46,10 @@ _ASYNC = "scheduler.async_scheduling"
 _DEPTH = "scheduler.pipeline_depth"
 _CHUNKED = "scheduler.enable_chunked_prefill"
 
+_SCALES = "cache.kv_cache_scales"
+_SCALED_DTYPES = {"token": tuple(SCALE_BYTES), "layer": ("fp8_e4m3", "fp8_e5m2")}
+"""The dtypes of a KV cache that each kind of scales supports, best kind first."""
+
 _SUBSTITUTES = {
     "bfloat16": ("float32", "float16"),
     "float16": ("float32", "bfloat16"),
@@ -71,6 +76,7 @@ def resolve(
     _resolve_max_model_len(draft)
     _resolve_step(draft)
     draft.fill("cache.kv_cache_dtype", draft.get(_DTYPE), "the cache has the dtype of the model")
+    _resolve_kv_scales(draft)
     for path, value in requested.model.defaults.items():
         draft.fill(path, value, "the format of the model file")
     for path, value in _DEFAULTS.items():
@@ -107,7 +113,7 @@ def request_of(config: EngineConfig) -> RequestedConfig:
     for name, field in RequestedConfig.model_fields.items():
         value = getattr(config, name)
         if isinstance(value, ConfigNode) and isinstance(field.annotation, type):
-            given = {key: one for key, one in dict(value).items() if one is not None}
+            given = {key: item for key, item in dict(value).items() if item is not None}
             value = field.annotation(**given)
         values[name] = value
     return RequestedConfig(**values)
@@ -228,6 +234,18 @@ def _resolve_max_model_len(draft: Draft) -> None:
             f"max_model_len={given} is more than the model's maximum length of {stated.most} "
             f"tokens ({stated.source}). {advice}"
         )
+
+
+def _resolve_kv_scales(draft: Draft) -> None:
+    """Resolve the scales of the KV cache; called after its dtype is resolved."""
+    dtype, given = str(draft.get("cache.kv_cache_dtype")), draft.get(_SCALES)
+    usable = [name for name, dtypes in _SCALED_DTYPES.items() if dtype in dtypes]
+    if given != AUTO and given not in usable:
+        advice = f"use {' or '.join(usable)}" if usable else "leave it out"
+        raise ConfigError(
+            f"kv_cache_scales={given!r} is not supported with kv_cache_dtype={dtype!r}: {advice}."
+        )
+    draft.fill(_SCALES, usable[0] if usable else "none", f"the cache is {dtype}")
 
 
 def _resolve_pipeline(draft: Draft) -> None:

@@ -62,20 +62,24 @@ def encode_request(request: EngineCoreRequest, codes: Codebooks) -> bytes:
     """Return the fields of a request that a scheduler uses, as JSON with codes."""
     params, tokens = request.sampling_params, codes.tokens
     told: dict[str, Any] = {
-        one.name: getattr(request, one.name)
-        for one in fields(request)
-        if one.name not in ("sampling_params", "bad_words_token_ids", "encoder_inputs")
+        item.name: getattr(request, item.name)
+        for item in fields(request)
+        if item.name not in ("sampling_params", "bad_words_token_ids", "encoder_inputs")
     }
     told["prompt_token_ids"] = tokens.codes(request.prompt_token_ids).tolist()
     told["stop_token_ids"] = sorted(tokens.codes(sorted(request.stop_token_ids)))
     told["encoder_inputs"] = [
-        [one.position, one.num_tokens, codes.contents.code(one.content_hash)]
-        for one in request.encoder_inputs
+        [
+            encoder_input.position,
+            encoder_input.num_tokens,
+            codes.contents.code(encoder_input.content_hash),
+        ]
+        for encoder_input in request.encoder_inputs
     ]
     if request.cache_salt:
         told["cache_salt"] = f"salt {codes.salts.code(request.cache_salt)}"
     shown = {
-        one.name: getattr(params, one.name) for one in fields(params) if one.name not in _TEXTS
+        item.name: getattr(params, item.name) for item in fields(params) if item.name not in _TEXTS
     }
     if params.stop_token_ids:
         shown["stop_token_ids"] = tokens.codes(params.stop_token_ids).tolist()

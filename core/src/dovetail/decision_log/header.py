@@ -113,6 +113,7 @@ def reference(cls: type) -> str:
 
 def _make_spec(told: dict[str, Any]) -> KVCacheSpec:
     kind: type[KVCacheSpec] = {
-        one.__name__: one for one in (specs.FullAttentionSpec, specs.StateSpec, specs.NoCacheSpec)
+        item.__name__: item
+        for item in (specs.FullAttentionSpec, specs.StateSpec, specs.NoCacheSpec)
     }[told.pop("kind")]
     return kind(**told)

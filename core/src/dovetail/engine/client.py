@@ -141,7 +141,7 @@ class EngineClient(BaseClient):
             return
         with suppress(EngineDeadError, UnavailableError):  # the next call raises the error
             self.call(EnginePort.abort_requests, (tuple(gone),))
-        self._outputs = deque(without(one, gone) for one in self._outputs)
+        self._outputs = deque(without(output, gone) for output in self._outputs)
 
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Return the outputs of a step, or None if none arrived within `timeout_s` seconds.
@@ -360,7 +360,7 @@ def without(outputs: EngineCoreOutputs, request_ids: Collection[str]) -> EngineC
         request_ids=names,
         num_new_tokens=counts,
         token_ids=tokens,
-        finished=tuple(one for one in outputs.finished if one.request_id not in request_ids),
+        finished=tuple(item for item in outputs.finished if item.request_id not in request_ids),
         logprobs=_others(outputs.logprobs, request_ids),
         prompt_logprobs=_others(outputs.prompt_logprobs, request_ids),
         num_cached_tokens=_others(outputs.num_cached_tokens, request_ids),

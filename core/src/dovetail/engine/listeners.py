@@ -122,7 +122,7 @@ class Listeners:
             type(error).__name__,
             error,
         )
-        self._stat_loggers = tuple(one for one in self._stat_loggers if one is not stat_logger)
+        self._stat_loggers = tuple(item for item in self._stat_loggers if item is not stat_logger)
         _close(stat_logger)
 
 
@@ -150,7 +150,7 @@ def _without(
     subscribers: tuple[Subscriber, ...], failed: Subscriber, error: Exception
 ) -> tuple[Subscriber, ...]:
     logger.warning("%s. This method is not called again.", failure(failed, error))
-    return tuple(one for one in subscribers if one is not failed)
+    return tuple(subscriber for subscriber in subscribers if subscriber is not failed)
 
 
 def _close(stat_logger: StatLogger) -> None:

@@ -114,9 +114,9 @@ class Operation(Generic[P, R]):
         bound = self._signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
         values = [bound.arguments[name] for name in self._names]
-        for place, hint in enumerate(self._hints):
+        for index, hint in enumerate(self._hints):
             if get_origin(hint) is Iterable:
-                values[place] = tuple(values[place])
+                values[index] = tuple(values[index])
         return tuple(values)
 
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
@@ -187,7 +187,7 @@ def _wire_type(hint: Any) -> Any:
     if _is_request(hint):
         return tuple[PackedRequest, ...]
     if _takes_callable(hint):
-        kinds = [one for one in get_args(hint) if get_origin(one) is not Callable]
+        kinds = [item for item in get_args(hint) if get_origin(item) is not Callable]
         return reduce(or_, kinds)
     if get_origin(hint) is Iterable:
         return tuple[(*get_args(hint), ...)]  # type: ignore[misc]
@@ -200,7 +200,7 @@ def _is_request(hint: Any) -> bool:
 
 def _takes_callable(hint: Any) -> bool:
     is_union = get_origin(hint) in (Union, UnionType)
-    return is_union and any(get_origin(one) is Callable for one in get_args(hint))
+    return is_union and any(get_origin(item) is Callable for item in get_args(hint))
 
 
 def _encode_error(value: object) -> object:

@@ -61,7 +61,9 @@ def _locates_model(kind: Kind) -> bool:
 
 
 def _check_pick(kind: Kind, reference: str | type, plugins: PluginRegistry) -> None:
-    if reference == AUTO or any(_is_known(one, reference, plugins) for one in kind.also_accepts):
+    if reference == AUTO or any(
+        _is_known(also_accept, reference, plugins) for also_accept in kind.also_accepts
+    ):
         return
     try:
         plugins.resolve(kind.name, reference)
@@ -88,8 +90,8 @@ def check_options_are_used(config: EngineConfig, plugins: PluginRegistry) -> Non
 
 def _chosen(config: AnyConfig, plugins: PluginRegistry) -> list[tuple[str, str | type]]:
     """Return (kind, reference) of every plugin that `config` names."""
-    named = [(kind, one) for kind in KINDS for one in named_plugins(kind, config)]
-    return [(kind, one) for kind, one in named if one != AUTO and _is_known(kind, one, plugins)]
+    named = [(kind, named_plugin) for kind in KINDS for named_plugin in named_plugins(kind, config)]
+    return [(kind, item) for kind, item in named if item != AUTO and _is_known(kind, item, plugins)]
 
 
 def _is_known(kind: str, reference: str | type, plugins: PluginRegistry) -> bool:

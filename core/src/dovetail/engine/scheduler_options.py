@@ -54,7 +54,7 @@ def make_gates(
     def context(options: Options) -> AdmissionContext:
         return AdmissionContext(clock=clock, options=options)
 
-    gates = [make_instance(plugins, "admission", one, context) for one in references]
+    gates = [make_instance(plugins, "admission", reference, context) for reference in references]
     return (*gates, structured_output) if structured_output is not None else tuple(gates)
 
 

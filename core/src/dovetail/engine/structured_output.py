@@ -224,7 +224,7 @@ class StructuredOutput(AdmissionGate):
     def take_ready(self) -> Sequence[str]:
         """Return the requests whose grammars have been compiled since the last call."""
         ready = []
-        for name in [name for name, one in self._compiling.items() if one.done()]:
+        for name in [name for name, item in self._compiling.items() if item.done()]:
             try:
                 self._matchers[name] = self._compiling.pop(name).result()
                 ready.append(name)
@@ -246,7 +246,7 @@ class StructuredOutput(AdmissionGate):
         compiling = self._compiling.pop(request_id, None)
         if compiling is not None:
             compiling.cancel()
-        self._failed = [one for one in self._failed if one[0] != request_id]
+        self._failed = [item for item in self._failed if item[0] != request_id]
         self.end((request_id,))
 
     def end(self, request_ids: Iterable[str]) -> None:
@@ -297,19 +297,19 @@ class StructuredOutput(AdmissionGate):
         try:
             if None in matchers:
                 raise ValueError("some masks are not those of the plugin")
-            plain = [one for one in matchers if one is not None]
+            plain = [matcher for matcher in matchers if matcher is not None]
             self._parts.backend().fill_bitmasks(plain, memoryview(bitmask))
         except Exception:  # fill each mask, and find the request whose matcher fails
             bitmask = bytearray(size * len(names))
-            for place, name in enumerate(names):
-                words = memoryview(bitmask)[place * size : (place + 1) * size]
+            for index, name in enumerate(names):
+                words = memoryview(bitmask)[index * size : (index + 1) * size]
                 try:
                     self._matchers[name].fill_bitmask(words)
                 except Exception as error:
                     failure = describe_failure(error)
                     self._fail(name, f"the request's grammar failed in fill_bitmask: {failure}")
-        for place, name in enumerate(names):
-            row = slice(place * size, (place + 1) * size)
+        for index, name in enumerate(names):
+            row = slice(index * size, (index + 1) * size)
             if not any(bitmask[row]):
                 self._fail(name, "the request's grammar allows no token")
                 bitmask[row] = b"\xff" * size  # the token sampled with this mask is not used
@@ -324,8 +324,8 @@ class StructuredOutput(AdmissionGate):
         if not names or mask is None:
             return {}
         firsts = [0, *accumulate(result.num_sampled)]
-        for place, (run, name) in enumerate(names.items()):
-            bits = mask.bitmask[place * self._row_bytes : (place + 1) * self._row_bytes]
+        for index, (run, name) in enumerate(names.items()):
+            bits = mask.bitmask[index * self._row_bytes : (index + 1) * self._row_bytes]
             for token in result.token_ids[firsts[run] : firsts[run + 1]][:1]:
                 if not bits[token // 8] >> token % 8 & 1:
                     self._fail(
@@ -337,7 +337,7 @@ class StructuredOutput(AdmissionGate):
         """Pass the tokens of a step to the matchers; remove requests that have ended."""
         if not self._matchers:
             return
-        self.end(one.request_id for one in outputs.finished)
+        self.end(item.request_id for item in outputs.finished)
         first = 0
         for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
             first, start = first + count, first

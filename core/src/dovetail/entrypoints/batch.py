@@ -40,30 +40,32 @@ def run_batch(
         if refused and on_error == "raise":
             raise _first_refusal(requests, refused)
         results = {
-            one.request_id: refused_output(one.request_id, one.prompt, refused[one.request_id])
-            for one in requests
-            if one.request_id in refused
+            request.request_id: refused_output(
+                request.request_id, request.prompt, refused[request.request_id]
+            )
+            for request in requests
+            if request.request_id in refused
         }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
         # A refused id may be in use by another caller's request, which continues.
-        _withdraw(engine, [one for one in requests if one.request_id not in refused])
+        _withdraw(engine, [request for request in requests if request.request_id not in refused])
         raise
-    if missing := [one.request_id for one in requests if one.request_id not in results]:
+    if missing := [request.request_id for request in requests if request.request_id not in results]:
         raise UserError(
             f"the outputs of {len(missing)} requests, including {shorten(missing[0])}, were taken "
             "by another caller of this engine's step(); do not call step() during LLM.generate."
         )
-    return [results[one.request_id] for one in requests]
+    return [results[request.request_id] for request in requests]
 
 
 def _first_refusal(
     requests: Sequence[UserRequest], refused: Mapping[str, RequestError]
 ) -> RequestError:
     place, error = next(
-        (place, refused[one.request_id])
-        for place, one in enumerate(requests)
-        if one.request_id in refused
+        (index, refused[request.request_id])
+        for index, request in enumerate(requests)
+        if request.request_id in refused
     )
     where = f"prompt {place}: " if len(requests) > 1 else ""
     return RequestError(f"{where}{error}", parameter=error.parameter)
@@ -105,7 +107,7 @@ def _progress(num_requests: int) -> tuple[Progress, TaskID]:
 
 def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
     """Remove all of these requests from the engine."""
-    ids = [one.request_id for one in requests]
+    ids = [request.request_id for request in requests]
     with watch_for_interrupt() as interrupted:
         engine.abort_request(ids)
         engine.discard_ended(ids)

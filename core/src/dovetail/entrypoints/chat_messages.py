@@ -56,9 +56,9 @@ def constrain_chat(
 def read_outputs(parsers: MessageParsers, use: ToolUse, outputs: Sequence[RequestOutput]) -> None:
     """Set the message of each completion."""
     for output in outputs:
-        for one in output.outputs:
+        for item in output.outputs:
             parser = parsers.make(use.offered, output.prompt or "")
             if parser is None:
-                one.message = ChatMessage(content=one.text)
+                item.message = ChatMessage(content=item.text)
             else:
-                one.message = parse_message(parser, one.text, parsers.tool_parser_cls)
+                item.message = parse_message(parser, item.text, parsers.tool_parser_cls)

@@ -70,13 +70,13 @@ class OutcomeAggregator:
                 raise ContractError(f"KV connector: rank {rank} ends transfer {transfer_id} twice.")
             ranks.add(rank)
             self._failed.setdefault(transfer_id, set()).update(failed)
-        whole = [one for one in ended if len(self._ranks[one]) == self._num_ranks]
-        blocks = {one: tuple(sorted(self._failed.pop(one))) for one in whole}
-        for one in whole:
-            del self._ranks[one]
+        whole = [item for item in ended if len(self._ranks[item]) == self._num_ranks]
+        blocks = {item: tuple(sorted(self._failed.pop(item))) for item in whole}
+        for item in whole:
+            del self._ranks[item]
         return KVOutcome(
-            done=tuple(one for one in whole if not blocks[one]),
-            failed={one: failed for one, failed in blocks.items() if failed},
+            done=tuple(item for item in whole if not blocks[item]),
+            failed={item: failed for item, failed in blocks.items() if failed},
         )
 
 
@@ -112,8 +112,8 @@ class RankedSide:
         """Read the gathered reports; return transfers that have ended on all ranks."""
         done: list[int] = []
         failed: dict[int, tuple[int, ...]] = {}
-        for place, one in enumerate(_split(answer, self._num_ranks)):
-            whole = self._outcomes.add(place, self._side.update(one, place))
+        for index, item in enumerate(_split(answer, self._num_ranks)):
+            whole = self._outcomes.add(index, self._side.update(item, index))
             done += whole.done
             failed |= whole.failed
         return KVOutcome(done=tuple(done), failed=failed)

@@ -139,7 +139,7 @@ def describe_plugins(plugins: PluginRegistry) -> bytes:
 
     Options are sent as their representations, which is enough to compare them.
     """
-    return encode([_pack_resolution(one) for one in plugins.resolutions])
+    return encode([_pack_resolution(resolution) for resolution in plugins.resolutions])
 
 
 def check_plugins(engine: PluginLookup, per_rank: Sequence[bytes]) -> None:
@@ -170,7 +170,7 @@ def _pack_resolution(one: Resolution) -> dict[str, Any]:
 def _unpack_resolutions(content: bytes) -> list[Resolution]:
     packed = decode(content, list[dict[str, Any]])
     try:
-        return [_unpack_resolution(one) for one in packed]
+        return [_unpack_resolution(item) for item in packed]
     except TypeError as error:
         raise MessageError(f"A worker sent an invalid list of its plugins: {error}") from None
 

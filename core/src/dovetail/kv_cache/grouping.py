@@ -137,10 +137,10 @@ def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
         choices = [choice for choice in choices if choice.num_bytes[place] <= most]
     return min(
         choices,
-        key=lambda one: (
-            one.num_groups,
-            max(part.spec.block_size for part in one.parts),
-            one.num_bytes,
+        key=lambda item: (
+            item.num_groups,
+            max(part.spec.block_size for part in item.parts),
+            item.num_bytes,
         ),
     )
 
@@ -188,7 +188,7 @@ def _matched(parts: Sequence[_Part], shared: int) -> Iterator[Sequence[_Part]]:
     shared: attention layers per page.
     """
     pages = {part.spec.page_size_bytes for part in parts}
-    states = any(isinstance(one.spec, StateSpec) and one.spec.snapshots for one in parts)
+    states = any(isinstance(item.spec, StateSpec) and item.spec.snapshots for item in parts)
     if len(pages) == 1 and not states:
         yield parts
         return

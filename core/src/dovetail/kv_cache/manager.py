@@ -230,7 +230,7 @@ class KVCacheManager:
         """
         if not self._plain:
             return None
-        growing = [one for one in requests if one.num_computed_tokens >= one.capacity]
+        growing = [item for item in requests if item.num_computed_tokens >= item.capacity]
         if len(growing) > self._pool.num_free:
             return None
         if self._caching:
@@ -276,9 +276,9 @@ class KVCacheManager:
         """
         coordinator = self._coordinator
         named = []
-        for place, group in enumerate(coordinator.growing):
-            suffix, ratio = coordinator.suffixes[place], coordinator.ratios[place]
-            keys = coordinator.named(request.block_hashes, place, start, end)
+        for index, group in enumerate(coordinator.growing):
+            suffix, ratio = coordinator.suffixes[index], coordinator.ratios[index]
+            keys = coordinator.named(request.block_hashes, index, start, end)
             blocks = request.blocks[group][start // ratio : end // ratio]
             named += [
                 (block, key + suffix) for block, key in zip(blocks, keys, strict=True) if block

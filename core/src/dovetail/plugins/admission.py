@@ -162,8 +162,8 @@ def check_needed(
     missing = sorted(needs - provided)
     if missing:
         # Device names get no hint, because a similar name means another device.
-        hinted = [one for one in missing if not one.startswith(DEVICE_PREFIX)]
-        hints = "".join(nearest(one, provided) for one in hinted)
+        hinted = [item for item in missing if not item.startswith(DEVICE_PREFIX)]
+        hints = "".join(nearest(item, provided) for item in hinted)
         offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"
         raise PluginError(
             f"The {whose} needs {', '.join(missing)}, which neither the core nor the platform "
@@ -182,7 +182,7 @@ def check_probe(whose: str, answer: object) -> Probe:
     if (
         type(answer.usable) is not bool
         or not is_list
-        or not all(isinstance(one, str) for one in answer.reasons)
+        or not all(isinstance(reason, str) for reason in answer.reasons)
     ):
         raise ContractError(
             f"The probe of the {whose} returned {shorten(answer)}; `usable` must be a bool and "

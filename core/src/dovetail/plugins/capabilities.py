@@ -43,7 +43,7 @@ def declared_ids(cls: type[Any], attribute: str) -> frozenset[str]:
     ids: object = getattr(cls, attribute, frozenset())
     if isinstance(ids, property) or callable(ids):
         return frozenset()
-    if not isinstance(ids, (set, frozenset)) or not all(isinstance(one, str) for one in ids):
+    if not isinstance(ids, (set, frozenset)) or not all(isinstance(item, str) for item in ids):
         raise ContractError(
             f"{cls.__module__}:{cls.__qualname__} has {attribute} = {ids!r}; write a frozenset of "
             "capability ids."

@@ -46,7 +46,7 @@ class PluginOptions:
                     f"plugin_options: there is no plugin {shorten(key)}.{nearest(key, names)} "
                     "Use a plugin's name, 'kind:name', or the class path as it was requested."
                 )
-            if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
+            if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value):
                 raise ConfigError(
                     f"plugin_options: {shorten(key)} is {shorten(value)}; give its options as a "
                     "mapping."
@@ -128,8 +128,8 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
         checked = model.model_validate(dict(given))
     except ValidationError as error:
         lines = [
-            f"{'.'.join(map(str, one['loc']))}={shorten(one['input'])}: {one['msg']}"
-            for one in error.errors(include_url=False)
+            f"{'.'.join(map(str, item['loc']))}={shorten(item['input'])}: {item['msg']}"
+            for item in error.errors(include_url=False)
         ]
         raise ConfigError(
             f"plugin_options: options of the {description} are wrong. {'; '.join(lines)}."

@@ -53,11 +53,11 @@ def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
         due = f"a tuple of plugin names, at most {MAX_PREFERRED}"
         raise _wrong(platform, f"prefer({kind!r})", answer, due)
     assert isinstance(answer, (list, tuple))
-    for one in answer:
+    for item in answer:
         try:
-            if not isinstance(one, str):
+            if not isinstance(item, str):
                 raise _wrong(platform, f"prefer({kind!r})", answer, "a tuple of plugin names")
-            parse_reference(one)
+            parse_reference(item)
         except ContractError:
             raise
         except PluginError as error:
@@ -69,7 +69,9 @@ def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
 def provided_capabilities(platform: Platform) -> frozenset[str]:
     """Return the capability ids of a platform; raise ContractError if they are not a set of str."""
     answer: object = _ask(platform, "capabilities", platform.capabilities)
-    if not isinstance(answer, (set, frozenset)) or not all(isinstance(one, str) for one in answer):
+    if not isinstance(answer, (set, frozenset)) or not all(
+        isinstance(item, str) for item in answer
+    ):
         raise _wrong(platform, "capabilities()", answer, "a frozenset of capability ids")
     return frozenset(answer)
 
@@ -77,7 +79,7 @@ def provided_capabilities(platform: Platform) -> frozenset[str]:
 def check_problems(platform: Platform, answer: object) -> Sequence[str]:
     """Return the result of `problems`; raise ContractError if it is not a list of sentences."""
     is_list = isinstance(answer, (list, tuple))
-    if not is_list or not all(isinstance(one, str) for one in answer):  # type: ignore[attr-defined]
+    if not is_list or not all(isinstance(item, str) for item in answer):  # type: ignore[attr-defined]
         raise _wrong(platform, "problems(config)", answer, "a tuple of sentences")
     return answer  # type: ignore[return-value]
 

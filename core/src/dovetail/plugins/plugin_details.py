@@ -76,10 +76,10 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
     if colon and reference and kind in KINDS:
         return kind, reference
     named = [
-        f"{kind}:{one.name}"
+        f"{kind}:{candidate.name}"
         for kind in KINDS
-        for one in registry.candidates(kind)
-        if text in (one.name, one.reference)
+        for candidate in registry.candidates(kind)
+        if text in (candidate.name, candidate.reference)
     ]
     if named:
         raise PluginError(
@@ -115,7 +115,9 @@ def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedCla
     """Import and check a plugin, return its details; raise the errors of `PluginRegistry.load`."""
     cls = registry.load(kind, reference)
     resolution = next(
-        one for one in reversed(registry.resolutions) if one.kind == kind and _is(one.target, cls)
+        item
+        for item in reversed(registry.resolutions)
+        if item.kind == kind and _is(item.target, cls)
     )
     attributes = {
         name: getattr(cls, name) for name in _class_attributes(kind) if hasattr(cls, name)

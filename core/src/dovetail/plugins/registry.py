@@ -96,9 +96,10 @@ class PluginRegistry:
         """The loaded plugins except rejected candidates, in the order of loading."""
         passed_over = {kind for kind, _ in self._chosen}
         return tuple(
-            one
-            for one in self.resolutions
-            if one.kind not in passed_over or (one.kind, one.target) in self._chosen
+            resolution
+            for resolution in self.resolutions
+            if resolution.kind not in passed_over
+            or (resolution.kind, resolution.target) in self._chosen
         )
 
     def note_choice(self, kind: str, cls: type[Any] | None) -> None:
@@ -106,7 +107,7 @@ class PluginRegistry:
         found = self.resolution_of(kind, cls)
         if found is not None or cls is None:
             target = "" if found is None else found.target
-            self._chosen = {one for one in self._chosen if one[0] != kind} | {(kind, target)}
+            self._chosen = {item for item in self._chosen if item[0] != kind} | {(kind, target)}
 
     @property
     def set_aside(self) -> tuple[str, ...]:
@@ -250,7 +251,9 @@ class PluginRegistry:
         """
         if not self._options.keys:
             return
-        known = [key for kind in KINDS for one in self.candidates(kind) for key in one.keys]
+        known = [
+            key for kind in KINDS for candidate in self.candidates(kind) for key in candidate.keys
+        ]
         for kind, reference in chosen:
             known += self.resolve(kind, reference).keys
         kinds_of = {key: self._kinds_with_options(key) for key in self._options.keys}
@@ -262,14 +265,19 @@ class PluginRegistry:
         chosen: maps each kind whose plugins are selected to their references.
         """
         for key in self._options.keys:
-            owners = [one for name in KINDS for one in self.candidates(name) if key in one.keys]
-            declared = [one for one in owners if self._describer.entry(one).options]
-            kinds = {one.kind for one in declared or owners}
+            owners = [
+                candidate
+                for name in KINDS
+                for candidate in self.candidates(name)
+                if key in candidate.keys
+            ]
+            declared = [owner for owner in owners if self._describer.entry(owner).options]
+            kinds = {item.kind for item in declared or owners}
             if not kinds or not kinds <= chosen.keys():
                 continue
-            used = [self.resolve(kind, one) for kind in sorted(kinds) for one in chosen[kind]]
-            if not any(key in one.keys for one in used):
-                raise unused_options(sorted(kinds)[0], key, [one.name for one in used])
+            used = [self.resolve(kind, item) for kind in sorted(kinds) for item in chosen[kind]]
+            if not any(key in item.keys for item in used):
+                raise unused_options(sorted(kinds)[0], key, [item.name for item in used])
 
     def bind_platform(self, platform: Platform) -> None:
         """Check each plugin's needs against the capabilities of the core and `platform`.
@@ -291,11 +299,15 @@ class PluginRegistry:
 
         names: limits the check to these names. Denied plugins are skipped.
         """
-        kept = {one.name: one for one in self.candidates(kind) if one.first_party}
-        for one in self.candidates(kind):
-            wanted = one.name in kept and (names is None or one.name in names)
-            if wanted and not one.first_party and not self._resolver.denial(one):
-                yield namesake_note(kept[one.name], one)
+        kept = {
+            candidate.name: candidate
+            for candidate in self.candidates(kind)
+            if candidate.first_party
+        }
+        for candidate in self.candidates(kind):
+            wanted = candidate.name in kept and (names is None or candidate.name in names)
+            if wanted and not candidate.first_party and not self._resolver.denial(candidate):
+                yield namesake_note(kept[candidate.name], candidate)
 
     def warn(self, sentence: str) -> None:
         """Log a warning, unless this registry has logged the same sentence before."""
@@ -318,6 +330,6 @@ class PluginRegistry:
         return [
             kind
             for kind in KINDS
-            for one in self.candidates(kind)
-            if one.name == name and self._describer.entry(one).options
+            for candidate in self.candidates(kind)
+            if candidate.name == name and self._describer.entry(candidate).options
         ]

@@ -117,7 +117,7 @@ class ChildGroup:
 
     def _slowest_phase(self) -> int:
         """Return the index of the earliest phase that a child is in."""
-        places = [self._phases.index(one.phase) for one in self.children if one.content is None]
+        places = [self._phases.index(item.phase) for item in self.children if item.content is None]
         return min(places, default=len(self._phases))
 
     def _is_beyond(self, phase: int) -> bool:
@@ -180,7 +180,7 @@ class ChildGroup:
 
     def _ended_beside(self, child: ChildProcess) -> ChildProcess | None:
         """Wait briefly; return another child that has ended, or None."""
-        others = {one.ending: one for one in self.children if one is not child}
+        others = {item.ending: item for item in self.children if item is not child}
         ended = wait_readable(list(others), _PEER_S) if others else []
         return others[ended[0]] if ended else None
 

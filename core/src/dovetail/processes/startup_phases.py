@@ -254,7 +254,7 @@ def enter_phase(name: str) -> None:
 
 def describe_phases(records: list[PhaseRecord]) -> str:
     """Return the phases on one line, with durations and memory growth."""
-    total_s = sum(one.took_s for one in records)
+    total_s = sum(record.took_s for record in records)
     return f"Started in {total_s:.2f} s: {', '.join(map(str, records))}."
 
 
@@ -265,4 +265,4 @@ def _stack_of(thread: threading.Thread) -> str:
 def _stack_text(frame: FrameType | None) -> str:
     """Return a thread's stack on one line, the innermost frame last."""
     frames = traceback.extract_stack(frame)[-_STACK_FRAMES:]
-    return "in " + " > ".join(f"{one.name} ({one.filename}:{one.lineno})" for one in frames)
+    return "in " + " > ".join(f"{item.name} ({item.filename}:{item.lineno})" for item in frames)

@@ -188,24 +188,28 @@ class DecodeBatch:
     def check_integrity(self) -> None:
         """Raise AssertionError if columns and requests differ. For tests."""
         members = self._members
-        assert [one.admission for one in members] == self._order == sorted(set(self._order))
+        assert [member.admission for member in members] == self._order == sorted(set(self._order))
         assert self.running == sorted([*members, *self.outside], key=ADMISSION)
-        assert all(one in self for one in members) and not any(one in self for one in self.outside)
-        assert list(self._rows) == [one.row for one in members], (
+        assert all(member in self for member in members) and not any(
+            item in self for item in self.outside
+        )
+        assert list(self._rows) == [member.row for member in members], (
             "the decode batch has another row for a request than the request itself"
         )
-        assert list(self._starts) == [one.num_computed_tokens for one in members]
-        assert [one.request_id for one in members] == self._ids
-        assert all(one.token_ids is ids for one, ids in zip(members, self._tokens, strict=True))
-        for one in members:
-            assert one.num_tokens_with_pending == one.num_computed_tokens + 1
-            assert one in self._by_phase[self._phase(one.num_computed_tokens)], (
+        assert list(self._starts) == [member.num_computed_tokens for member in members]
+        assert [member.request_id for member in members] == self._ids
+        assert all(
+            member.token_ids is ids for member, ids in zip(members, self._tokens, strict=True)
+        )
+        for member in members:
+            assert member.num_tokens_with_pending == member.num_computed_tokens + 1
+            assert member in self._by_phase[self._phase(member.num_computed_tokens)], (
                 "the decode batch does not know when the last block of a request becomes full"
             )
-            assert one in self._by_last_step[one.event_step], (
+            assert member in self._by_last_step[member.event_step], (
                 "the decode batch does not know the step in which a request reaches its limit"
             )
-            assert one.event_step >= self._step_counter.num_steps
+            assert member.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)
 
     def _insert(self, request: Request) -> None:

@@ -55,7 +55,8 @@ class StepRecord:
         self.drop(request)
         if request in self.counts:
             grants = [
-                (_ended_request() if one is request else one, n) for one, n in self.counts.items()
+                (_ended_request() if item is request else item, n)
+                for item, n in self.counts.items()
             ]
             self.counts.clear()
             self.counts.update(grants)
@@ -178,7 +179,9 @@ class StepDraft:
             for group, ids in enumerate(request.blocks):
                 builder.grow(request.row, ids, group=group)
         if self._next_blocks:
-            builder.grow_each([one.row for one in self._next_blocks], self._next_blocks.values())
+            builder.grow_each(
+                [next_block.row for next_block in self._next_blocks], self._next_blocks.values()
+            )
         for request, grown in self._grown.items():
             for blocks in grown:
                 for group, ids in enumerate(blocks):

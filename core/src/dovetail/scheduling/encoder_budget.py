@@ -92,10 +92,10 @@ class EncoderBudget:
         self._cache.check_integrity(running)
 
     def _needs(self) -> Iterator[Need]:
-        return ((one, index) for one, (indices, _) in self._wanted.items() for index in indices)
+        return ((item, index) for item, (indices, _) in self._wanted.items() for index in indices)
 
     def _fits(self, items: list[EncoderInput]) -> bool:
-        new = {one.content_hash: one.num_tokens for one in items if not self._cache.has(one)}
+        new = {item.content_hash: item.num_tokens for item in items if not self._cache.has(item)}
         return sum(new.values()) <= self._max_tokens and self._cache.can_allocate(items)
 
 

@@ -103,7 +103,7 @@ class PolicyHost:
         rank, view = self.policy.rank, self.view
         try:
             mine = rank(request, view)
-            return [one for one in running if mine < rank(one, view)]
+            return [item for item in running if mine < rank(item, view)]
         except Exception as error:
             self.fail("it ranked", error)
             return []

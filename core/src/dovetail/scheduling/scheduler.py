@@ -237,9 +237,9 @@ class Scheduler(SchedulerInterface):
         taken = [request.row for request in running]
         assert len(set(taken)) == len(taken), "two requests share a row"
         assert all(row >= 0 for row in taken), "a running request has no row"
-        idle = [one for one in state.requests.values() if one.row < 0]
-        assert all(one.blocks for one in loads), "a request with a load has no blocks"
-        assert sum(bool(one.blocks) for one in idle) == len(loads), (
+        idle = [item for item in state.requests.values() if item.row < 0]
+        assert all(load.blocks for load in loads), "a request with a load has no blocks"
+        assert sum(bool(item.blocks) for item in idle) == len(loads), (
             "a waiting request without a load has blocks"
         )
         num_waiting = len(waiting) + len(state.held_requests) + len(loads)

@@ -70,7 +70,7 @@ class _Reader:
         if isinstance(value, Mapping):
             return dict(self._items(value, depth))
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-            return [self.read(one, depth + 1) for one in value]
+            return [self.read(item, depth + 1) for item in value]
         return self._refuse(
             f"{self._parameter} contains a {type(value).__name__}; use only strings, numbers, "
             "booleans, None, lists and mappings"

@@ -119,14 +119,14 @@ def _check_growth(components: list[Mapping[str, Any]]) -> None:
             f"the tokenizer has {len(components)} components; at most {MAX_COMPONENTS} are allowed"
         )
     encoding, decoding, added = 1.0, 1.0, 0
-    for one in components:
-        growth = _growth(one)
-        if one["place"] == "decoder":
+    for component in components:
+        growth = _growth(component)
+        if component["place"] == "decoder":
             decoding *= growth
         else:
             encoding *= growth
-        if one["type"] == "Prepend":
-            added += len(one["prepend"])
+        if component["type"] == "Prepend":
+            added += len(component["prepend"])
     worst = max(encoding, decoding)
     if worst > MAX_GROWTH or added > MAX_ADDED_CHARS:
         raise ModelError(
@@ -151,13 +151,13 @@ def _replacement_growth(replace: Mapping[str, Any]) -> float:
 
 def _check_templates(components: list[Mapping[str, Any]]) -> None:
     copies, pieces = 1, 0
-    for one in components:
-        if one["type"] != "TemplateProcessing":
+    for component in components:
+        if component["type"] != "TemplateProcessing":
             continue
-        single = one["single"]
+        single = component["single"]
         copies *= max(1, sum("Sequence" in piece for piece in single))
-        pieces += len(single) + len(one["pair"])
-        pieces += sum(len(token["ids"]) for token in one["special_tokens"].values())
+        pieces += len(single) + len(component["pair"])
+        pieces += sum(len(token["ids"]) for token in component["special_tokens"].values())
     if copies > MAX_TEXT_COPIES or pieces > MAX_TEMPLATE_PIECES:
         raise ModelError(
             f"the templates have {pieces} pieces and repeat a text {copies} times; at most "
@@ -236,7 +236,11 @@ def _probes(components: list[Mapping[str, Any]]) -> Iterator[str]:
     yield from _TEXTS
     for unit in _UNITS:
         yield unit * _UNIT_REPEATS + "!"
-    patterns = [one["pattern"] for one in components if isinstance(one.get("pattern"), dict)]
+    patterns = [
+        component["pattern"]
+        for component in components
+        if isinstance(component.get("pattern"), dict)
+    ]
     sources = [str(source) for pattern in patterns for source in pattern.values()]
     for source in sources:
         yield source[:_UNIT_REPEATS] * 3

@@ -44,7 +44,7 @@ def pack_columns(
     count = len(columns)
     if count > MAX_COLUMNS:
         raise ValueError(f"{count} columns are too many; a frame has at most {MAX_COLUMNS}")
-    parts = [one if isinstance(one, bytes) else one.tobytes() for one in columns]
+    parts = [column if isinstance(column, bytes) else column.tobytes() for column in columns]
     head = _HEAD.pack(_MAGIC, VERSION, kind, count, 0, *numbers)
     return b"".join((head, _LENGTHS[count].pack(*map(len, parts)), *parts))
 

@@ -78,7 +78,7 @@ def decode_call(frame: bytes) -> WorkerCall:
     """Decode the call in a frame; raise MessageError if the frame is not a valid call."""
     found = unpack_columns(frame, CALL, least=1)
     parts = unpack_value(found.columns[0])
-    if not isinstance(parts, list) or [type(one) for one in parts] != [str, list, dict]:
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, dict]:
         raise MessageError("A call must contain an operation, its arguments and its keywords.")
     number, rank = found.numbers
     return WorkerCall(

@@ -32,7 +32,7 @@ class RemoteError:
         if not isinstance(error, DovetailError):
             return cls("", describe_failure(error))
         kind = next(
-            one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__
+            item.__name__ for item in type(error).__mro__ if item.__module__ == errors.__name__
         )
         if isinstance(error, RequestError):
             return cls(kind, _text(error), error.parameter)

@@ -63,7 +63,9 @@ class _RingEnd:
             self.close()
             raise
         os.close(memory_file)
-        return memory, [WakeupSocket(socket.socket(fileno=one)) for one in wakeup_files]
+        return memory, [
+            WakeupSocket(socket.socket(fileno=wakeup_file)) for wakeup_file in wakeup_files
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

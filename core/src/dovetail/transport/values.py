@@ -66,9 +66,9 @@ def _plain(value: Any, depth: int) -> Any:
             f"a value that is nested more than {MAX_DEPTH} levels deep cannot be sent."
         )
     if isinstance(value, Mapping):
-        return {_key(key): _plain(one, depth + 1) for key, one in value.items()}
+        return {_key(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, Set)):
-        return [_plain(one, depth + 1) for one in value]
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, NDArray):
         return _array(value)
     if type(value) is _RECORDS.get(type(value).__name__):
@@ -93,7 +93,7 @@ def _array(value: NDArray) -> msgspec.msgpack.Ext:
 
 
 def _record(value: Any, depth: int) -> msgspec.msgpack.Ext:
-    packed = {one.name: _plain(getattr(value, one.name), depth + 1) for one in fields(value)}
+    packed = {field.name: _plain(getattr(value, field.name), depth + 1) for field in fields(value)}
     return msgspec.msgpack.Ext(_RECORD, encode((type(value).__name__, packed)))
 
 
@@ -111,7 +111,7 @@ def _read_extension(code: int, data: memoryview) -> Any:
     hints = _HINTS.get(name)
     if hints is None or not packed.keys() <= hints.keys():
         raise ValueError(f"{name!r} with the fields {sorted(packed)} is not a known dataclass")
-    return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in packed.items()})
+    return _RECORDS[name](**{key: _fitting(item, hints[key]) for key, item in packed.items()})
 
 
 def _fitting(value: Any, hint: Any) -> Any:
@@ -119,7 +119,7 @@ def _fitting(value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"expected a list, got {type(value).__name__}")
-        return tuple(_fitting(one, get_args(hint)[0]) for one in value)
+        return tuple(_fitting(item, get_args(hint)[0]) for item in value)
     if not isinstance(value, hint) or isinstance(value, bool) is not (hint is bool):
         raise ValueError(f"expected {hint.__name__}, got {type(value).__name__}")
     return value

@@ -31,9 +31,9 @@ def _twin(original: type, replaced: Mapping[str, Any]) -> type[msgspec.Struct]:
     # `array[int]` cannot be evaluated before Python 3.12; those fields are replaced here.
     hints = get_type_hints(original, localns={"array": list})
     made: list[Any] = []
-    for one in fields(original):
-        kind = replaced.get(one.name, hints[one.name])
-        made.append((one.name, kind, *_default(one)))
+    for field in fields(original):
+        kind = replaced.get(field.name, hints[field.name])
+        made.append((field.name, kind, *_default(field)))
     return msgspec.defstruct(
         f"Wire{original.__name__}",
         made,
@@ -100,17 +100,17 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
     """Convert the log-probabilities of several requests or runs for a message."""
-    return {key: WireLogprobs.of(one) for key, one in columns.items()}
+    return {key: WireLogprobs.of(column) for key, column in columns.items()}
 
 
 def read_logprobs(wire: Mapping[K, WireLogprobs]) -> dict[K, LogprobColumns]:
     """Convert the result of `wire_logprobs` back; raise MessageError if it is not consistent."""
-    return {key: one.columns() for key, one in wire.items()}
+    return {key: item.columns() for key, item in wire.items()}
 
 
 def wire_request(request: EngineCoreRequest) -> bytes:
     """Encode a request; raise RequestError if it cannot be sent, with the parameter if known."""
-    packed = {one.name: getattr(request, one.name) for one in fields(request)}
+    packed = {field.name: getattr(request, field.name) for field in fields(request)}
     try:
         packed["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
     except (TypeError, OverflowError):
@@ -139,7 +139,7 @@ def read_request(content: bytes) -> EngineCoreRequest:
 
 def wire_join(join: NewRequest) -> msgspec.Struct:
     """Convert a join of a plan to a struct that can be sent."""
-    packed = {one.name: getattr(join, one.name) for one in fields(join)}
+    packed = {field.name: getattr(join, field.name) for field in fields(join)}
     packed["token_ids"] = join.token_ids.tobytes()
     packed["sampling_params"] = _params(join.sampling_params)
     return _WireJoin(**packed)
@@ -198,7 +198,7 @@ def decode(
 
 
 def _params(params: SamplingParams) -> Any:
-    return _WireParams(**{one.name: getattr(params, one.name) for one in fields(params)})
+    return _WireParams(**{field.name: getattr(params, field.name) for field in fields(params)})
 
 
 def _read_params(packed: Any) -> SamplingParams:

@@ -56,7 +56,7 @@ class PairwiseRanks:
         self.size = len(ends) + 1
         self.batch_invariant = True
         self._ends = dict(ends)
-        self._memory = [torch.frombuffer(one, dtype=torch.uint8) for one in memory]
+        self._memory = [torch.frombuffer(item, dtype=torch.uint8) for item in memory]
         self._slot = 0
         self._timeout_ns = int(timeout.total_seconds() * 1e9)
         self._clock = MonotonicClock()

@@ -165,9 +165,9 @@ class GGUFLinearMethod(NativeLinearMethod):
     def _release(self, layer: nn.Module) -> None:
         super()._release(layer)
         blocks: dict[int, BlockWeight] = getattr(layer, "blocks", {})
-        for one in blocks.values():
-            if one.is_mapped:
-                forget_pages(one.rows_OB)
+        for block in blocks.values():
+            if block.is_mapped:
+                forget_pages(block.rows_OB)
         blocks.clear()
 
 

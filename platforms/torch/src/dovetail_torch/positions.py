@@ -70,7 +70,7 @@ class PositionTables:
     """
 
     def __init__(self, model: Any = None) -> None:
-        self._tables = [one for one in _modules(model) if isinstance(one, RotaryEmbedding)]
+        self._tables = [module for module in _modules(model) if isinstance(module, RotaryEmbedding)]
         for table in self._tables:
             table.grows_ahead = True
         self.num_ready = 0

@@ -53,8 +53,8 @@ class StepExtensions:
         """extensions: extensions by display name. upload: sends numbers to the device."""
         self._upload = upload
         self._members = [
-            _Member(extension=one, name=name, hooks=_hooks_of(type(one)))
-            for name, one in extensions.items()
+            _Member(extension=extension, name=name, hooks=_hooks_of(type(extension)))
+            for name, extension in extensions.items()
         ]
         self.rows: set[int] = set()
         self.logits_rows: set[int] = set()
@@ -94,7 +94,7 @@ class StepExtensions:
         """Return the hidden states of all tokens after all extensions."""
         for member, own in self._taking_part("hidden_states", plan.rows):
             hook = partial(self._hidden_states_of, member, plan, hidden_TD)
-            changes = [one for one in self._call(member, "hidden_states", own, hook) if one]
+            changes = [item for item in self._call(member, "hidden_states", own, hook) if item]
             hidden_TD = hidden_TD.clone() if changes else hidden_TD
             for index_T, new_TD in changes:
                 hidden_TD.index_copy_(0, index_T, new_TD)
@@ -103,7 +103,7 @@ class StepExtensions:
     @torch.inference_mode()
     def logits(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Change float32 logits in place and return them. rows: the rows that sample, in order."""
-        place_of = {row: place for place, row in enumerate(rows)}
+        place_of = {row: index for index, row in enumerate(rows)}
         for member, own in self._taking_part("logits", rows):
             hook = partial(self._logits_of, member, logits_SV, place_of)
             for index_R, new_RV in self._call(member, "logits", own, hook):
@@ -113,7 +113,7 @@ class StepExtensions:
     @torch.inference_mode()
     def after_sampling(self, rows: Sequence[int], token_ids_S: torch.Tensor) -> None:
         """Pass the sampled tokens to the extensions. rows: the rows that sample, in order."""
-        place_of = {row: place for place, row in enumerate(rows)}
+        place_of = {row: index for index, row in enumerate(rows)}
         for member, own in self._taking_part("after_sampling", rows):
             hook = partial(self._tokens_of, member, token_ids_S, place_of)
             self._call(member, "after_sampling", own, hook)

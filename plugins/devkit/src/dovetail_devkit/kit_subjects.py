@@ -105,7 +105,7 @@ class Subjects:
 
     def has_model(self) -> bool:
         """Return whether the architecture of the default model is installed."""
-        return BORROWED_MODEL in {one.name for one in self.registry.candidates("model")}
+        return BORROWED_MODEL in {candidate.name for candidate in self.registry.candidates("model")}
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
         """Return a model that has weights, and the model's class."""
@@ -159,7 +159,7 @@ class Subjects:
         """Raise NotHere if the plugin reads a model format that the kit cannot write."""
         package = cls.__module__.partition(".")[0]
         found = self.registry.candidates("model_format") if self.model is None else ()
-        formats = [f"*.{one.name}" for one in found if top_package(one.target) == package]
+        formats = [f"*.{item.name}" for item in found if top_package(item.target) == package]
         if formats:
             raise NotHere(
                 f"the plugin reads {formats[0]} files; pass the path of such a file with "
@@ -200,9 +200,13 @@ class Subjects:
 
     def _prefers(self, platform: Platform, worker_cls: type[Any]) -> bool:
         preferred = platform.prefer("worker")
-        found = [one for one in self.registry.candidates("worker") if one.name in preferred]
-        ours = [one.reference for one in found if one.first_party]
-        return any(self.registry.load("worker", one) is worker_cls for one in ours)
+        found = [
+            candidate
+            for candidate in self.registry.candidates("worker")
+            if candidate.name in preferred
+        ]
+        ours = [item.reference for item in found if item.first_party]
+        return any(self.registry.load("worker", our) is worker_cls for our in ours)
 
 
 def write_byte_tokenizer(directory: Path) -> Path:

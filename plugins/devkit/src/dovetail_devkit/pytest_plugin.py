@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if here not in sys.path:
         # like `python -m pytest`, but at the end of the path, so that it hides no other module
         sys.path.append(here)
-    found = [_find(config, one) for one in asked]
+    found = [_find(config, item) for item in asked]
     config.pluginmanager.register(_Kit(config, found))
 
 
@@ -149,7 +149,7 @@ class _Kit:
         """Add the plugins to the session's collectors."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
-            found = [PluginCollector.of(collector, one) for one in self._subjects]
+            found = [PluginCollector.of(collector, subject) for subject in self._subjects]
             report.result = [*(report.result or ()), *found]
         return report
 

@@ -135,7 +135,7 @@ class _Fields:
     def integer(self, key: str, *, default: int | None = None) -> int:
         """Return a non-negative integer; some converters write one number per layer, all equal."""
         value = self.get(key)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
         if value is None and default is not None:
             return default

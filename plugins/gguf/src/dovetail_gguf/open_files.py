@@ -44,7 +44,7 @@ def _versions(file: GGUFFile) -> Versions:
             found.append(path.stat())
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+    return [(item.st_dev, item.st_ino, item.st_size, item.st_mtime_ns) for item in found]
 
 
 def _is_recent(versions: Versions) -> bool:

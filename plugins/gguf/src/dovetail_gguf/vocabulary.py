@@ -107,7 +107,9 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
         adds_space_prefix=source.value("add_space_prefix", bool, default=not is_byte_level),
     )
     if len(vocabulary.ids) != len(tokens):
-        twice = next(one for number, one in enumerate(tokens) if vocabulary.ids[one] != number)
+        twice = next(
+            token for number, token in enumerate(tokens) if vocabulary.ids[token] != number
+        )
         raise source.refusal(f"tokens has {shorten(twice)} twice")
     return vocabulary
 

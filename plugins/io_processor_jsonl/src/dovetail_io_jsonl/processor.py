@@ -73,11 +73,11 @@ class JSONLProcessor(IOProcessor):
             rows.extend(
                 {
                     "id": row_id,
-                    **({"index": one.index} if several else {}),
-                    "text": one.text,
-                    "finish_reason": one.finish_reason,
+                    **({"index": item.index} if several else {}),
+                    "text": item.text,
+                    "finish_reason": item.finish_reason,
                 }
-                for one in output.outputs
+                for item in output.outputs
             )
         return rows
 
@@ -109,7 +109,7 @@ class JSONLProcessor(IOProcessor):
             if not isinstance(value, str):
                 raise RequestError(f"prompt={value!r:.80} must be a string")
             return value
-        if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise RequestError("messages must be a list of objects with role and content")
         if self._tokenizer is None:
             raise RequestError("messages need a tokenizer, but this engine has no tokenizer")

@@ -35,11 +35,11 @@ def read_rows(data: object) -> list[tuple[str, Row]]:
             parameter="data",
         )
     rows: list[tuple[str, Row]] = []
-    for place, row in enumerate(data):
+    for index, row in enumerate(data):
         if not isinstance(row, Mapping):
-            message = f"row {place} has the type {type(row).__name__}; each row must be a mapping."
+            message = f"row {index} has the type {type(row).__name__}; each row must be a mapping."
             raise RequestError(message, parameter="data")
-        rows.append((f"row {place}", row))
+        rows.append((f"row {index}", row))
     return rows
 
 

@@ -92,14 +92,14 @@ class NoRepeatNgram(LogitsProcessor):
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Set forbidden tokens to -inf in place; skip a row that would have no token left."""
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             own = self._rows.get(row)
             forbidden = own.forbidden() if own is not None else []
             # Placeholders in a prompt have ids outside the vocabulary and no logits.
             known = [token for token in forbidden if 0 <= token < self._vocab_size]
             if known:
                 ids_N = torch.tensor(known, dtype=torch.int64).to(self._device, non_blocking=True)
-                old_V = logits_SV[place]
+                old_V = logits_SV[index]
                 new_V = old_V.index_fill(0, ids_N, -torch.inf)
                 old_V.copy_(torch.where(new_V.amax() == -torch.inf, old_V, new_V))
         return logits_SV

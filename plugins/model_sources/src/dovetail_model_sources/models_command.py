@@ -87,9 +87,9 @@ def _check(path: Path, entry: Entry | None) -> str:
 def _print(found: Sequence[Model], *, verify: bool) -> None:
     headings = ("name", "size", "format", "license", "path", *(("check",) if verify else ()))
     rows = [
-        (one.name, f"{one.num_bytes / 1e6:.1f} MB", one.format, one.license, str(one.path))
-        + ((one.checked,) if verify else ())
-        for one in found
+        (item.name, f"{item.num_bytes / 1e6:.1f} MB", item.format, item.license, str(item.path))
+        + ((item.checked,) if verify else ())
+        for item in found
     ]
     print_table(headings, rows)
 
@@ -128,9 +128,9 @@ def _remove_from_hub_cache(model: Model) -> None:
 def _size(path: Path) -> int:
     """Return the size of a file, or of the files in a directory."""
     if hub_cache.is_hub_model(path):
-        return sum(one.stat().st_size for one in hub_cache.files_of(path))
+        return sum(item.stat().st_size for item in hub_cache.files_of(path))
     files = [path] if path.is_file() else sorted(path.iterdir())[:_MAX_FILES]
-    return sum(one.stat().st_size for one in files if one.is_file())
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _format(path: Path) -> str:

@@ -68,8 +68,8 @@ class PyPISource(ModelSource):
     def local_models(self) -> Sequence[LocalModel]:
         """Return all downloaded models."""
         return [
-            LocalModel(name=f"pypi:{one.folder.name}", path=one.path, license=one.license)
-            for one in self._store.entries()
+            LocalModel(name=f"pypi:{entry.folder.name}", path=entry.path, license=entry.license)
+            for entry in self._store.entries()
         ]
 
 

@@ -289,8 +289,8 @@ def _read_entry(folder: Path) -> Entry | None:
         parse_reference(folder.name)
         record = read_json_object(folder / RECORD, max_bytes=_MAX_RECORD_BYTES)
         files = {
-            _plain_name(name): (int(one["bytes"]), _digest(one["sha256"]))
-            for name, one in record["files"].items()
+            _plain_name(name): (int(item["bytes"]), _digest(item["sha256"]))
+            for name, item in record["files"].items()
         }
         entry = Entry(
             folder=folder,

@@ -88,7 +88,7 @@ def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
     base, main, names = models[0]
     if len(names) > MAX_FILES:
         raise ModelError(f"The model in {name} has {len(names)} files; the limit is {MAX_FILES}.")
-    files = tuple(members[one] for one in names)
+    files = tuple(members[item] for item in names)
     return WheelModel(base=base, files=files, main=main, license=_license(wheel))
 
 

@@ -269,8 +269,8 @@ class MarkedToolParser(StreamedToolParser):
             self.cursor.record("")
             yield from self.cursor.skip_space()
             space = self._recorded()
-            for one in self.closes:
-                again = again or (yield from self.cursor.accept(one))
+            for close in self.closes:
+                again = again or (yield from self.cursor.accept(close))
             if not again:
                 self.content(space)
 
@@ -283,9 +283,9 @@ def _joined(calls: list[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
     """Return one delta for each call."""
     names: dict[int, str | None] = {}
     texts: dict[int, list[str]] = {}
-    for one in calls:
-        names[one.index] = names.get(one.index) or one.name
-        texts.setdefault(one.index, []).append(one.arguments)
+    for call in calls:
+        names[call.index] = names.get(call.index) or call.name
+        texts.setdefault(call.index, []).append(call.arguments)
     return tuple(
         ToolCallDelta(index=index, name=names[index], arguments="".join(parts))
         for index, parts in texts.items()

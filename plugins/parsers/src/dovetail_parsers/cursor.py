@@ -38,7 +38,7 @@ def held_back(text: str, markers: Sequence[str]) -> int:
     """Return how many characters at the end of `text` can be the start of a marker."""
     longest = min(len(text), max(map(len, markers)) - 1)
     for size in range(longest, 0, -1):
-        if any(one.startswith(text[-size:]) for one in markers):
+        if any(marker.startswith(text[-size:]) for marker in markers):
             return size
     return 0
 

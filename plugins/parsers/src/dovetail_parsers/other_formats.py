@@ -215,5 +215,5 @@ def _json_token(found: re.Match[str]) -> str:
         return _WORDS[token]
     if token[0] == "'":
         token = token[1:-1].replace("\\'", "'")
-        return '"' + re.sub(r'(\\.)|"', lambda one: one[1] or '\\"', token, flags=re.DOTALL) + '"'
+        return '"' + re.sub(r'(\\.)|"', lambda item: item[1] or '\\"', token, flags=re.DOTALL) + '"'
     return token.replace("\\'", "'")

@@ -72,8 +72,8 @@ class MarkedReasoningParser(StreamedReasoningParser):
         cursor.record("")
         yield from cursor.skip_space()
         is_open = self.always or self._prompt_opens()
-        for one in self.starts:
-            if (yield from cursor.accept(one)):
+        for start in self.starts:
+            if (yield from cursor.accept(start)):
                 is_open = True
                 break
         else:
@@ -88,8 +88,8 @@ class MarkedReasoningParser(StreamedReasoningParser):
     def _prompt_opens(self) -> bool:
         """Return whether the prompt ends inside the reasoning."""
         prompt = self._context.prompt_end
-        opened = max(prompt.rfind(one) for one in self.starts)
-        return opened > max(prompt.rfind(one) for one in self.ends)
+        opened = max(prompt.rfind(start) for start in self.starts)
+        return opened > max(prompt.rfind(end) for end in self.ends)
 
 
 class ThinkReasoningParser(MarkedReasoningParser):

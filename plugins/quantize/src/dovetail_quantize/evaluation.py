@@ -62,8 +62,8 @@ def _in_order(rows: Sequence[torch.Tensor], num_tokens: int) -> torch.Tensor:
     num_rows = sum(map(len, rows))
     if num_rows != num_tokens:
         raise RuntimeError(f"the engine computed {num_rows} rows of logits for {num_tokens} tokens")
-    single = next(number for number, one in enumerate(rows) if len(one) == 1)
-    return torch.cat([one for number, one in enumerate(rows) if number != single])
+    single = next(number for number, row in enumerate(rows) if len(row) == 1)
+    return torch.cat([row for number, row in enumerate(rows) if number != single])
 
 
 def measure(

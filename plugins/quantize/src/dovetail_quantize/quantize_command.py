@@ -31,8 +31,8 @@ def quantize(
         _print_layers(result.quantized)
     _print_kept(result.quantized, options.max_layer_error)
     rows = [
-        (name, f"{one.perplexity:.4g}", f"{one.kl:.5f}", f"{100 * one.same_best:.2f} %")
-        for name, one in (("before", result.before), ("after", result.after))
+        (name, f"{item.perplexity:.4g}", f"{item.kl:.5f}", f"{100 * item.same_best:.2f} %")
+        for name, item in (("before", result.before), ("after", result.after))
     ]
     print_table(("", "perplexity", "KL, nats", "same most likely token"), rows)
     text = options.evaluate or "built-in"

@@ -83,17 +83,17 @@ FLAGS = {
 def _server_options() -> Any:
     hints = get_type_hints(ServerSettings)
     options = []
-    for one in fields(ServerSettings):
-        group = SERVER_GROUP if one.name in MAIN else MORE_GROUP
+    for item in fields(ServerSettings):
+        group = SERVER_GROUP if item.name in MAIN else MORE_GROUP
         parameter = Parameter(
-            name=FLAGS.get(one.name),
-            help=HELP[one.name],
+            name=FLAGS.get(item.name),
+            help=HELP[item.name],
             group=group,
             negative="",
-            show_default=one.default not in (None, ()),
+            show_default=item.default not in (None, ()),
         )
-        hint: Any = Annotated[hints[one.name], parameter]
-        options.append((one.name, hint, field(default=one.default)))
+        hint: Any = Annotated[hints[item.name], parameter]
+        options.append((item.name, hint, field(default=item.default)))
     made = make_dataclass("ServerOptions", options, frozen=True, kw_only=True)
     made.__module__ = __name__  # "types" is a module whose classes the parser treats as built-in
     return made
@@ -114,7 +114,7 @@ def serve(
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:
     """Serve a model over HTTP, with the OpenAI API."""
-    settings = ServerSettings(**{one.name: getattr(server, one.name) for one in fields(server)})
+    settings = ServerSettings(**{item.name: getattr(server, item.name) for item in fields(server)})
     args = engine_args(engine)
 
     # Imported here, because --help and errors in options need no server.

@@ -155,7 +155,7 @@ class Server:
             drain.install()
         else:
             lead.follow(drain)
-        sockets = [one for one in (self._listeners.public, self._listeners.admin) if one]
+        sockets = [item for item in (self._listeners.public, self._listeners.admin) if item]
         servers = [
             _QuietServer(self._uvicorn_config(application)) for application in self._applications
         ]

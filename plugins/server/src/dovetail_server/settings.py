@@ -82,14 +82,14 @@ class ServerSettings:
     log_format: str = "text"
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value is None and one.default is None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None and item.default is None:
                 continue
-            if str(one.type).startswith("int"):
-                self._check_integer(one.name, value)
-            elif str(one.type).startswith("float"):
-                self._check_seconds(one.name, value)
+            if str(item.type).startswith("int"):
+                self._check_integer(item.name, value)
+            elif str(item.type).startswith("float"):
+                self._check_seconds(item.name, value)
         for name in ("host", "admin_host"):
             if not getattr(self, name):
                 raise ConfigError(f"{_flag(name)} is empty; give an address such as 127.0.0.1.")

@@ -76,9 +76,11 @@ class ServerState:
         wanted, error = set(ids), unavailable("The request was aborted by the operator.")
         error.code, error.retry_after_s = "aborted", None
         num_aborted = 0
-        for one in list(self.exchanges):
-            if one.answer_id and (everything or {one.request_id, one.answer_id} & wanted):
-                one.interrupt(error)
+        for exchange in list(self.exchanges):
+            if exchange.answer_id and (
+                everything or {exchange.request_id, exchange.answer_id} & wanted
+            ):
+                exchange.interrupt(error)
                 num_aborted += 1
         return num_aborted
 

@@ -153,17 +153,17 @@ class LLGuidance(GrammarBackend):
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], words: memoryview) -> None:
         """Fill the masks of several requests, in parallel."""
         row_bytes = words.nbytes // len(matchers)
-        own = [one for one in matchers if isinstance(one, Matcher)]
+        own = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(num_threads=2)
-        rows = [(one.inner, row) for row, one in enumerate(own) if not one.is_finished()]
+        rows = [(item.inner, row) for row, item in enumerate(own) if not item.is_finished()]
         address = ctypes.addressof(ctypes.c_char.from_buffer(words))
         if rows:
             self._executor.unsafe_compute_mask_ptr(rows, address, row_bytes, len(own))
-        for row, one in enumerate(own):
-            one.complete(words[row * row_bytes : (row + 1) * row_bytes])
+        for row, item in enumerate(own):
+            item.complete(words[row * row_bytes : (row + 1) * row_bytes])
 
     def _prepare(self) -> Vocabulary:
         tokenizer = self._context.tokenizer

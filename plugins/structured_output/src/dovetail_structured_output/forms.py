@@ -146,7 +146,9 @@ def _triggered(
 ) -> list[str]:
     """Return the rules of free text up to a trigger, and the rest of the structure after it."""
     trigger = max(
-        (one for one in triggers if one and structure.begin.startswith(one)), key=len, default=""
+        (item for item in triggers if item and structure.begin.startswith(item)),
+        key=len,
+        default="",
     )
     if not trigger:
         raise ValueError(f"no trigger of the structural tag begins {structure.begin[:40]!r}")
@@ -163,7 +165,7 @@ def _triggered(
 
 def _value(structure: Structure) -> str:
     given = [
-        one for one in (structure.schema, structure.regex, structure.grammar) if one is not None
+        item for item in (structure.schema, structure.regex, structure.grammar) if item is not None
     ]
     if len(given) != 1:
         raise ValueError("a structure needs exactly one of schema, regex and grammar")
@@ -182,7 +184,7 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
     """Return Lark syntax for a text whose special tokens are single tokens."""
     parts: list[str] = []
     while text:
-        places = [(text.find(one), -len(one), one) for one in special if one in text]
+        places = [(text.find(item), -len(item), item) for item in special if item in text]
         if not places:
             parts.append(_quoted(text))
             break

@@ -28,7 +28,7 @@ class Vocabulary:
         self.vocab_size = vocab_size
         count = min(tokenizer.vocab_size, vocab_size)
         found = [pieces[token] for token in range(count)]
-        self.tokens = [one.encode() if isinstance(one, str) else bytes(one) for one in found]
+        self.tokens = [item.encode() if isinstance(item, str) else bytes(item) for item in found]
         special = sorted(token for token in tokenizer.special_token_ids if token < count)
         self.special = {
             self.tokens[token].decode(errors="replace"): token
@@ -67,7 +67,7 @@ class _Source:
         while start < len(content):
             sizes = range(min(self._longest, len(content) - start), 0, -1)
             pieces = (content[start : start + size] for size in sizes)
-            piece = next((one for one in pieces if one in self._ids), b"")
+            piece = next((item for item in pieces if item in self._ids), b"")
             if not piece:
                 break
             found.append(self._ids[piece])
@@ -77,7 +77,7 @@ class _Source:
     @cached_property
     def _ids(self) -> dict[bytes, int]:
         special = set(self.special_token_ids)
-        return {one: i for i, one in enumerate(self.tokens) if one and i not in special}
+        return {token: i for i, token in enumerate(self.tokens) if token and i not in special}
 
     @cached_property
     def _longest(self) -> int:

@@ -41,7 +41,7 @@ class Matcher:
     ) -> None:
         from xgrammar import GrammarMatcher as LibraryMatcher
 
-        self._ends = frozenset(one for one in ends if 0 <= one < vocabulary.vocab_size)
+        self._ends = frozenset(end for end in ends if 0 <= end < vocabulary.vocab_size)
         stops = sorted(self._ends) or None
         self.inner = LibraryMatcher(compiled, override_stop_tokens=stops)
         self._usable = vocabulary.usable

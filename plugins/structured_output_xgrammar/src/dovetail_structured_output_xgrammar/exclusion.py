@@ -23,7 +23,7 @@ class _Comparison:
         self._steps_left = _MAX_STEPS
 
     def excludes_all(self, options: Sequence[dict[str, Any]]) -> bool:
-        return all(self._excludes(one, other, ()) for one, other in combinations(options, 2))
+        return all(self._excludes(item, other, ()) for item, other in combinations(options, 2))
 
     def _excludes(
         self, first: dict[str, Any], second: dict[str, Any], path: tuple[str, ...]
@@ -31,14 +31,14 @@ class _Comparison:
         self._steps_left -= 1
         if self._steps_left < 0:
             return False
-        for one, other in ((first, second), (second, first)):
-            if "$ref" in one:
-                name = one["$ref"].removeprefix("#/$defs/")
+        for item, other in ((first, second), (second, first)):
+            if "$ref" in item:
+                name = item["$ref"].removeprefix("#/$defs/")
                 if path.count(name) > 1:  # both may refer to the same recursive definition
                     return False
                 return self._excludes(self._definitions[name], other, (*path, name))
-            if "anyOf" in one:
-                return all(self._excludes(option, other, path) for option in one["anyOf"])
+            if "anyOf" in item:
+                return all(self._excludes(option, other, path) for option in item["anyOf"])
         if "enum" in first and "enum" in second:
             return not any(value in second["enum"] for value in first["enum"])
         if not _types(first) & _types(second):
@@ -47,7 +47,7 @@ class _Comparison:
             return False
         shared = set(first.get("required", ())) & set(second.get("required", ()))
         parts = [(first["properties"][name], second["properties"][name]) for name in sorted(shared)]
-        return any(self._excludes(one, other, path) for one, other in parts)
+        return any(self._excludes(item, other, path) for item, other in parts)
 
 
 def _types(part: Mapping[str, Any]) -> frozenset[str]:

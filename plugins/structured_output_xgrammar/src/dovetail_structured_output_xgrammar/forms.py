@@ -101,9 +101,9 @@ def structural_tag(compiler: GrammarCompiler, text: str, special: Iterable[str])
     if tag.separator is not None and (tag.triggers or not tag.at_least_one):
         raise ValueError("the separator of a structural tag needs at_least_one and no triggers")
     texts = [*tag.triggers, tag.separator or ""]
-    texts += [one for structure in tag.structures for one in (structure.begin, structure.end)]
+    texts += [item for structure in tag.structures for item in (structure.begin, structure.end)]
     for token in special:
-        if any(token in one for one in texts):
+        if any(token in item for item in texts):
             raise ValueError(
                 f"the structural tag contains the special token {token[:40]!r}, which this plugin "
                 "does not support"
@@ -127,14 +127,16 @@ FORMS: Mapping[str, Form] = {
 def _triggered(tag: StructuralTag) -> dict[str, Any]:
     used = set()
     for structure in tag.structures:
-        fitting = [one for one in tag.triggers if one and structure.begin.startswith(one)]
+        fitting = [
+            trigger for trigger in tag.triggers if trigger and structure.begin.startswith(trigger)
+        ]
         if not fitting:
             raise ValueError(f"no trigger of the structural tag begins {structure.begin[:40]!r}")
         used.add(max(fitting, key=len))
     return {
         "type": "triggered_tags",
         "triggers": sorted(used),
-        "tags": [_tag(one) for one in tag.structures],
+        "tags": [_tag(item) for item in tag.structures],
         "at_least_one": tag.at_least_one,
         "stop_after_first": tag.stop_after_first,
     }
@@ -143,7 +145,7 @@ def _triggered(tag: StructuralTag) -> dict[str, Any]:
 def _listed(tag: StructuralTag) -> dict[str, Any]:
     return {
         "type": "tags_with_separator",
-        "tags": [_tag(one) for one in tag.structures],
+        "tags": [_tag(structure) for structure in tag.structures],
         "separator": tag.separator or "",
         "at_least_one": True,
         "stop_after_first": tag.stop_after_first or tag.separator is None,
@@ -157,7 +159,7 @@ def _tag(structure: Structure) -> dict[str, Any]:
 
 def _content(structure: Structure) -> dict[str, Any]:
     given = [
-        one for one in (structure.schema, structure.regex, structure.grammar) if one is not None
+        item for item in (structure.schema, structure.regex, structure.grammar) if item is not None
     ]
     if len(given) != 1:
         raise ValueError("a structure needs exactly one of schema, regex and grammar")

@@ -35,8 +35,8 @@ def _direct(part: Mapping[str, Any]) -> Iterator[str]:
     """Yield the definitions that `part` names outside of objects and arrays."""
     if "$ref" in part:
         yield str(part["$ref"]).removeprefix("#/$defs/")
-    for one in part.get("anyOf", ()):
-        yield from _direct(one)
+    for item in part.get("anyOf", ()):
+        yield from _direct(item)
 
 
 def _is_finite(part: object, finite: set[str]) -> bool:
@@ -46,11 +46,11 @@ def _is_finite(part: object, finite: set[str]) -> bool:
     if "$ref" in part:
         return part["$ref"].removeprefix("#/$defs/") in finite
     if "anyOf" in part:
-        return any(_is_finite(one, finite) for one in part["anyOf"])
+        return any(_is_finite(item, finite) for item in part["anyOf"])
     needed = [part["properties"][name] for name in part.get("required", ())]
     needed += part.get("prefixItems", ())
     if part.get("minItems", 0) > len(part.get("prefixItems", ())):
         needed.append(part["items"])
     if part.get("minProperties", 0):
         needed += [part["additionalProperties"], *part.get("patternProperties", {}).values()]
-    return all(_is_finite(one, finite) for one in needed)
+    return all(_is_finite(item, finite) for item in needed)

@@ -125,11 +125,11 @@ class _Parser:
             found.append(self._sequence(depth))
         if len(found) == 1:
             return found[0]
-        texts = [one.text for one in found if one.text]
+        texts = [item.text for item in found if item.text]
         if not texts:
             return Pattern("", 0, True)
         optional = "?" if len(texts) < len(found) else ""
-        size, nullable = sum(one.size for one in found), any(one.nullable for one in found)
+        size, nullable = sum(item.size for item in found), any(item.nullable for item in found)
         return Pattern(f"({'|'.join(texts)}){optional}", size, nullable)
 
     def _sequence(self, depth: int) -> Pattern:
@@ -145,9 +145,9 @@ class _Parser:
             parts.append(self._repetition(self._atom(depth)))
         if before and not parts:
             after = ""
-        text = before + "".join(one.text for one in parts) + after
-        size = sum(one.size for one in parts) + bool(before) + bool(after)
-        return Pattern(text, size, all(one.nullable for one in parts))
+        text = before + "".join(part.text for part in parts) + after
+        size = sum(part.size for part in parts) + bool(before) + bool(after)
+        return Pattern(text, size, all(part.nullable for part in parts))
 
     def _atom(self, depth: int) -> Pattern:
         char = self._peek()
@@ -214,7 +214,7 @@ class _Parser:
         end = self._text.find("}", self.place)
         least, comma, most = self._text[self.place : max(end, self.place)].partition(",")
         numbers = [least, most] if most else [least]
-        if not all(one.isascii() and one.isdigit() and len(one) < 9 for one in numbers):
+        if not all(number.isascii() and number.isdigit() and len(number) < 9 for number in numbers):
             raise self._error("the repetition is not {n}, {n,} or {n,m}")
         self.place = end + 1
         first = int(least)

@@ -78,7 +78,7 @@ class _Translation:
             keywords -= {"discriminator"}
         for unknown in sorted(keywords - _KNOWN):
             raise ValueError(f"the keyword {unknown[:60]!r} is not supported")
-        alone = next((one for one in _ALONE if one in keywords), None)
+        alone = next((item for item in _ALONE if item in keywords), None)
         others = keywords - {alone}
         if alone is None:
             return self._labeled(self._typed(schema, keywords, depth))
@@ -106,17 +106,17 @@ class _Translation:
             if not isinstance(values, list):
                 raise ValueError("enum must be a list")
             kinds = self._kinds(schema, frozenset())
-            fitting = [one for one in values if kinds is None or any(_is(one, k) for k in kinds)]
+            fitting = [item for item in values if kinds is None or any(_is(item, k) for k in kinds)]
             if not fitting:
                 raise ValueError(f"{keyword} permits no value")
-            for one in fitting:
-                self._check_value(one, depth)
+            for item in fitting:
+                self._check_value(item, depth)
             return {"enum": fitting}
         if not isinstance(value, list) or not value:
             raise ValueError(f"{keyword} must be a list of schemas")
         if keyword == "allOf" and len(value) > 1:
             raise ValueError("the keyword 'allOf' is supported only with one schema")
-        options = [self._part(one, depth + 1) for one in value]
+        options = [self._part(item, depth + 1) for item in value]
         if keyword == "oneOf":
             self._exclusive.append(options)
         return {"anyOf": options}
@@ -132,11 +132,11 @@ class _Translation:
             raise ValueError(f"the keyword {keyword!r} is not supported for {' or '.join(kinds)}")
         options = []
         for kind in kinds:
-            given = {one: schema[one] for one in keywords & types.BY_TYPE[kind]}
+            given = {item: schema[item] for item in keywords & types.BY_TYPE[kind]}
             options.append(self._of_type(kind, given, depth))
         if len(options) == 1:
             return options[0]
-        return {"anyOf": [self._labeled(one) for one in options]}
+        return {"anyOf": [self._labeled(option) for option in options]}
 
     def _kinds(self, schema: Mapping[str, Any], keywords: frozenset[str]) -> list[str] | None:
         """Return the types of a part; None for every type."""
@@ -189,7 +189,9 @@ class _Translation:
         if others not in (None, False):
             raise ValueError("additionalProperties must be false or absent beside properties")
         parts = {
-            name: self._part(one, depth + 1) for name, one in properties.items() if one is not False
+            name: self._part(item, depth + 1)
+            for name, item in properties.items()
+            if item is not False
         }
         return {
             "type": "object",
@@ -234,7 +236,7 @@ class _Translation:
         if isinstance(items, list):
             raise ValueError("items must be one schema; use prefixItems for a list")
         if first:
-            found["prefixItems"] = [self._part(one, depth + 1) for one in first]
+            found["prefixItems"] = [self._part(item, depth + 1) for item in first]
         found["items"] = False if items is False else self._part(items, depth + 1)
         return found
 
@@ -269,8 +271,8 @@ class _Translation:
         inner = value if isinstance(value, list) else ()
         if isinstance(value, dict):
             inner = value.values()
-        for one in inner:
-            self._check_value(one, depth + 1)
+        for item in inner:
+            self._check_value(item, depth + 1)
 
     def _count(self, depth: int) -> None:
         self._num_parts += 1

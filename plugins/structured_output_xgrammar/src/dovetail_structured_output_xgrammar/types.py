@@ -68,7 +68,7 @@ def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
 
 def read_counts(schema: Mapping[str, Any], least: str, most: str) -> dict[str, int]:
     """Return the counts that are given of a minimum and a maximum."""
-    given = {one: read_count(schema, one) for one in (least, most)}
+    given = {item: read_count(schema, item) for item in (least, most)}
     found = {keyword: count for keyword, count in given.items() if count is not None}
     if found.get(least, 0) > found.get(most, MAX_COUNT):
         raise ValueError(f"{least} is greater than {most}, so no value is valid")
@@ -78,7 +78,7 @@ def read_counts(schema: Mapping[str, Any], least: str, most: str) -> dict[str, i
 def string(schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the schema of texts, and the size of its pattern."""
     lengths = read_counts(schema, "minLength", "maxLength")
-    kinds = [one for one in ("pattern", "format") if one in schema] + list(lengths)[:1]
+    kinds = [item for item in ("pattern", "format") if item in schema] + list(lengths)[:1]
     if len(kinds) > 1:
         raise ValueError(f"{kinds[0]} is not supported beside {kinds[1]}")
     if not kinds:
@@ -106,12 +106,12 @@ def read_pattern(value: object, keyword: str = "pattern") -> Pattern:
 
 def number(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of numbers."""
-    bounds = {one: _bound(schema, one) for one in sorted(_BOUNDS) if one in schema}
-    steps = {one: Fraction(bound) * STEPS_OF_ONE for one, bound in bounds.items()}
+    bounds = {item: _bound(schema, item) for item in sorted(_BOUNDS) if item in schema}
+    steps = {item: Fraction(bound) * STEPS_OF_ONE for item, bound in bounds.items()}
     low = [math.ceil(steps["minimum"])] if "minimum" in steps else []
-    low += [math.floor(steps[one]) + 1 for one in steps if one == "exclusiveMinimum"]
+    low += [math.floor(steps[step]) + 1 for step in steps if step == "exclusiveMinimum"]
     high = [math.floor(steps["maximum"])] if "maximum" in steps else []
-    high += [math.ceil(steps[one]) - 1 for one in steps if one == "exclusiveMaximum"]
+    high += [math.ceil(steps[step]) - 1 for step in steps if step == "exclusiveMaximum"]
     if low and high and max(low) > min(high):
         raise ValueError(
             "between minimum and maximum is no number with six digits after the decimal point"

@@ -26,9 +26,9 @@ class Vocabulary:
         self.vocab_size = vocab_size
         count = min(tokenizer.vocab_size, vocab_size)
         found = [pieces[token] for token in range(count)]
-        tokens = [one.encode() if isinstance(one, str) else bytes(one) for one in found]
+        tokens = [item.encode() if isinstance(item, str) else bytes(item) for item in found]
         special = [token for token in tokenizer.special_token_ids if token < count]
-        self.special = [tokens[one].decode(errors="replace") for one in special if tokens[one]]
+        self.special = [tokens[item].decode(errors="replace") for item in special if tokens[item]]
         for token in special:
             tokens[token] = b""
         self.usable = bytes(map(bool, tokens)) + bytes(vocab_size - count)

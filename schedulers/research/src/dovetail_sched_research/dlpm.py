@@ -51,7 +51,7 @@ class DLPMPolicy(Policy):
         yield CONTINUE
         waiting = list(view.waiting) if view.seats_left else []
         while waiting:
-            best = next((one for one in waiting if self._credits[one.tenant] > 0), None)
+            best = next((item for item in waiting if self._credits[item.tenant] > 0), None)
             if best is None:
                 self._refill(waiting)
                 continue

@@ -49,7 +49,7 @@ class OneOrderPolicy(Policy):
         waiting = {request.sequence for request in view.waiting}
         served: set[int] = set()
         everyone = [*view.running, *view.waiting]
-        for request in sorted(everyone, key=lambda one: (self.rank(one, view), one.sequence)):
+        for request in sorted(everyone, key=lambda item: (self.rank(item, view), item.sequence)):
             if len(served) >= self.max_batch:
                 break
             if request.sequence in running:
@@ -58,7 +58,7 @@ class OneOrderPolicy(Policy):
                 granted = yield from self._admit(request, view)
                 waiting = waiting if granted else set()
                 running &= {
-                    one.sequence for one in view.running
+                    item.sequence for item in view.running
                 }  # the request may have been preempted
             else:
                 continue  # preempted in this step
@@ -68,7 +68,7 @@ class OneOrderPolicy(Policy):
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
         """Return the running request with the highest rank."""
-        return max(running, key=lambda one: (self.rank(one, view), one.sequence))
+        return max(running, key=lambda item: (self.rank(item, view), item.sequence))
 
     def _admit(self, request: RequestView, view: SchedulerView) -> Generator[Action, Grant, bool]:
         grant = yield Run(request)

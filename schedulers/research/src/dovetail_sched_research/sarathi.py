@@ -37,9 +37,9 @@ class SarathiPolicy(Policy):
         """Run every decode, then fill the rest of the chunk with prompts, one after the other."""
         left = self._chunk
         running = view.running
-        prompts = [one for one in running if view.num_uncomputed_tokens(one) > 1]
+        prompts = [item for item in running if view.num_uncomputed_tokens(item) > 1]
         # CONTINUE would also run the rest of started prompts, so it is used for decodes only.
-        decodes = [Run(one) for one in running if one not in prompts] if prompts else [CONTINUE]
+        decodes = [Run(item) for item in running if item not in prompts] if prompts else [CONTINUE]
         for action in decodes:
             left -= (yield action).num_tokens
         for request in chain(prompts, view.waiting):

@@ -219,7 +219,7 @@ def _message(body: Any) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     line = " ".join(str(text or "").split())[:500]
-    return "".join(one if one.isprintable() else "?" for one in line)
+    return "".join(item if item.isprintable() else "?" for item in line)
 
 
 def _parse(server: Server, content: bytes) -> dict[str, Any]:

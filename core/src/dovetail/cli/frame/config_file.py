@@ -55,7 +55,7 @@ class ConfigFile:
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Add the file's values to options that are not on the command line."""
         self.arguments = arguments
-        options = {_flag(one): one for one in arguments if one.parse and _flag(one)}
+        options = {_flag(item): item for item in arguments if item.parse and _flag(item)}
         given = options.pop(FLAG, None)
         if given is None or not given.tokens:
             return
@@ -116,7 +116,7 @@ def _values(file: str, node: Any, argument: Argument) -> list[str]:
     if kind == "SequenceNode":
         if not _is_list(argument):
             _refuse(file, node, argument, "a list")
-        return [_scalar(file, one, argument) for one in node.value]
+        return [_scalar(file, item, argument) for item in node.value]
     if node.tag == f"{_TAG}null":
         return []
     return [_scalar(file, node, argument)]
@@ -140,7 +140,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _is_list(argument: Argument) -> bool:
-    return any(get_origin(one) is tuple for one in _members(argument.hint))
+    return any(get_origin(member) is tuple for member in _members(argument.hint))
 
 
 def _is_mapping(argument: Argument) -> bool:
@@ -207,7 +207,7 @@ def _construct(file: str, node: Any) -> Any:
     """Return a node's value as JSON types; raise ConfigError for duplicate keys and for dates."""
     kind = type(node).__name__
     if kind == "SequenceNode":
-        return [_construct(file, one) for one in node.value]
+        return [_construct(file, item) for item in node.value]
     if kind == "MappingNode":
         found: dict[str, Any] = {}
         for key, value in node.value:

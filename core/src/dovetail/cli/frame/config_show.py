@@ -61,8 +61,8 @@ def _parse(command: str, options: tuple[str, ...]) -> list[Argument]:
         pass  # such as the model, which has no default
     except CycloptsError as error:
         raise ConfigError(explain(error)) from None
-    flags = [one for one in config.arguments or () if one.name.startswith("--")]
-    return [one for one in flags if one.parse and one.name != FLAG]
+    flags = [item for item in config.arguments or () if item.name.startswith("--")]
+    return [flag for flag in flags if flag.parse and flag.name != FLAG]
 
 
 def _row(argument: Argument) -> tuple[str, str, str]:

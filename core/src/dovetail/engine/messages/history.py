@@ -82,12 +82,12 @@ def _score(tokenizer: Tokenizer, chat_template: str | None, form: CallForm) -> i
         return 2
     wrong = (f'\\"{_TRIAL_VALUE}', f"'{_TRIAL_VALUE}'")  # encoded twice, or Python's syntax
     has_call = _TRIAL_NAME in text and _TRIAL_VALUE in text
-    return int(has_call and not any(one in text for one in wrong))
+    return int(has_call and not any(item in text for item in wrong))
 
 
 def has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a message has tool calls."""
-    return any(one.get("tool_calls") for one in messages)
+    return any(message.get("tool_calls") for message in messages)
 
 
 def prepare_history(
@@ -100,18 +100,18 @@ def prepare_history(
     """
     known: set[str] = set()
     prepared = []
-    for place, message in enumerate(messages):
-        where = f"messages[{place}]"
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
         if message.get("role") == "tool":
             _check_result(where, message, known)
         calls = message.get("tool_calls")
         if calls:
             calls = _read_calls(f"{where}.tool_calls", calls, with_objects=form.with_objects)
-            known.update(one["id"] for one in calls if "id" in one)
+            known.update(call["id"] for call in calls if "id" in call)
             content = message.get("content") or form.content
             message = {**message, "tool_calls": calls, "content": content}
         elif "tool_calls" in message:
-            message = {key: one for key, one in message.items() if key != "tool_calls"}
+            message = {key: item for key, item in message.items() if key != "tool_calls"}
         prepared.append(dict(message))
     return prepared
 
@@ -134,8 +134,8 @@ def _read_calls(where: str, calls: object, *, with_objects: bool) -> list[dict[s
             f"{where} has {len(calls)} entries; at most {MAX_CALLS} are accepted.", parameter=where
         )
     return [
-        _read_call(f"{where}[{place}]", one, with_objects=with_objects)
-        for place, one in enumerate(calls)
+        _read_call(f"{where}[{index}]", call, with_objects=with_objects)
+        for index, call in enumerate(calls)
     ]
 
 

@@ -64,8 +64,8 @@ class MessageParser:
             try:
                 deltas = [self._reasoning.feed(text)] if text else []
                 deltas += [self._reasoning.finish()] if is_last else []
-                reasoning = "".join(one.reasoning for one in deltas)
-                content = "".join(one.content for one in deltas)
+                reasoning = "".join(delta.reasoning for delta in deltas)
+                content = "".join(delta.content for delta in deltas)
             except Exception:
                 logger.exception("The reasoning parser failed; the rest of the text is content.")
                 self._reasoning = None
@@ -73,8 +73,8 @@ class MessageParser:
             try:
                 found = [self._tools.feed(content)] if content else []
                 found += [self._tools.finish()] if is_last else []
-                content = "".join(one.content for one in found)
-                calls = [call for one in found for call in one.calls]
+                content = "".join(item.content for item in found)
+                calls = [call for item in found for call in item.calls]
             except Exception:
                 logger.exception("The tool parser failed; the rest of the text is content.")
                 self._tools = None
@@ -153,12 +153,12 @@ def parse_message(
     delta = parser.finish(text)
     new_id = (parser_cls or ToolParser).new_call_id
     arguments: dict[int, str] = {}
-    for one in delta.calls:
-        arguments[one.index] = arguments.get(one.index, "") + one.arguments
+    for call in delta.calls:
+        arguments[call.index] = arguments.get(call.index, "") + call.arguments
     calls = tuple(
-        ToolCall(id=new_id(), name=one.name, arguments=arguments[one.index])
-        for one in delta.calls
-        if one.name is not None
+        ToolCall(id=new_id(), name=call.name, arguments=arguments[call.index])
+        for call in delta.calls
+        if call.name is not None
     )
     return ChatMessage(
         content=delta.content or None if calls or delta.reasoning else delta.content,

@@ -60,7 +60,7 @@ class ToolUse:
         if self.choice == "none":
             return ()
         if self.choice == "named":
-            return tuple(one for one in self.tools if _name_of(one) == self.name)
+            return tuple(tool for tool in self.tools if _name_of(tool) == self.name)
         return self.tools
 
 
@@ -76,7 +76,7 @@ def read_tools(
         raise refuse("parallel_tool_calls", parallel_tool_calls, "True or False")
     checked = _read_definitions(tools)
     choice, name = _read_choice(tool_choice, has_tools=bool(checked))
-    names = [_name_of(one) for one in checked]
+    names = [_name_of(item) for item in checked]
     if choice == "named" and name not in names:
         raise RequestError(
             f"tool_choice names the function {shorten(name)}, which is not in tools.",
@@ -162,8 +162,8 @@ def _call_grammar(
     markers: ReasoningMarkers | None,
 ) -> dict[str, Any] | None:
     """Return the structural tag of the calls; None if they are not constrained."""
-    texts = [(one, parser_cls.call_text(_name_of(one))) for one in use.offered]
-    found = [(one, text) for one, text in texts if text is not None]
+    texts = [(item, parser_cls.call_text(_name_of(item))) for item in use.offered]
+    found = [(item, text) for item, text in texts if text is not None]
     if not found:
         if use.is_forced:
             raise RequestError(
@@ -172,7 +172,7 @@ def _call_grammar(
                 parameter="tool_choice",
             )
         return None
-    structures = [_structure(one, text) for one, text in found]
+    structures = [_structure(item, text) for item, text in found]
     separator = found[0][1].separator
     several = use.parallel and separator is not None and use.choice != "named"
     if use.is_forced or answer is not None:
@@ -208,7 +208,7 @@ def _value(answer: StructuredOutputsParams) -> dict[str, Any]:
     if form in ("regex", "grammar"):
         return {form: text}
     if form == "choice":
-        return {"regex": "|".join(_escaped(one) for one in json.loads(text))}
+        return {"regex": "|".join(_escaped(load) for load in json.loads(text))}
     raise RequestError(
         f"the form {form} of structured_outputs cannot be combined with tools or reasoning.",
         parameter="structured_outputs",
@@ -228,14 +228,14 @@ def _read_definitions(tools: object) -> tuple[Mapping[str, Any], ...]:
         raise RequestError(
             f"tools has {len(tools)} entries; at most {MAX_TOOLS} are accepted.", parameter="tools"
         )
-    checked = tuple(_read_definition(f"tools[{place}]", one) for place, one in enumerate(tools))
+    checked = tuple(_read_definition(f"tools[{index}]", tool) for index, tool in enumerate(tools))
     seen: set[str] = set()
-    for place, one in enumerate(checked):
-        name = _name_of(one)
+    for index, item in enumerate(checked):
+        name = _name_of(item)
         if name in seen:
             raise RequestError(
-                f"tools[{place}].function.name={name!r} is given twice.",
-                parameter=f"tools[{place}].function.name",
+                f"tools[{index}].function.name={name!r} is given twice.",
+                parameter=f"tools[{index}].function.name",
             )
         seen.add(name)
     return checked

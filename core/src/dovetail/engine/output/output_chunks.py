@@ -75,14 +75,14 @@ def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutpu
     """Yield chunks of the requests with new tokens, each with its end if it has ended."""
     endings = {ending.request_id: ending for ending in outputs.finished}
     first = start = end = work = 0
-    for place, core_id in enumerate(outputs.request_ids):
-        count = outputs.num_new_tokens[place]
+    for index, core_id in enumerate(outputs.request_ids):
+        count = outputs.num_new_tokens[index]
         here = count + ENDING_WORK * (core_id in endings)
         if core_id in outputs.logprobs:
             here += _work_of_logprobs(outputs.logprobs[core_id])
-        if place > first and work + here > most:
-            yield _rows(outputs, slice(first, place), slice(start, end), endings)
-            first, start, work = place, end, 0
+        if index > first and work + here > most:
+            yield _rows(outputs, slice(first, index), slice(start, end), endings)
+            first, start, work = index, end, 0
         work += here
         end += count
     if first < len(outputs.request_ids):

@@ -105,9 +105,11 @@ class CompletionGroup:
         With DELTA it contains everything since the last output.
         """
         if self.kind is RequestOutputKind.DELTA:
-            outputs = [one.new_output() for one in self.completions if one.has_news]
+            outputs = [
+                completion.new_output() for completion in self.completions if completion.has_news
+            ]
         else:
-            outputs = [one.output() for one in self.completions]
+            outputs = [completion.output() for completion in self.completions]
         prompt_logprobs = None
         if self.prompt_logprobs is not None:
             prompt_logprobs = LogprobSequence(self.prompt_logprobs)

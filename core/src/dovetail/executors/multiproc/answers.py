@@ -201,4 +201,4 @@ def _call_result(rank: int | None, answers: list[CallAnswer]) -> Any:
     for number, answer in enumerate(answers):
         if answer.error is not None:
             raise answer.error.error(f"worker {number}" if len(answers) > 1 else "")
-    return [one.value for one in answers] if rank is None else answers[rank].value
+    return [item.value for item in answers] if rank is None else answers[rank].value

@@ -60,7 +60,7 @@ def _attention_problems(cls: type[Any]) -> Iterator[str]:
 
 def _names_problem(name: str, value: object) -> Iterator[str]:
     is_set = isinstance(value, (set, frozenset))
-    if not is_set or not all(isinstance(one, str) for one in value):  # type: ignore[attr-defined]
+    if not is_set or not all(isinstance(item, str) for item in value):  # type: ignore[attr-defined]
         yield f"{name} is {shorten(value)}; write a frozenset of strings"
 
 

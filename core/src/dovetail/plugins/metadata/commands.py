@@ -54,24 +54,24 @@ def find_commands(
 
     built_in: the core's commands, which other commands cannot replace or hide.
     """
-    found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
-    ours = [one.words for one in found if one.plugin.first_party and not _refusal(one)]
+    found = sorted(_declared(installed), key=lambda item: (item.words, item.plugin.distribution))
+    ours = [item.words for item in found if item.plugin.first_party and not _refusal(item)]
     ours += DEVKIT_COMMANDS
-    set_aside = [(one, reason) for one in found if (reason := _refusal(one, ours))]
-    sound = [one for one in found if not _refusal(one, ours)]
-    counts, usable = Counter(one.words for one in sound), []
-    for one in sound:
-        reason = _conflict(one.words, built_in) or _conflict(one.words, counts)
-        if one.words in built_in:
+    set_aside = [(item, reason) for item in found if (reason := _refusal(item, ours))]
+    sound = [item for item in found if not _refusal(item, ours)]
+    counts, usable = Counter(item.words for item in sound), []
+    for item in sound:
+        reason = _conflict(item.words, built_in) or _conflict(item.words, counts)
+        if item.words in built_in:
             reason = "a command of Dovetail has the same words and takes precedence"
-        elif counts[one.words] > 1:
-            same = (other.plugin.distribution for other in sound if other.words == one.words)
+        elif counts[item.words] > 1:
+            same = (other.plugin.distribution for other in sound if other.words == item.words)
             owners = ", ".join(dict.fromkeys(same))
             reason = f"several distributions have this command: {owners}; uninstall all but one"
         if reason:
-            set_aside.append((one, reason))
+            set_aside.append((item, reason))
         else:
-            usable.append(one)
+            usable.append(item)
     return Commands(usable=tuple(usable), set_aside=tuple(set_aside))
 
 

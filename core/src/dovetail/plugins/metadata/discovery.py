@@ -69,7 +69,7 @@ class Candidate:
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the plugin, to construct another object for it."""
-        return {one.name: getattr(self, one.name) for one in fields(Candidate)}
+        return {field.name: getattr(self, field.name) for field in fields(Candidate)}
 
     def __str__(self) -> str:
         """Return the plugin's name for messages: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
@@ -131,7 +131,7 @@ class Discovery:
             return (ours,)
         package = top_package(target)
         every = self.installations.values()
-        return tuple(one.distribution for one in every if package in one.packages)
+        return tuple(item.distribution for item in every if package in item.packages)
 
 
 def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
@@ -171,7 +171,11 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
         by_name.setdefault(normalize_distribution(name), []).append(found)
     warnings: list[str] = []
     installations = {name: _pick(same, warnings) for name, same in by_name.items()}
-    every = [one for chosen in installations.values() for one in _candidates(chosen, set_aside)]
+    every = [
+        candidate
+        for chosen in installations.values()
+        for candidate in _candidates(chosen, set_aside)
+    ]
     ranked = sorted(dict.fromkeys(every), key=_rank)
     by_kind = {kind: tuple(c for c in ranked if c.kind == kind) for kind in KINDS}
     return Discovery(
@@ -184,7 +188,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
 
 def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
     """Return which of several installations with the same normalized name to use."""
-    chosen = min(same, key=lambda one: one.is_impostor)
+    chosen = min(same, key=lambda item: item.is_impostor)
     if chosen.is_impostor:
         warnings.append(
             f"{_located(chosen)} has the name of a first-party distribution, but its plugins are "

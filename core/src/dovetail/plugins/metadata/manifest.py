@@ -100,8 +100,12 @@ def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str,
     for path in find_files(installation):
         with suppress(ValueError, TypeError):
             plugins = _parse(path).get("plugin", [])
-            tables = (one for one in plugins if isinstance(one, dict) and one.get("kind") == kind)
-            found.update({str(one.get("name")): one for one in tables})
+            tables = (
+                plugin
+                for plugin in plugins
+                if isinstance(plugin, dict) and plugin.get("kind") == kind
+            )
+            found.update({str(table.get("name")): table for table in tables})
     return found
 
 
@@ -119,7 +123,7 @@ def find_files(installation: Installation) -> Iterator[Path]:
                 yield path
         elif (project := _editable_project(metadata)) is not None:
             found = (folder / FILE_NAME for folder in _package_folders(package))
-            yield from (one for one in found if project in one.parents and os.path.lexists(one))
+            yield from (item for item in found if project in item.parents and os.path.lexists(item))
 
 
 def _editable_project(metadata: Distribution) -> Path | None:
@@ -163,12 +167,12 @@ def _read_file(
         )
         return [], [f"only [[plugin]] tables are allowed; {at_fault}"]
     entries, problems = [], []
-    for place, one in enumerate(tables, 1):
-        known = _is_of_another_core(one, declared)
-        wrong = [] if known else list(_problems(one, declared))
-        problems += [f"[[plugin]] {place}: {problem}" for problem in wrong]
+    for index, item in enumerate(tables, 1):
+        known = _is_of_another_core(item, declared)
+        wrong = [] if known else list(_problems(item, declared))
+        problems += [f"[[plugin]] {index}: {problem}" for problem in wrong]
         if not wrong and not known:
-            entries.append(_entry(one))
+            entries.append(_entry(item))
     names = [(entry.kind, entry.name) for entry in entries]
     problems += [f"{':'.join(n)} occurs twice" for n in set(names) if names.count(n) > 1]
     return entries, problems
@@ -210,7 +214,7 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
     elif not isinstance(kind, str) or not isinstance(name, str):
         return  # the check of the key has reported it
     elif kind in KINDS and (kind, name) not in declared:
-        of_kind = sorted(one for its_kind, one in declared if its_kind == kind)
+        of_kind = sorted(item for its_kind, item in declared if its_kind == kind)
         yield (
             f"the distribution has no {kind} {shorten(name)}.{nearest(name, of_kind)} "
             f"Its entry points of that kind: {', '.join(of_kind) or 'none'}. If it is new in an "

@@ -61,8 +61,8 @@ class ClassRules:
                 continue
             home = f"{function.__globals__.get('__name__')}:{function.__qualname__}"
             home = home.rpartition(".")[0]
-            for one in self._discovery.candidates[kind]:
-                if one.target == home and (rule := self._policy.denial_of(one)):
+            for item in self._discovery.candidates[kind]:
+                if item.target == home and (rule := self._policy.denial_of(item)):
                     return rule
         return ""
 
@@ -72,15 +72,15 @@ class ClassRules:
         every: whether rules on the distribution of the class are also checked.
         """
         candidates = self._discovery.candidates[kind]
-        declared = [one for one in candidates if self._is_class_of(one, cls)]
-        for one in declared:
-            if rule := self._policy.denial_of(one):
+        declared = [candidate for candidate in candidates if self._is_class_of(candidate, cls)]
+        for item in declared:
+            if rule := self._policy.denial_of(item):
                 return rule
-        if not every or any(one.first_party for one in declared):
+        if not every or any(item.first_party for item in declared):
             return ""
         owners = self._owners(cls)
         ours = bool(first_party_owner(_import_names(cls)[-1]))
-        names = {_fact(cls, "__qualname__"), *(one.name for one in declared)}
+        names = {_fact(cls, "__qualname__"), *(item.name for item in declared)}
         rules = (
             self._policy.denial(kind, name, owner, first_party=ours)
             for name in sorted(names)

@@ -21,7 +21,7 @@ def not_found(
     if kind == "model":
         return _unknown_architecture(name, by_kind[kind])
     kinds = (kind, *get_kind(kind).also_accepts)
-    candidates = [one for accepted in kinds for one in by_kind[accepted]]
+    candidates = [item for accepted in kinds for item in by_kind[accepted]]
     hint = nearest(name, [c.name for c in candidates])
     elsewhere = [k for k in by_kind if any(c.name == name for c in by_kind[k])]
     if elsewhere and not hint:
@@ -36,7 +36,7 @@ def not_found(
 
 def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFoundError:
     """Return the error for an architecture without a model; hint at a probable spelling mistake."""
-    meant = [one.name for one in models if _is_misspelt(name, one.name)]
+    meant = [model.name for model in models if _is_misspelt(name, model.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     installed = f"Installed models: {listed(models)}." if models else "No model is installed."
     return PluginNotFoundError(
@@ -56,7 +56,7 @@ def _is_misspelt(name: str, known: str) -> bool:
     if _DIGITS.findall(name) != _DIGITS.findall(known) or abs(len(name) - len(known)) > 1:
         return False
     pairs = zip(name, known, strict=False)
-    start = next((place for place, (one, other) in enumerate(pairs) if one != other), len(known))
+    start = next((index for index, (item, other) in enumerate(pairs) if item != other), len(known))
     if len(name) == len(known):
         swapped = known[start + 1 : start + 2] + known[start : start + 1]
         ending = known.find("For")

@@ -41,8 +41,12 @@ def compare_resolutions(per_rank: Sequence[Sequence[Resolution]]) -> list[str]:
 
 
 def _table(resolutions: Sequence[Resolution]) -> dict[tuple[str, str], Resolution]:
-    mine = (one for one in resolutions if not one.roles or "worker" in one.roles)
-    return {(one.kind, one.name): one for one in mine}
+    mine = (
+        resolution
+        for resolution in resolutions
+        if not resolution.roles or "worker" in resolution.roles
+    )
+    return {(item.kind, item.name): item for item in mine}
 
 
 def _difference(

@@ -76,7 +76,7 @@ class Resolver:
         skipped too. Raises PluginError if several distributions have plugins of the same name.
         """
         order = [found for name in preferred if (found := self._preferred(kind, name))]
-        order = [one for one in order if outside or self._may_serve(one)]
+        order = [item for item in order if outside or self._may_serve(item)]
         rest = [c for c in self.candidates(kind) if c not in order and not self.exclusion(c)[0]]
         for name in dict.fromkeys(c.name for c in rest):
             same = [c for c in rest if c.name == name]

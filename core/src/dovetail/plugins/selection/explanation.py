@@ -33,10 +33,10 @@ class Explanation:
     def with_state(self, state: str, *reasons: str) -> Explanation:
         """Return a copy in which the selected plugins have `state` and further reasons."""
         verdicts = tuple(
-            replace(one, state=state, reasons=(*one.reasons, *reasons))
-            if one.state == TAKEN
-            else one
-            for one in self.verdicts
+            replace(verdict, state=state, reasons=(*verdict.reasons, *reasons))
+            if verdict.state == TAKEN
+            else verdict
+            for verdict in self.verdicts
         )
         return replace(self, verdicts=verdicts)
 
@@ -47,13 +47,13 @@ def explain(registry: PluginRegistry, kind: str, criteria: Criteria) -> Explanat
     registry: bound to the platform, unless `kind` is "platform".
     """
     found = tuple(judge(registry, kind, criteria))
-    errors = [str(one.error) for one in found if one.is_fatal]
-    is_taken = any(one.state == TAKEN for one in found)
+    errors = [str(item.error) for item in found if item.is_fatal]
+    is_taken = any(item.state == TAKEN for item in found)
     if criteria.references == (AUTO,) and not is_taken and not errors:
         errors = [no_winner(kind, criteria, found)]
     return Explanation(
         kind=kind,
         criteria=criteria,
-        verdicts=tuple(one for one in found if one.target),
+        verdicts=tuple(item for item in found if item.target),
         error="\n".join(dict.fromkeys(errors)),
     )

@@ -39,7 +39,9 @@ def judge(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[V
 
 def no_winner(kind: str, criteria: Criteria, verdicts: Sequence[Verdict]) -> str:
     """Return the message for an automatic selection that finds no plugin, with every reason."""
-    lines = [f"\n  - {one.name}: {'; '.join(one.reasons).rstrip('.')}" for one in verdicts]
+    lines = [
+        f"\n  - {verdict.name}: {'; '.join(verdict.reasons).rstrip('.')}" for verdict in verdicts
+    ]
     if not lines:
         hint = get_kind(kind).distribution
         lines = [f" No such plugin is installed{f'; try: pip install {hint}' if hint else ''}."]
@@ -60,7 +62,7 @@ def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str
         verdicts = list(judge(registry, kind, replace(criteria, references=(AUTO,))))
     except PluginError:
         return ""
-    names = [one.name for one in verdicts if one.state in (ABLE, TAKEN)]
+    names = [verdict.name for verdict in verdicts if verdict.state in (ABLE, TAKEN)]
     return f" Plugins that can be used here: {', '.join(names)}." if names else ""
 
 
@@ -70,11 +72,11 @@ def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> It
         yield from _automatic(registry, kind, criteria)
         return
     judge_one = _scheduler if kind in ("scheduler", "policy") else _named
-    for place, reference in enumerate(criteria.references, 1):
+    for index, reference in enumerate(criteria.references, 1):
         try:
-            yield from judge_one(registry, kind, place, reference, criteria)
+            yield from judge_one(registry, kind, index, reference, criteria)
         except PluginError as error:
-            yield from _unresolved(registry, kind, place, reference, error)
+            yield from _unresolved(registry, kind, index, reference, error)
 
 
 def _named(
@@ -102,8 +104,12 @@ def _unresolved(
     registry: PluginRegistry, kind: str, place: int, reference: str | type, error: PluginError
 ) -> Iterator[Verdict]:
     """Yield verdicts for an unresolved reference: on plugins of that name, or on the reference."""
-    meant = [one for one in registry.candidates(kind) if reference in (one.name, one.reference)]
-    named = [Verdict(**one.identity(), place=place) for one in meant]
+    meant = [
+        candidate
+        for candidate in registry.candidates(kind)
+        if reference in (candidate.name, candidate.reference)
+    ]
+    named = [Verdict(**item.identity(), place=place) for item in meant]
     for verdict in named or [
         Verdict(kind=kind, name=reference_text(reference), target="", place=place)
     ]:
@@ -144,13 +150,13 @@ def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Itera
         yield from _without_order(registry, kind, error)
         return
     verdicts: Iterator[Verdict] = (
-        _judge_candidate(registry, one, criteria, preferred) for one in order
+        _judge_candidate(registry, item, criteria, preferred) for item in order
     )
     behind = ""
     if kind == "platform":
         # The highest rank is selected, and the failed probe might belong to that platform.
         ranked = sorted(verdicts, key=lambda verdict: -verdict.rank)
-        failed = next((one.name for one in ranked if one.is_fatal), "")
+        failed = next((item.name for item in ranked if item.is_fatal), "")
         behind = f"no platform is selected, because {failed} failed" if failed else ""
         verdicts = iter(ranked)
     is_over = False
@@ -169,8 +175,10 @@ def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Itera
 
 def _without_order(registry: PluginRegistry, kind: str, error: PluginError) -> Iterator[Verdict]:
     """Yield fatal verdicts on candidates that cannot be ordered, because of `error`."""
-    able = [one for one in registry.candidates(kind) if not registry.exclusion(one)[0]]
-    for verdict in [Verdict(**one.identity()) for one in able] or [
+    able = [
+        candidate for candidate in registry.candidates(kind) if not registry.exclusion(candidate)[0]
+    ]
+    for verdict in [Verdict(**item.identity()) for item in able] or [
         Verdict(kind=kind, name=AUTO, target="")
     ]:
         refused = verdict.refused("order", "the candidates cannot be ordered; see the error")
@@ -211,14 +219,14 @@ def _others(
 ) -> Iterator[Verdict]:
     """Yield verdicts on the plugins that are not tried."""
     known = {(verdict.name, verdict.distribution) for verdict in seen}
-    names = " and ".join(reference_text(one) for one in criteria.references)
-    for one in registry.candidates(kind):
-        if (one.name, one.distribution) in known:
+    names = " and ".join(reference_text(reference) for reference in criteria.references)
+    for candidate in registry.candidates(kind):
+        if (candidate.name, candidate.distribution) in known:
             continue
-        rule, reason = registry.exclusion(one)
+        rule, reason = registry.exclusion(candidate)
         if criteria.references != (AUTO,) and rule in ("", "outside"):
             rule, reason = (
                 "reference",
                 f"{names} is requested" if names else "no plugin is requested",
             )
-        yield replace(Verdict(**one.identity()), rule=rule, reasons=(reason,))
+        yield replace(Verdict(**candidate.identity()), rule=rule, reasons=(reason,))

@@ -29,7 +29,7 @@ def automatic_order(
     order = registry.automatic(kind, preferred)
     if not preferred or any(_is_installed(registry, kind, name) for name in preferred):
         return order
-    installed = ", ".join(one.reference for one in registry.candidates(kind)) or "none"
+    installed = ", ".join(candidate.reference for candidate in registry.candidates(kind)) or "none"
     text = (
         f"The platform {platform!r} prefers the {kind} {', '.join(map(repr, preferred))}, which "
         f"is not installed. Installed: {installed}."
@@ -72,8 +72,9 @@ def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
         return True
     owner = normalize_distribution(parsed.distribution)
     return any(
-        one.name == parsed.name and owner in ("", normalize_distribution(one.distribution))
-        for one in registry.candidates(kind)
+        candidate.name == parsed.name
+        and owner in ("", normalize_distribution(candidate.distribution))
+        for candidate in registry.candidates(kind)
     )
 
 

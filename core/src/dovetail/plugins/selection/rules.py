@@ -169,7 +169,7 @@ def attention_refusals(
     """Return every reason why `backend` does not meet the requirements."""
     whose = f"attention backend {backend.name!r}"
     own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(required))
-    if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):
+    if not isinstance(own, (list, tuple)) or not all(isinstance(item, str) for item in own):
         raise ContractError(
             f"The {whose} returned {shorten(own)} from its method refusals; it must return a list "
             "of reasons."

@@ -78,7 +78,9 @@ class Verdict(Candidate):
 
     def facts(self) -> dict[str, object]:
         """Return the verdict as plain data, without the class and the error object."""
-        shown = (one.name for one in fields(self) if one.name not in ("cls", "error", "is_fatal"))
+        shown = (
+            item.name for item in fields(self) if item.name not in ("cls", "error", "is_fatal")
+        )
         return {name: getattr(self, name) for name in shown}
 
     def refused(self, rule: str, *reasons: str) -> Verdict:

@@ -31,7 +31,9 @@ class _Operation:
         self.account()
         result = self.func(*self.args, **self.kwargs)
         known = _storages((self.args, self.kwargs))
-        new = [one for one in _tensors(result) if one.untyped_storage()._cdata not in known]
+        new = [
+            tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in known
+        ]
         for own, found in zip(self.made, new, strict=True):
             own.copy_(found)
 
@@ -73,13 +75,15 @@ class FakeGraph:
 
         written: the tensors among the arguments that it writes to; they do not change now.
         """
-        clones = {id(one): one.clone() for one in written}
+        clones = {id(item): item.clone() for item in written}
         result = func(*_replaced(args, clones), **_replaced(kwargs, clones))
-        result = _replaced(result, {id(clones[id(one)]): one for one in written})
+        result = _replaced(result, {id(clones[id(item)]): item for item in written})
         known = _storages((args, kwargs))
-        made = [one for one in _tensors(result) if one.untyped_storage()._cdata not in known]
-        for one in made:
-            one.fill_(torch.nan if one.is_floating_point() else 0)
+        made = [
+            tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in known
+        ]
+        for item in made:
+            item.fill_(torch.nan if item.is_floating_point() else 0)
         if made or written:
             self._operations.append(
                 _Operation(func=func, args=args, kwargs=kwargs, made=made, account=account)
@@ -91,9 +95,9 @@ def _replaced(value: Any, by_id: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return by_id.get(id(value), value)
     if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(one, by_id) for one in value)
+        return type(value)(_replaced(item, by_id) for item in value)
     if isinstance(value, Mapping):
-        return {name: _replaced(one, by_id) for name, one in value.items()}
+        return {name: _replaced(item, by_id) for name, item in value.items()}
     return value
 
 
@@ -101,11 +105,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors(one)]
+        return [tensor for item in value for tensor in _tensors(item)]
     if isinstance(value, Mapping):
         return _tensors(list(value.values()))
     return []
 
 
 def _storages(value: Any) -> set[int]:
-    return {one.untyped_storage()._cdata for one in _tensors(value)}
+    return {tensor.untyped_storage()._cdata for tensor in _tensors(value)}

@@ -135,8 +135,8 @@ def rule_of(func: Any) -> OpRule:
     return OpRule(
         run=run,
         written=tuple(
-            (place, argument.name)
-            for place, argument in enumerate(arguments)
+            (index, argument.name)
+            for index, argument in enumerate(arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ),
         waits=_waiting_rule(name),
@@ -156,7 +156,9 @@ def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], boo
 
 
 def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
-    return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices)
+    return any(
+        indice is not None and indice.dtype in (torch.bool, torch.uint8) for indice in indices
+    )
 
 
 class _Lowering:
@@ -179,7 +181,7 @@ class _Lowering:
                 f"shape {list(value.shape)} on {value.device} together with tensors on {NAME!r}."
             )
         if isinstance(value, (list, tuple)):
-            return type(value)(self.lower(one) for one in value)
+            return type(value)(self.lower(item) for item in value)
         if isinstance(value, torch.Generator):
             raise RuntimeError(
                 f"{self._name} received a random generator of the host for tensors on {NAME!r}."
@@ -193,26 +195,26 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
     target = kwargs.get("device")
     lowering = _Lowering(str(func))
     written = [args[place] if place < len(args) else kwargs.get(n) for place, n in rule.written]
-    host_args = tuple(lowering.lower(one) for one in args)
+    host_args = tuple(lowering.lower(item) for item in args)
     kwargs.pop("pin_memory", None)
-    host_kwargs = {name: lowering.lower(one) for name, one in kwargs.items()}
+    host_kwargs = {name: lowering.lower(item) for name, item in kwargs.items()}
     if target is not None:
         host_kwargs["device"] = HOST
-    targets = [one for many in written for one in (many if isinstance(many, list) else [many])]
-    written_here = [one for one in targets if isinstance(one, FakeDeviceTensor)]
+    targets = [item for many in written for item in (many if isinstance(many, list) else [many])]
+    written_here = [item for item in targets if isinstance(item, FakeDeviceTensor)]
     graph = DEVICE.watch.capturing
     if graph is None:
         account(lowering.seen, written_here)
         result = func(*host_args, **host_kwargs)
     else:
         use = partial(account, lowering.seen, written_here)
-        hosts = [one.host for one in written_here]
+        hosts = [item.host for item in written_here]
         result = graph.record(func, host_args, host_kwargs, hosts, use)
-    for one in targets:
-        if isinstance(one, FakeDeviceTensor) and one.host.shape != one.shape:
+    for item in targets:
+        if isinstance(item, FakeDeviceTensor) and item.host.shape != item.shape:
             raise RuntimeError(
-                f"{func} resizes a tensor from {list(one.shape)} to "
-                f"{list(one.host.shape)}; give it a tensor of the correct shape, as the fake "
+                f"{func} resizes a tensor from {list(item.shape)} to "
+                f"{list(item.host.shape)}; give it a tensor of the correct shape, as the fake "
                 "device does not resize tensors."
             )
     if target is not None and torch.device(target).type == HOST.type:
@@ -226,10 +228,10 @@ def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor
     with timeline.lock:
         stream = timeline.current
         place = stream.give()
-        for one in read:
-            memory.read(one.piece, stream, place)
-        for one in written:
-            memory.write(one.piece, stream, place)
+        for item in read:
+            memory.read(item.piece, stream, place)
+        for item in written:
+            memory.write(item.piece, stream, place)
     return place
 
 
@@ -248,8 +250,8 @@ class _Lifting:
     """
 
     def __init__(self, seen: Sequence[FakeDeviceTensor]) -> None:
-        self._same = {id(one.host): one for one in seen}
-        self._owners = {one.host.untyped_storage()._cdata: one for one in seen}
+        self._same = {id(item.host): item for item in seen}
+        self._owners = {item.host.untyped_storage()._cdata: item for item in seen}
 
     def lift(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -258,7 +260,7 @@ class _Lifting:
             owner = self._owners.get(value.untyped_storage()._cdata)
             return wrap(value) if owner is None else _view(value, owner)
         if isinstance(value, (list, tuple)):
-            return type(value)(self.lift(one) for one in value)
+            return type(value)(self.lift(item) for item in value)
         return value
 
 

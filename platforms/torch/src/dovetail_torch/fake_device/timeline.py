@@ -165,7 +165,7 @@ class Event:
         """Return whether the event is complete."""
         timeline = self._timeline
         with timeline.lock:
-            if all(timeline.is_known(Place(*one)) for one in self.moment.items()):
+            if all(timeline.is_known(Place(*item)) for item in self.moment.items()):
                 return True
             if timeline.lag is None or timeline.num_operations < self._ready_at:
                 return False

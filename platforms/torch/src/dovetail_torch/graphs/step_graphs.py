@@ -261,7 +261,7 @@ def _attend(
     """Run attention of the step's tokens, without the padding."""
     tensors = (call.q_THD, call.k_TKD, call.v_TKD, call.out_THD)
     if len(call.q_THD) != num_tokens:
-        tensors = tuple(one[:num_tokens] for one in tensors)
+        tensors = tuple(tensor[:num_tokens] for tensor in tensors)
     table.run_into(call.index, tensors, narrowed.of(call.rotary_args))
 
 

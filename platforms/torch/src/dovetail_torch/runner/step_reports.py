@@ -38,7 +38,7 @@ class StepReports:
         """Return all tensors that must be copied to the host; contiguous."""
         measured = [] if self.sampled is None else [self.sampled.measured]
         measured += self.prompts.values()
-        return [tensor.contiguous() for one in measured for tensor in one.tensors]
+        return [tensor.contiguous() for item in measured for tensor in item.tensors]
 
     def columns(self, tensors: Sequence[torch.Tensor]) -> tuple[Columns, Columns]:
         """Return the columns of sampled tokens and of prompts, by run. tensors: on the host."""
@@ -48,8 +48,8 @@ class StepReports:
             found = self.sampled.columns(own)
             logprobs = {int(self.runs[place]): columns for place, columns in found.items()}
         prompt_logprobs = {}
-        for place, run in enumerate(self.prompts):
-            own = tensors[_NUM_TENSORS * place : _NUM_TENSORS * (place + 1)]
+        for index, run in enumerate(self.prompts):
+            own = tensors[_NUM_TENSORS * index : _NUM_TENSORS * (index + 1)]
             prompt_logprobs[run] = to_columns(*(tensor.tolist() for tensor in own))
         return logprobs, prompt_logprobs
 

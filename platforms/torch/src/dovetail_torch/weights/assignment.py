@@ -180,14 +180,14 @@ class WeightTable:
         present = {own for name in names for own in self.names.to_model(name)[0]}
         for name in names:
             own, transposed = self.names.to_model(name)
-            first = tuple(self.aliases.get(one, one) for one in own)
+            first = tuple(self.aliases.get(item, item) for item in own)
             if self.settled.issuperset(first):
                 continue  # the weight is packed already, or the model does not use it
-            if not all(one in self.assignments for one in first) or filled.intersection(own):
+            if not all(item in self.assignments for item in first) or filled.intersection(own):
                 if not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
             elif first == own or not present.issuperset(first):
-                parts = tuple(self.assignments[one] for one in first)
+                parts = tuple(self.assignments[item] for item in first)
                 plain = len(parts) == 1 and not transposed
                 chosen[name] = (
                     replace(parts[0], name=name)

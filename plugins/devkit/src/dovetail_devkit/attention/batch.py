@@ -75,7 +75,7 @@ def _check_blocks(run: int, blocks: list[int], num_blocks: int) -> None:
     further blocks may be allocated in advance.
     """
     tail = blocks[num_blocks:]
-    held = next((place for place, block in enumerate(tail) if not block), len(tail))
+    held = next((index for index, block in enumerate(tail) if not block), len(tail))
     expect(
         not any(tail[held:]),
         f"run {run}: its block table is {blocks}; the entries after its blocks must be 0",

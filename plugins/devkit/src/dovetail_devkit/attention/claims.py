@@ -106,15 +106,15 @@ def _check_two_builders(
     length = case.block_size + 3
     wide = replace(case, block_size=2 * case.block_size)
     groups = [
-        AttentionRows(backend, replace(one, runs=((length, 1),) * 2, seed=seed), device)
-        for seed, one in enumerate((case, wide))
+        AttentionRows(backend, replace(item, runs=((length, 1),) * 2, seed=seed), device)
+        for seed, item in enumerate((case, wide))
     ]
     for first, n in ((0, length), (length, 1)):
         runs = [(0, first, n), (1, first, n)]
         batches = [rows.batch(runs) for rows in groups]
         built = [rows.builder.build(batch) for rows, batch in zip(groups, batches, strict=True)]
-        for place, (rows, batch, metadata) in enumerate(zip(groups, batches, built, strict=True)):
-            what = f"The layer is in group {place} of two groups, in the case {rows.case}."
+        for index, (rows, batch, metadata) in enumerate(zip(groups, batches, built, strict=True)):
+            what = f"The layer is in group {index} of two groups, in the case {rows.case}."
             rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
 
 

@@ -50,7 +50,7 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         mine = [finding for finding in findings if finding.area == area]
         well = [finding for finding in mine if _is_plain(finding)]
         shown = [finding for finding in mine if show_all or finding not in well]
-        rows = [(one.verdict, one.subject, _text(one)) for one in shown]
+        rows = [(item.verdict, item.subject, _text(item)) for item in shown]
         if well and not show_all:
             rows.append(
                 (

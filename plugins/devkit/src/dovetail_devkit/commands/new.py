@@ -36,6 +36,6 @@ def new(
     # pip interprets a name without a slash as the name of a distribution on an index.
     folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
     print_line(f"  pip install -e {folder}")
-    checks = " ".join(f"--dovetail-plugin {one}" for one in made.plugins)
+    checks = " ".join(f"--dovetail-plugin {plugin}" for plugin in made.plugins)
     print_line(f"  pytest {checks or folder}")
     return 0

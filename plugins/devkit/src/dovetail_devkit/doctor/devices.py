@@ -53,7 +53,7 @@ def verified_findings(plugins: Sequence[Candidate], registry: PluginRegistry) ->
 
 def _is_for_accelerators(trial: Trial, registry: PluginRegistry) -> bool:
     provided = registry.entry_of(trial.plugin).provides
-    is_device = any(one.startswith(DEVICE_PREFIX) and one != _CPU for one in provided)
+    is_device = any(item.startswith(DEVICE_PREFIX) and item != _CPU for item in provided)
     return trial.plugin.kind == "platform" and is_device
 
 

@@ -44,7 +44,7 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
 def plugins_to_try(registry: PluginRegistry) -> list[Candidate]:
     """Return the plugins that have a valid description and a supported contract version."""
     every = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
-    allowed = [one for one in every if not registry.denial(one)]
+    allowed = [item for item in every if not registry.denial(item)]
     return [candidate for candidate in allowed if not _refusal(registry, candidate)]
 
 
@@ -104,7 +104,7 @@ def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
 
 def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
     """Yield a finding for each plugin that was written for another contract version."""
-    for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
+    for candidate in (item for kind in KINDS for item in registry.candidates(kind)):
         about = _describe(registry, candidate)
         problem, _, remedy = (_api_problem(about) if about is not None else "").partition("\n")
         if problem:
@@ -119,7 +119,7 @@ def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
 
 def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
     """Yield a finding for each plugin that declares a replacement that the user has not allowed."""
-    for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
+    for candidate in (item for kind in KINDS for item in registry.candidates(kind)):
         about = _describe(registry, candidate)
         kind, name, owner = candidate.kind, candidate.name, candidate.distribution
         if about is None or registry.policy.consents(kind, name, owner):
@@ -166,7 +166,9 @@ def reference_of(registry: PluginRegistry, candidate: Candidate) -> str:
     If the distribution declares the name twice, the reference is the plugin's class.
     """
     same = [
-        one for one in registry.candidates(candidate.kind) if one.reference == candidate.reference
+        item
+        for item in registry.candidates(candidate.kind)
+        if item.reference == candidate.reference
     ]
     return candidate.reference if len(same) == 1 else candidate.target
 

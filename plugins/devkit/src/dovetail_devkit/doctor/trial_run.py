@@ -212,7 +212,9 @@ def _exit_text(code: int) -> str:
 
 
 def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
-    same = [one for one in plugins if (one.kind, one.reference) == (plugin.kind, plugin.reference)]
+    same = [
+        item for item in plugins if (item.kind, item.reference) == (plugin.kind, plugin.reference)
+    ]
     return plugin.reference if len(same) == 1 else plugin.target
 
 

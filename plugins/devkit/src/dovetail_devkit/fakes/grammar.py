@@ -96,11 +96,11 @@ class FakeGrammar(GrammarBackend):
                 raise ValueError("requested failure in compile")
             return FailingMatcher(spec.text, 5, spec.stop_token_ids)
         try:
-            positions = [frozenset(map(int, one.split("|"))) for one in spec.text.split()]
+            positions = [frozenset(map(int, item.split("|"))) for item in spec.text.split()]
         except ValueError:
             positions = []
         known = range(self._vocab_size)
-        if not positions or not all(token in known for one in positions for token in one):
+        if not positions or not all(token in known for position in positions for token in position):
             raise RequestError(
                 f"text={spec.text!r:.80} must list token ids below {self._vocab_size}, such as "
                 "'5|6 7'.",

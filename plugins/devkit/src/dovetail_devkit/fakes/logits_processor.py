@@ -51,9 +51,9 @@ class FakeLogitsProcessor(LogitsProcessor):
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Increase the logit of the last token plus 1."""
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row in self._last:
-                logits_SV[place, (self._last[row] + 1) % self._vocab_size] += BONUS
+                logits_SV[index, (self._last[row] + 1) % self._vocab_size] += BONUS
         return logits_SV
 
     def accept(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ class FakePolicy(Policy):
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
         """Return the request with the shortest prompt, or the newest of equal requests."""
-        return min(running, key=lambda one: (one.num_prompt_tokens, -one.sequence))
+        return min(running, key=lambda item: (item.num_prompt_tokens, -item.sequence))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         """Record the call."""

@@ -51,7 +51,7 @@ class FakeSampler:
         logits = self.truncate(logits, request)
         noise = self.noise(request, len(tokens), len(logits))
         # Source: Maddison et al. 2014, "A* Sampling", arXiv:1411.0030 (the Gumbel trick).
-        return best_of([logit + one for logit, one in zip(logits, noise, strict=True)])
+        return best_of([logit + item for logit, item in zip(logits, noise, strict=True)])
 
     def forbid(self, logits: list[float], request: NewRequest, tokens: Sequence[int]) -> None:
         """Ban the last tokens of bad words, and stop tokens before min_tokens."""
@@ -89,9 +89,9 @@ class FakeSampler:
         kept = [token for token in order if weights[token] >= params.min_p]
         kept = kept[: params.top_k or len(kept)]
         share, whole = 0.0, sum(weights[token] for token in kept)
-        for place, token in enumerate(kept):
+        for index, token in enumerate(kept):
             if share >= params.top_p * whole:
-                kept = kept[:place]
+                kept = kept[:index]
                 break
             share += weights[token]
         return keep(logits, frozenset(kept))

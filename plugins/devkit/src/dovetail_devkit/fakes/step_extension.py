@@ -84,8 +84,8 @@ class FakeStepExtension(StepExtension):
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
         """Increase the logit of the last token plus 1."""
         self._fail("logits", rows)
-        for place, row in enumerate(rows):
-            logits_RV[place, (self._last[row] + 1) % self._vocab_size] += BONUS
+        for index, row in enumerate(rows):
+            logits_RV[index, (self._last[row] + 1) % self._vocab_size] += BONUS
         return logits_RV
 
     def after_sampling(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:

@@ -95,7 +95,7 @@ def _random_request(rng: Random, request_id: str) -> EngineCoreRequest:
 def _sample(plan: SchedulerOutput, variant: int) -> ModelRunnerOutput:
     """Return tokens by (variant, row, position); one in eight tokens is a stop token."""
     runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
-    token_ids = [mix(mix(variant, row), start + n) % 8 for row, start, n, one in runs if one]
+    token_ids = [mix(mix(variant, row), start + n) % 8 for row, start, n, item in runs if item]
     return ModelRunnerOutput(
         step_id=plan.step_id, num_sampled=plan.samples, token_ids=array("i", token_ids)
     )

@@ -113,7 +113,7 @@ def check_newcomer(driver: SchedulerDriver, accounts: PolicyAccounts, policy: Po
 def _check_best_run(accounts: PolicyAccounts) -> None:
     running = [accounts.alive[name] for name in accounts.admitted]
     for waiting in accounts.waiting:
-        worse = [one.request.request_id for one in running if waiting.rank < one.rank]
+        worse = [item.request.request_id for item in running if waiting.rank < item.rank]
         expect(
             not worse,
             f"{waiting.request.request_id} with rank {waiting.rank} waits while {worse} with worse "

@@ -70,4 +70,8 @@ def tcp_listeners_of(pid: int) -> set[str]:
         for table in ("tcp", "tcp6"):
             rows += Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]
     columns = [row.split() for row in rows]
-    return {one[1] for one in columns if one[3] == _LISTENS and f"socket:[{one[9]}]" in sockets}
+    return {
+        column[1]
+        for column in columns
+        if column[3] == _LISTENS and f"socket:[{column[9]}]" in sockets
+    }

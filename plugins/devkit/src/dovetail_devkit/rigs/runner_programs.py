@@ -73,7 +73,7 @@ class Program:
     def join(self, row):
         rng = self.rng
         tokens = [rng.randrange(V) for _ in range(rng.randrange(1, 12))]
-        others = [one for one in self.rows.values() if one.computed > SIZE]
+        others = [item for item in self.rows.values() if item.computed > SIZE]
         state = Row(tokens, [])
         if others and rng.random() < 0.5:  # the request shares the first block of another request
             state.tokens[:] = others[0].tokens[:SIZE] + tokens
@@ -125,7 +125,7 @@ def play(runner, program, depth=1):
         out.append(runner.sample_tokens(grammar))
         if len(out) == depth:
             results.append(taken(out.pop(0)))
-    return results + [taken(one) for one in out]
+    return results + [taken(item) for item in out]
 
 
 def taken(output):

@@ -26,7 +26,7 @@ def allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, 
         return {}
     width = -(-vocab_size // 32) * 4
     allowed = {}
-    for place, run in enumerate(grammar.runs):
-        bits = int.from_bytes(grammar.bitmask[place * width : (place + 1) * width], "little")
+    for index, run in enumerate(grammar.runs):
+        bits = int.from_bytes(grammar.bitmask[index * width : (index + 1) * width], "little")
         allowed[run] = frozenset(t for t in range(vocab_size) if bits >> t & 1)
     return allowed

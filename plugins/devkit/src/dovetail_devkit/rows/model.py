@@ -336,11 +336,11 @@ class RowModel:
         """Append the accepted drafts and the next token to a row; return these tokens."""
         state = self.rows[row]
         sampled: list[int] = []
-        for place, number in enumerate(attended):
+        for index, number in enumerate(attended):
             token = self.choose(row, number, allowed)
             state.append(token)
             sampled.append(token)
-            if token not in drafts[place : place + 1]:
+            if token not in drafts[index : index + 1]:
                 break
         state.num_computed = len(state.tokens) - 1
         return sampled

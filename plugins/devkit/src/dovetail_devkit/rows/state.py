@@ -36,9 +36,9 @@ def mix(left: int, right: int) -> int:
 def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
     """Return the encoded `inputs`: a map of placeholder position to a number."""
     return {
-        one.position + place: mix(int.from_bytes(one.content_hash, "little"), place)
-        for one in inputs
-        for place in range(one.num_tokens)
+        item.position + place: mix(int.from_bytes(item.content_hash, "little"), place)
+        for item in inputs
+        for place in range(item.num_tokens)
     }
 
 

@@ -59,7 +59,11 @@ def write_package(kind: str, name: str, out: Path) -> NewPackage:
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise PluginError(f"Cannot write to {str(folder)!r}: {error}.") from error
-    plugins = tuple(f"{one}:{named.name}" for one in blueprint.entry_points if one in KINDS)
+    plugins = tuple(
+        f"{entry_point}:{named.name}"
+        for entry_point in blueprint.entry_points
+        if entry_point in KINDS
+    )
     return NewPackage(folder=folder, plugins=plugins, files=tuple(written))
 
 
@@ -94,8 +98,8 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
     core = _requirement()
     dependencies = [f"{_CORE}{core}", *(d.format(core=core) for d in blueprint.dependencies)]
     points = {
-        one: f"{named.package}.{target.format(**names)}"
-        for one, target in blueprint.entry_points.items()
+        item: f"{named.package}.{target.format(**names)}"
+        for item, target in blueprint.entry_points.items()
     }
     return names | {
         "kind": kind,
@@ -112,10 +116,10 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
         else get_kind(kind).contract.partition(":")[0],
         "contract_version": "" if kind == COMMAND else contract_version(kind),
         "core": core,
-        "dependencies": "\n".join(f'    "{one}",' for one in dependencies),
+        "dependencies": "\n".join(f'    "{dependency}",' for dependency in dependencies),
         "entry_points": "\n\n".join(
-            f'[project.entry-points."{GROUP_PREFIX}{one}"]\n{_entry_name(one, names)} = "{target}"'
-            for one, target in points.items()
+            f'[project.entry-points."{GROUP_PREFIX}{key}"]\n{_entry_name(key, names)} = "{target}"'
+            for key, target in points.items()
         ),
         "manifest": _manifest(blueprint, names),
     }

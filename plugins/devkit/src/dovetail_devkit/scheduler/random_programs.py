@@ -69,10 +69,10 @@ def make_kv_cache(
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype="float32")
     groups = tuple(
         KVCacheGroup(
-            layer_names=(f"layers.{place}",),
+            layer_names=(f"layers.{index}",),
             spec=replace(spec, sliding_window=window, block_size=block_size * multiple),
         )
-        for place, (window, multiple) in enumerate(
+        for index, (window, multiple) in enumerate(
             zip(windows, multiples or (1,) * len(windows), strict=True)
         )
     )

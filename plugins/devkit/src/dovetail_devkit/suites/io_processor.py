@@ -83,16 +83,16 @@ def _check_prompts(processor: IOProcessor) -> None:
     batch = processor.pre_process(request)
     expect(isinstance(batch, IOBatch), f"pre_process returns {batch!r:.100}; expected an IOBatch")
     expect(bool(batch.prompts), "pre_process must return at least one prompt for example_data")
-    for place, one in enumerate(batch.prompts):
+    for index, prompt in enumerate(batch.prompts):
         expect(
-            isinstance(one, IOPrompt),
-            f"pre_process returns {one!r:.100} as prompt {place}; expected an IOPrompt",
+            isinstance(prompt, IOPrompt),
+            f"pre_process returns {prompt!r:.100} as prompt {index}; expected an IOPrompt",
         )
-        params = one.sampling_params
+        params = prompt.sampling_params
         good = params is None or isinstance(params, SamplingParams)
         expect(
             good,
-            f"prompt {place} has sampling_params={params!r:.100}; expected SamplingParams or None",
+            f"prompt {index} has sampling_params={params!r:.100}; expected SamplingParams or None",
         )
     expect(request.data == processor.example_data, "pre_process must not change the data")
     again = processor.pre_process(_example(processor))

@@ -143,10 +143,10 @@ def _check_rows(processor: LogitsProcessor, device: torch.device, asking: Sampli
             torch.equal(after_SV, again_SV),
             "two calls of apply without accept between them must return equal logits",
         )
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row in taking:
-                alone_1V = processor.apply(before_SV[place : place + 1].clone(), [row])
-                same = torch.equal(alone_1V[0], after_SV[place])
+                alone_1V = processor.apply(before_SV[index : index + 1].clone(), [row])
+                same = torch.equal(alone_1V[0], after_SV[index])
                 expect(same, "the logits of a row must not depend on other rows of the batch")
         tokens = [random.randrange(SMALL_ALPHABET) for _ in parts]
         processor.accept(parts, torch.tensor(tokens, dtype=torch.int64, device=device))

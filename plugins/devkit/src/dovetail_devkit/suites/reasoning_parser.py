@@ -56,7 +56,7 @@ class _Suite:
         parser = self._make()
         early = [parser.feed(char) for char in text]
         expect(
-            "".join(one.reasoning for one in early) == REASONING,
+            "".join(item.reasoning for item in early) == REASONING,
             "feed must return the reasoning as it is generated, not at the end",
         )
 
@@ -114,6 +114,10 @@ class _Suite:
     def _read(self, pieces: Sequence[str]) -> Parts:
         parser = self._make()
         deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-        for one in deltas:
-            expect(isinstance(one, ReasoningDelta), "feed and finish must return a ReasoningDelta")
-        return "".join(one.reasoning for one in deltas), "".join(one.content for one in deltas)
+        for delta in deltas:
+            expect(
+                isinstance(delta, ReasoningDelta), "feed and finish must return a ReasoningDelta"
+            )
+        return "".join(delta.reasoning for delta in deltas), "".join(
+            delta.content for delta in deltas
+        )

@@ -127,10 +127,10 @@ class _Play:
         rows = self._random.sample(range(NUM_ROWS), self._random.randint(1, NUM_ROWS))
         hidden_TD, logits_RV = self._numbers(len(rows), HIDDEN_SIZE), self._logits(len(rows))
         together = self._play(self._extension, rows, rows, hidden_TD, logits_RV)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             fresh, other_row = self._cls(self._context), NUM_ROWS - 1 - row
             fresh.join(other_row, self._request(other_row, row))
-            one = slice(place, place + 1)
+            one = slice(index, index + 1)
             alone = self._play(fresh, [other_row], [row], hidden_TD[one], logits_RV[one])
             for what, got, want in zip(("hidden_states", "logits"), together, alone, strict=True):
                 same = torch.equal(got[one], want)

@@ -60,7 +60,7 @@ class _Suite:
         self._check_splits(text, found)
         parser = self._make()
         deltas = [parser.feed(char) for char in text]
-        places = [place for place, one in enumerate(deltas) if one.calls]
+        places = [index for index, delta in enumerate(deltas) if delta.calls]
         expect(
             len(places) > 1,
             "feed must return the name of a call when it is read, and its arguments as they follow",
@@ -101,11 +101,11 @@ class _Suite:
         expect(text.begin.startswith(text.trigger), "begin of call_text must start with trigger")
         call = text.begin + json.dumps(ARGUMENTS) + text.end
         texts = [call] if text.separator is None else [call, call + text.separator + call]
-        for number, one in enumerate(texts, start=1):
-            found = self._read([one])
+        for number, item in enumerate(texts, start=1):
+            found = self._read([item])
             expect(
                 len(found.calls) == number,
-                f"the parser must read {number} calls in {one!r}, which call_text gives; found "
+                f"the parser must read {number} calls in {item!r}, which call_text gives; found "
                 f"{found}",
             )
             for given in found.calls:
@@ -143,12 +143,12 @@ class _Suite:
         for delta in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
             expect(isinstance(delta, ToolDelta), "feed and finish must return a ToolDelta")
             found.content += delta.content
-            for one in delta.calls:
-                if one.name is not None:
-                    expect(one.index == len(found.calls), "calls must be numbered from 0")
-                    found.calls.append([one.name, ""])
-                expect(one.index < len(found.calls), "the first piece of a call must have a name")
-                found.calls[one.index][1] += one.arguments
+            for call in delta.calls:
+                if call.name is not None:
+                    expect(call.index == len(found.calls), "calls must be numbered from 0")
+                    found.calls.append([call.name, ""])
+                expect(call.index < len(found.calls), "the first piece of a call must have a name")
+                found.calls[call.index][1] += call.arguments
         return found
 
 

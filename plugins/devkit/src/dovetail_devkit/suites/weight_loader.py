@@ -104,10 +104,10 @@ def _check_again(loader_cls: type[WeightLoader], model_dir: Path, make_model: Ma
         first == again,
         f"two calls of load() return {first} and {again} bytes; they must return the same number",
     )
-    for (name, one), other in zip(
+    for (name, item), other in zip(
         _weights(models[0]), models[1].state_dict().values(), strict=True
     ):
-        expect(torch.equal(one, other), f"two calls of load() must give equal values of {name}")
+        expect(torch.equal(item, other), f"two calls of load() must give equal values of {name}")
 
 
 def _load(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:

@@ -177,8 +177,8 @@ def _signature(case: KernelCase) -> dict[str, str]:
 def _hints(case: KernelCase) -> dict[tuple[int], list[list[object]]]:
     """Return the arguments that are divisible by 16, in the compiler's format."""
     return {
-        (place,): [["tt.divisibility", _ALIGNMENT]]
-        for place, name in enumerate(case.kernel.arg_names)
+        (index,): [["tt.divisibility", _ALIGNMENT]]
+        for index, name in enumerate(case.kernel.arg_names)
         if case.types.get(name, "fp").startswith(("*", "i")) and name not in case.unaligned
     }
 

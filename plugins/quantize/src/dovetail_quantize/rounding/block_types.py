@@ -199,8 +199,8 @@ class _Q6K(BlockType):
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = {
-    one.name: one
-    for one in (
+    item.name: item
+    for item in (
         _OneLevel("Q4_0", 32, 32, 18, -8),
         _Q41("Q4_1", 32, 32, 20, 0),
         _OneLevel("Q5_0", 32, 32, 22, -16),

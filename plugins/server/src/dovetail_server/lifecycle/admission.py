@@ -55,7 +55,7 @@ class Admission:
     def _next_retry_after_s(self, limit: int) -> int:
         """Return after how many seconds the next refused client should retry; count this client."""
         now_s = self._clock.now_ns() // 1_000_000_000
-        for second in [one for one in self._retries if one <= now_s]:
+        for second in [retry for retry in self._retries if retry <= now_s]:
             del self._retries[second]
         wait_s = self._mean_s * (1 + self._retries.total() / max(limit, 1))
         retry_after_s = min(max(round(wait_s), 1), MAX_RETRY_AFTER_S)

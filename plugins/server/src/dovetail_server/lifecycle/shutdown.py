@@ -30,8 +30,8 @@ class Drain:
     def install(self) -> None:
         """Handle the signals of this process."""
         loop = asyncio.get_running_loop()
-        for one in SIGNALS:
-            loop.add_signal_handler(one, self.handle_signal)
+        for item in SIGNALS:
+            loop.add_signal_handler(item, self.handle_signal)
 
     def handle_signal(self) -> None:
         """Start the graceful shutdown; a second call ends the running requests."""

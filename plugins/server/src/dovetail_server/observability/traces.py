@@ -88,7 +88,9 @@ class RequestTraces:
             "gen_ai.system": SERVICE,
             "gen_ai.response.model": self._model,
             "gen_ai.response.id": record.request_id,
-            "gen_ai.usage.input_tokens": sum(len(one.prompt_token_ids) for one in record.outputs),
+            "gen_ai.usage.input_tokens": sum(
+                len(output.prompt_token_ids) for output in record.outputs
+            ),
             "gen_ai.usage.output_tokens": record.num_completion_tokens,
             "dovetail.status": record.status,
             "dovetail.streamed": record.streamed,

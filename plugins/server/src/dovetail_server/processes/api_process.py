@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 def main(context: ChildContext) -> int:
     """Serve until the main process requests the drain; the entry point of an API process."""
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, signal.SIG_IGN)  # the main process decides
+    for item in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(item, signal.SIG_IGN)  # the main process decides
     start = msgspec.json.decode(context.settings, type=Start)
     settings = msgspec.convert(start.settings, ServerSettings)
     configure_logs(settings.log_level, settings.log_format, more=("dovetail_server",))

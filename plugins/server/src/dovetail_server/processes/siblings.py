@@ -33,7 +33,7 @@ class Siblings:
 
     async def abort(self, ids: Collection[str], everything: bool) -> int:
         """Abort requests of the others; return how many; raise APIError if one does not answer."""
-        possible = [one for one in ids if len(one) <= MAX_ID_CHARS]
+        possible = [item for item in ids if len(item) <= MAX_ID_CHARS]
         starts = [0] if everything else range(0, len(possible), _IDS_PER_QUESTION)
         num_aborted = 0
         for start in starts:
@@ -104,8 +104,8 @@ class Questions:
 
     def forget(self, ended: Asker) -> None:
         """Expect no answer of a process that has ended."""
-        for number, one in list(self._open.items()):
-            one.missing.discard(ended)
+        for number, item in list(self._open.items()):
+            item.missing.discard(ended)
             self._finish(number)
 
     def _finish(self, number: int) -> None:

@@ -112,8 +112,8 @@ class Supervisor:
     async def run(self, make: Callable[[], AsyncLLM]) -> int:
         """Serve until a signal; return the exit code."""
         loop = asyncio.get_running_loop()
-        for one in SIGNALS:
-            loop.add_signal_handler(one, self._handle_signal)
+        for item in SIGNALS:
+            loop.add_signal_handler(item, self._handle_signal)
         try:
             self._keep_running()
             llm = await self._load(make)
@@ -152,7 +152,7 @@ class Supervisor:
             self._tell(news)
         self._bury()
         self._keep_running()
-        if not self._is_announced and all(one and one.is_serving for one in self._places):
+        if not self._is_announced and all(place and place.is_serving for place in self._places):
             self._is_announced = True
             self._announce()
 
@@ -161,12 +161,12 @@ class Supervisor:
             process.send(message)
 
     def _running(self) -> Iterator[APIProcess]:
-        return (one for one in self._places if one is not None)
+        return (place for place in self._places if place is not None)
 
     def _bury(self) -> None:
         """Release API processes that have ended; raise the error of one that cannot start."""
         now_s = asyncio.get_running_loop().time()
-        for place, process in enumerate(self._places):
+        for index, process in enumerate(self._places):
             if process is None:
                 continue
             process.read()
@@ -175,24 +175,24 @@ class Supervisor:
             report = process.child.receive()
             end = process.child.describe_end()
             process.close()
-            self._places[place] = None
+            self._places[index] = None
             self._questions.forget(process)
             if report is not None and report.kind == "failed" and not self._is_announced:
                 raise error_of(report)
-            delay_s = self._delays_s[place]
+            delay_s = self._delays_s[index]
             if now_s - process.born_s > LONG_LIFE_S:
                 delay_s = FIRST_DELAY_S
-            self._starts_s[place] = now_s + delay_s
-            self._delays_s[place] = min(2 * delay_s, MAX_DELAY_S)
+            self._starts_s[index] = now_s + delay_s
+            self._delays_s[index] = min(2 * delay_s, MAX_DELAY_S)
             cause = "" if report is None else f": {error_of(report)}"
-            logger.error("API process %d ended %s%s. It is restarted.", place, end, cause)
+            logger.error("API process %d ended %s%s. It is restarted.", index, end, cause)
 
     def _keep_running(self) -> None:
         """Start the API processes that do not run."""
         now_s = asyncio.get_running_loop().time()
-        for place, process in enumerate(self._places):
-            if process is None and now_s >= self._starts_s[place]:
-                self._places[place] = self._start(place, now_s)
+        for index, process in enumerate(self._places):
+            if process is None and now_s >= self._starts_s[index]:
+                self._places[index] = self._start(index, now_s)
 
     def _start(self, place: int, now_s: float) -> APIProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -206,13 +206,13 @@ class Supervisor:
             admin=None if admin is None else admin.fileno(),
             replaces_another=self._is_announced,
         )
-        sockets = [one for one in (theirs, public, admin) if one is not None]
+        sockets = [item for item in (theirs, public, admin) if item is not None]
         with theirs:
             child = start_child(
                 ENTRY,
                 msgspec.json.encode(start),
                 name=f"API process {place}",
-                descriptors=[one.fileno() for one in sockets],
+                descriptors=[item.fileno() for item in sockets],
             )
         process = APIProcess(child, ours, now_s)
         process.follow(self._pass_on)
@@ -224,18 +224,18 @@ class Supervisor:
         if isinstance(message, Answer):
             self._questions.answer(sender, message)
             return
-        others = (one for one in self._running() if one is not sender and one.is_serving)
+        others = (item for item in self._running() if item is not sender and item.is_serving)
         self._questions.ask(sender, message, others)
 
     async def _drain(self) -> bool:
         """Let the running requests finish; return whether all of them ended by themselves."""
-        for one in (self._listeners.public, self._listeners.admin):
-            if one is not None:
-                one.close()
+        for item in (self._listeners.public, self._listeners.admin):
+            if item is not None:
+                item.close()
         num_sent = 0
         settings, loop = self._state.settings, asyncio.get_running_loop()
         deadline = loop.time() + settings.drain_timeout_s + END_S
-        while any(not one.child.has_ended() for one in self._running()):
+        while any(not item.child.has_ended() for item in self._running()):
             while num_sent < min(self._num_signals, 2):
                 self._tell(DrainNow())
                 num_sent += 1
@@ -244,4 +244,4 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
         for process in self._running():
             process.read()
-        return all(one.complete for one in self._running())
+        return all(item.complete for item in self._running())

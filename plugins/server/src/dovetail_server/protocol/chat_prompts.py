@@ -68,10 +68,10 @@ def read_messages(
         raise APIError(
             f"messages has {len(given)} entries; at most {most} are accepted.", param="messages"
         )
-    messages = [_message(f"messages[{place}]", one) for place, one in enumerate(given)]
-    for place, one in enumerate(messages):
-        if one["role"] not in ROLES:
-            _check_role(f"messages[{place}].role", one["role"], templates)
+    messages = [_message(f"messages[{index}]", item) for index, item in enumerate(given)]
+    for index, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            _check_role(f"messages[{index}].role", message["role"], templates)
     return messages
 
 
@@ -139,7 +139,7 @@ def _message(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         )
     content = given.get("content")
     if isinstance(content, list):
-        content = "".join(_part(f"{name}.content[{i}]", one) for i, one in enumerate(content))
+        content = "".join(_part(f"{name}.content[{i}]", item) for i, item in enumerate(content))
     elif content is None and not given.get("tool_calls"):
         raise APIError(
             f"{name}.content is missing.",
@@ -260,10 +260,10 @@ def _marked(find: re.Pattern[str], mark: str, value: Any) -> Any:
     if isinstance(value, str):
         return _split_text(find, mark, value)
     if isinstance(value, list):
-        return [_marked(find, mark, one) for one in value]
+        return [_marked(find, mark, item) for item in value]
     if isinstance(value, dict):
         return {
-            _split_text(find, mark, key): _marked(find, mark, one) for key, one in value.items()
+            _split_text(find, mark, key): _marked(find, mark, item) for key, item in value.items()
         }
     return value
 

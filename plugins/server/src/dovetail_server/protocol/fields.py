@@ -201,7 +201,9 @@ def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[
 
 
 def _check_unsupported(name: str, value: object) -> None:
-    if value is None or any(type(value) is type(one) and value == one for one in UNSUPPORTED[name]):
+    if value is None or any(
+        type(value) is type(item) and value == item for item in UNSUPPORTED[name]
+    ):
         return
     raise APIError(
         f"{name} is not supported by this server; omit it.",
@@ -223,7 +225,7 @@ def _type_error(message: str) -> APIError:
     expected = re.fullmatch(r"Expected `(.+)`, got `(.+)`", reason)
     if expected is None:
         return APIError(f"{path or 'The body'}: {reason}.", code="invalid_type", param=path)
-    wanted = " or ".join(_TYPE_NAMES.get(one, one) for one in expected[1].split(" | "))
+    wanted = " or ".join(_TYPE_NAMES.get(item, item) for item in expected[1].split(" | "))
     got = _TYPE_NAMES.get(expected[2], expected[2])
     return APIError(
         f"{path or 'The body'} must be {wanted}, not {got}.", code="invalid_type", param=path

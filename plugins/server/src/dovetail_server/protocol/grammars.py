@@ -50,7 +50,7 @@ def read_grammar(request: GenerationFields) -> StructuredOutputsParams | None:
         return _made({GUIDED[field]: getattr(request, field)}, field)
     if field == "structured_outputs":
         given = request.structured_outputs or {}
-        return _made({name: one for name, one in given.items() if name not in OPTIONS}, field)
+        return _made({name: item for name, item in given.items() if name not in OPTIONS}, field)
     return _made(_read_format(request.response_format or {}), field)
 
 
@@ -80,7 +80,7 @@ def _read_format(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _made(given: dict[str, Any], field: str) -> StructuredOutputsParams:
     try:
-        return StructuredOutputsParams(**{str(name): one for name, one in given.items()})
+        return StructuredOutputsParams(**{str(name): item for name, item in given.items()})
     except RequestError as error:
         names = {"structured_outputs": field}
         if field != "structured_outputs":

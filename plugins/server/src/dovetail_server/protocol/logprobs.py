@@ -94,7 +94,7 @@ class CompletionLogprobs:
             self._top.append(None)
             return
         self._logprobs.append(finite(found[token].logprob))
-        top = {self._texts.text(one): finite(entry.logprob) for one, entry in found.items()}
+        top = {self._texts.text(item): finite(entry.logprob) for item, entry in found.items()}
         self._top.append(msgspec.Raw(_encode(top)))
 
     def body(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class ChatLogprobs:
         """Add a position."""
         found = found or {}
         ranked = sorted(
-            (entry.rank, one, entry)
-            for one, entry in found.items()
+            (entry.rank, item, entry)
+            for item, entry in found.items()
             if entry.rank is not None and entry.rank <= self._num_top
         )
         own = found.get(token)
@@ -130,7 +130,7 @@ class ChatLogprobs:
                     {
                         **self._entry(token, LOWEST if own is None else own.logprob),
                         "top_logprobs": [
-                            self._entry(one, entry.logprob) for _, one, entry in ranked
+                            self._entry(item, entry.logprob) for _, item, entry in ranked
                         ],
                     }
                 )

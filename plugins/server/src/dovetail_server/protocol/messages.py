@@ -94,7 +94,7 @@ class ChoiceReader:
         if found.calls:
             self._has_calls = True
             delta["tool_calls"] = [
-                self._call(one.index, one.name, one.arguments) for one in found.calls
+                self._call(call.index, call.name, call.arguments) for call in found.calls
             ]
         return delta
 

@@ -24,7 +24,7 @@ def read_prompts(given: Any) -> list[OnePrompt]:
         return [_token_ids("prompt", given)]
     if len(given) > MAX_PROMPTS:
         raise _refuse("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are accepted")
-    return [_one(f"prompt[{place}]", one) for place, one in enumerate(given)]
+    return [_one(f"prompt[{index}]", item) for index, item in enumerate(given)]
 
 
 def _one(name: str, given: Any) -> OnePrompt:
@@ -37,7 +37,7 @@ def _one(name: str, given: Any) -> OnePrompt:
 
 def _token_ids(name: str, given: list[Any]) -> list[int]:
     if set(map(type, given)) - {int}:
-        wrong = next(place for place, one in enumerate(given) if type(one) is not int)
+        wrong = next(index for index, item in enumerate(given) if type(item) is not int)
         raise _refuse(f"{name}[{wrong}]", "must be a token id (an integer)")
     return given
 

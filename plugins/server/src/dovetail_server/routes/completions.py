@@ -141,7 +141,7 @@ class GenerationRoutes:
         traits = prompt_traits(exchange, request, self._state.settings)
         self._state.check_size(llm, len(given) * sampling.params.n, sampling.names.get("n", "n"))
         return Call(
-            prompts=[_prompt(one, traits) for one in given],
+            prompts=[_prompt(item, traits) for item in given],
             sampling=sampling,
             form=form,
             priority=request.priority or 0,
@@ -212,6 +212,6 @@ def _without_special_tokens(llm: AsyncLLM, given: Sequence[OnePrompt]) -> list[O
     if tokenizer is None:
         return list(given)
     return [
-        tokenizer.encode(one, add_special_tokens=False) if isinstance(one, str) else one
-        for one in given
+        tokenizer.encode(item, add_special_tokens=False) if isinstance(item, str) else item
+        for item in given
     ]

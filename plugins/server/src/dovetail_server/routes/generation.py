@@ -64,10 +64,10 @@ class Generation:
         finished = await _all_of([self._named(place, self._finish(place)) for place in places])
         choices: list[dict[str, Any]] = []
         prompt_fields: dict[str, Any] = {}
-        for place, output in enumerate(finished):
+        for index, output in enumerate(finished):
             call.usage.add_prompt(output)
             prompt_fields = await _prompt_fields(call, output)
-            made = await self._choices(output, place * call.sampling.num_returned)
+            made = await self._choices(output, index * call.sampling.num_returned)
             if call.form.has_batches:
                 made = [{**choice, **prompt_fields} for choice in made]
             choices += made
@@ -118,10 +118,10 @@ class Generation:
                 self._call.outputs[place] = output
         _raise_failure(output, self._call.sampling.names)
         if not self._call.sampling.without_output:
-            num_tokens = sum(len(one.token_ids) for one in output.outputs)
+            num_tokens = sum(len(item.token_ids) for item in output.outputs)
             self._call.usage.num_completion_tokens += num_tokens
             self._call.num_tokens[place] = num_tokens
-        self._call.finish_reasons.extend(one.finish_reason or "abort" for one in output.outputs)
+        self._call.finish_reasons.extend(item.finish_reason or "abort" for item in output.outputs)
         return output
 
     async def _stream_and_write(self, place: int) -> None:
@@ -157,13 +157,13 @@ class Generation:
             found = sorted(found, key=_mean_logprob, reverse=True)[: call.sampling.num_returned]
         prompt_text = await _echoed(self._llm, call, output)
         choices = []
-        for number, one in enumerate(found):
-            one = _shown(call, one)
-            fields = await _choice_fields(call, output, one)
-            text = prompt_text + one.text
+        for number, item in enumerate(found):
+            item = _shown(call, item)
+            fields = await _choice_fields(call, output, item)
+            text = prompt_text + item.text
             if (reader := _reader(call)) is not None:
-                message = reader.message(one.text)
-                fields["finish_reason"] = reader.finish_reason(one.finish_reason)
+                message = reader.message(item.text)
+                fields["finish_reason"] = reader.finish_reason(item.finish_reason)
                 choices.append({"index": first + number, "message": message, **fields})
             else:
                 choices.append(call.form.choice(first + number, text, fields))
@@ -205,17 +205,17 @@ class EventWriter:
     async def encode(self, output: RequestOutput) -> bytes:
         """Return the events for the new content of `output`."""
         parts = []
-        for one in output.outputs:
-            one = _shown(self._call, one)
-            index = self._first + one.index
-            self.num_tokens += len(one.token_ids)
-            if one.index not in self._offsets:
-                parts.append(await self._open(output, one))
-            if self._plain and one.finish_reason is None:
-                if one.text:
-                    parts.append(self._form.event(index, one.text))
+        for item in output.outputs:
+            item = _shown(self._call, item)
+            index = self._first + item.index
+            self.num_tokens += len(item.token_ids)
+            if item.index not in self._offsets:
+                parts.append(await self._open(output, item))
+            if self._plain and item.finish_reason is None:
+                if item.text:
+                    parts.append(self._form.event(index, item.text))
             else:
-                parts.append(await self._full(one, index))
+                parts.append(await self._full(item, index))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _open(self, output: RequestOutput, one: CompletionOutput) -> bytes:
@@ -328,7 +328,7 @@ def _raise_failure(output: RequestOutput, names: Mapping[str, str]) -> None:
 
     names: the fields of the request by parameter.
     """
-    reasons = {one.finish_reason for one in output.outputs}
+    reasons = {item.finish_reason for item in output.outputs}
     why = output.error or ""
     first_word = why.partition(" ")[0].partition("=")[0].rstrip(":")
     if "error" in reasons or (output.error is not None and not reasons):

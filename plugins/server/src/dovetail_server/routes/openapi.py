@@ -75,7 +75,7 @@ def openapi_route(table: RouteTable) -> Route:
 
 def make_document(routes: Iterable[Route]) -> dict[str, Any]:
     """Return the OpenAPI document about `routes`."""
-    classes = [one for kinds in BODIES.values() for one in kinds]
+    classes = [kind for kinds in BODIES.values() for kind in kinds]
     _, schemas = msgspec.json.schema_components(classes, ref_template=_REFERENCE)
     paths: dict[str, Any] = {}
     for route in routes:
@@ -115,7 +115,7 @@ def _operation(route: Route) -> dict[str, Any]:
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
     if route.method == "POST":
-        schemas = [_ref(one.__name__) for one in BODIES.get(route.path, ())]
+        schemas = [_ref(item.__name__) for item in BODIES.get(route.path, ())]
         schema = {"anyOf": schemas} if len(schemas) > 1 else (schemas or [{"type": "object"}])[0]
         operation["requestBody"] = {
             "required": True,

@@ -23,7 +23,7 @@ class TurnsPolicy(Policy):
         yield CONTINUE
         waiting = list(view.waiting)
         while waiting:
-            request = min(waiting, key=lambda one: self.rank(one, view))
+            request = min(waiting, key=lambda item: self.rank(item, view))
             if not (yield Run(request)):
                 return
             waiting.remove(request)
