@@ -45,7 +45,7 @@ class DeviceParts:
 def _accelerator(name: str) -> DeviceParts:
     kernels = ("attention:triton", "attention:torch", "ops:triton", "ops:torch")
     if name == "cuda":
-        kernels = ("attention:flashinfer", *kernels)
+        kernels = ("attention:flash_attn", "attention:flashinfer", *kernels)
     return DeviceParts(
         device_type=name,
         platform=name,

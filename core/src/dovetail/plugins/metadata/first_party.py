@@ -14,6 +14,7 @@ from types import MappingProxyType
 FIRST_PARTY: Mapping[str, str] = MappingProxyType(
     {
         "dovetail-attn-cpu": "dovetail_attn_cpu",
+        "dovetail-attn-flash-attn": "dovetail_attn_flash_attn",
         "dovetail-attn-flashinfer": "dovetail_attn_flashinfer",
         "dovetail-attn-torch": "dovetail_attn_torch",
         "dovetail-attn-triton": "dovetail_attn_triton",

@@ -1,0 +1,207 @@
+"""The attention backend `flash_attn`: its capabilities, cache shape and parts.
+
+The kernels belong to one of several providers. Unsupported requirements are refused with a reason
+for each provider, so that another backend is used. A provider is imported only if it meets all
+requirements. Does not depend on the worker, the model or the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionGroupContext,
+    AttentionLayerContext,
+    AttentionRequirements,
+)
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail_attn_flash_attn.device_facts import DeviceFacts
+from dovetail_attn_flash_attn.layer import FlashAttentionLayer
+from dovetail_attn_flash_attn.metadata import FlashAttentionBuilder
+from dovetail_attn_flash_attn.options import FlashAttentionOptions
+from dovetail_attn_flash_attn.providers import PROVIDERS
+from dovetail_attn_flash_attn.providers.provider import (
+    HALF_DTYPES,
+    HEAD_SIZES,
+    SINKS,
+    SLIDING_WINDOW,
+    SOFT_CAP,
+    Needs,
+    Provider,
+    Support,
+)
+from dovetail_attn_flash_attn.selection import refusals_of, select_provider
+
+BLOCK_SIZE_MULTIPLE = 16
+COMMON_FEATURES = frozenset({"padded_pages", "graphs"})
+"""The features that do not depend on the provider."""
+
+PROVIDER_FEATURES = frozenset({SLIDING_WINDOW, SOFT_CAP, SINKS})
+
+
+def capabilities_of(
+    support: Support, block_size_multiple: int = BLOCK_SIZE_MULTIPLE
+) -> AttentionCapabilities:
+    """Return the capabilities of the backend with only one provider."""
+    return AttentionCapabilities(
+        dtypes=support.dtypes,
+        device_types=frozenset({DeviceFacts.device_type}),
+        head_sizes=support.head_sizes,
+        block_size_multiple=max(support.block_size_multiple, block_size_multiple),
+        features=support.features | COMMON_FEATURES,
+    )
+
+
+class FlashAttentionBackend(AttentionBackend):
+    """Paged attention with FlashAttention 2 or 3: prompts, chunks and decodes in any mixture.
+
+    The capabilities are those of all providers together; `refusals` requires one provider that
+    meets all requirements of the model. Each layer then uses the first provider that meets its own
+    requirements. The cache has the dtype of the model, and the same shape for all providers.
+
+    providers: in the order of selection. devices: facts about the GPUs.
+    """
+
+    name: ClassVar[str] = "flash_attn"
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
+        dtypes=HALF_DTYPES,
+        device_types=frozenset({DeviceFacts.device_type}),
+        head_sizes=HEAD_SIZES,
+        block_size_multiple=BLOCK_SIZE_MULTIPLE,
+        features=COMMON_FEATURES | PROVIDER_FEATURES,
+    )
+    providers: ClassVar[Sequence[Provider]] = PROVIDERS
+    devices: ClassVar[DeviceFacts] = DeviceFacts()
+
+    @classmethod
+    def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
+        """Return () if a provider meets all requirements; otherwise one reason for each provider.
+
+        Reasons that concern all providers are returned alone. For a device of another type, the
+        result is (): the capabilities refuse it.
+        """
+        if requirements.device_type not in cls.capabilities.device_types:
+            return ()
+        reasons = _shared_refusals(requirements)
+        if cls.devices.is_rocm(requirements.architecture):
+            reasons.append(
+                "torch is built for ROCm, which the kernels do not support; install a torch build "
+                "for CUDA, or choose attention_backend='torch'"
+            )
+        if reasons:
+            return reasons
+        capability = cls.devices.required_capability(requirements)
+        stored = cls.capabilities.stored_head_size(requirements.head_size)
+        needs = Needs(
+            dtype=requirements.dtype,
+            kv_cache_dtype=requirements.kv_cache_dtype,
+            head_size=stored or requirements.head_size,
+            capability=capability,
+            num_heads=requirements.num_heads,
+            block_size=requirements.block_size,
+            features=requirements.features & PROVIDER_FEATURES,
+        )
+        # The kernels may need the driver, which the machine of an assumed device does not have.
+        can_load = capability > 0 and not requirements.architecture
+        return refusals_of(cls.providers, needs, load=can_load)
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Return [N, 2, B, K, D]. Keys and values are views [N, B, K, D] with strided blocks."""
+        return (num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_size)
+
+    @classmethod
+    def create_builder(cls, context: AttentionGroupContext) -> FlashAttentionBuilder:
+        """Return the metadata builder of a group.
+
+        Raises ConfigError if the cache is not supported, or no provider supports the group.
+        """
+        spec = context.spec
+        check_cache(spec)
+        options = FlashAttentionOptions.model_validate(dict(context.options))
+        needs = Needs(
+            dtype=spec.dtype,
+            kv_cache_dtype=spec.dtype,
+            head_size=spec.head_size,
+            capability=cls.devices.capability(context.device),
+            block_size=spec.block_size,
+            features=frozenset({SLIDING_WINDOW} if spec.sliding_window else ()),
+        )
+        select_provider(cls.providers, needs, options.provider, f"a group with {spec}")
+        return FlashAttentionBuilder(context, options)
+
+    @classmethod
+    def create_layer(cls, context: AttentionLayerContext) -> FlashAttentionLayer:
+        """Return the attention layer.
+
+        Raises ConfigError if the heads do not divide evenly, or no provider supports the layer.
+        """
+        check_heads(context)
+        capability = cls.devices.capability(context.device)
+        select = partial(cls._select, context, capability)
+        select(0)  # A layer does not know its block size yet, but other causes are reported now.
+        return FlashAttentionLayer(context, capability, select)
+
+    @classmethod
+    def _select(cls, context: AttentionLayerContext, capability: int, block_size: int) -> Provider:
+        """Return the provider of a layer. block_size: 0 if it is unknown."""
+        dtype = str(context.dtype).removeprefix("torch.")
+        used = {
+            SLIDING_WINDOW: context.sliding_window > 0,
+            SOFT_CAP: context.soft_cap > 0,
+            SINKS: context.sinks is not None,
+        }
+        needs = Needs(
+            dtype=dtype,
+            kv_cache_dtype=dtype,
+            head_size=context.head_size,
+            capability=capability,
+            num_heads=context.num_heads,
+            block_size=block_size,
+            features=frozenset(feature for feature, is_used in used.items() if is_used),
+        )
+        options = FlashAttentionOptions.model_validate(dict(context.options))
+        return select_provider(cls.providers, needs, options.provider, context.layer_name)
+
+
+def check_cache(spec: FullAttentionSpec) -> None:
+    """Raise ConfigError unless the kernels can read a cache of `spec`."""
+    if spec.dtype not in HALF_DTYPES or spec.scale_bytes:
+        raise ConfigError(
+            f"the attention backend 'flash_attn' cannot use a KV cache of {spec.dtype} with "
+            f"scale_bytes={spec.scale_bytes}; it supports {' and '.join(sorted(HALF_DTYPES))} "
+            "without scales. Set kv_cache_dtype='auto'"
+        )
+
+
+def check_heads(context: AttentionLayerContext) -> None:
+    """Raise ConfigError unless each key-value head has the same number of query heads."""
+    if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
+        raise ConfigError(
+            f"{context.layer_name} has {context.num_heads} query heads and "
+            f"{context.num_kv_heads} key-value heads; the number of query heads must be a "
+            "multiple of the number of key-value heads. Check num_attention_heads and "
+            "num_key_value_heads in config.json"
+        )
+
+
+def _shared_refusals(requirements: AttentionRequirements) -> list[str]:
+    """Return the reasons that concern all providers."""
+    reasons = []
+    if requirements.kv_cache_dtype in SCALE_BYTES:
+        reasons.append(
+            f"KV caches of {requirements.kv_cache_dtype} have a scale for each token and head, but "
+            "the kernels support one scale per row and head; set kv_cache_dtype='auto', or choose "
+            "attention_backend='triton'"
+        )
+    if requirements.num_heads % requirements.num_kv_heads:
+        reasons.append(
+            f"{requirements.num_heads} query heads are not a multiple of "
+            f"{requirements.num_kv_heads} key-value heads"
+        )
+    return reasons

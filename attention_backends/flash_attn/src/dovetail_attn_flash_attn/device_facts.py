@@ -1,0 +1,39 @@
+"""Read the compute capability of a device. A test replaces `DeviceFacts` to simulate a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.interfaces.attention import AttentionRequirements
+
+UNKNOWN = 0
+"""The capability of a device that this process does not see."""
+
+_PREFIX = "sm_"
+
+
+class DeviceFacts:
+    """Facts about the GPUs of this process."""
+
+    device_type = "cuda"
+
+    def capability(self, device: torch.device) -> int:
+        """Return the compute capability · 10 of `device`, or UNKNOWN if it is not a CUDA device."""
+        if device.type != self.device_type:
+            return UNKNOWN
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+
+    def required_capability(self, requirements: AttentionRequirements) -> int:
+        """Return the compute capability · 10 of the assumed or the current GPU, or UNKNOWN."""
+        if requirements.architecture:
+            return int(requirements.architecture.removeprefix(_PREFIX))
+        if not torch.cuda.is_available():
+            return UNKNOWN
+        return self.capability(torch.device(self.device_type, torch.cuda.current_device()))
+
+    def is_rocm(self, architecture: str = "") -> bool:
+        """Return whether torch is built for ROCm, or the assumed architecture is not NVIDIA's."""
+        if architecture:
+            return not architecture.startswith(_PREFIX)
+        return torch.version.hip is not None

@@ -1,0 +1,28 @@
+"""The options of the attention backend `flash_attn`. The model rejects unknown options.
+
+Imported when an engine is configured: pydantic only, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+AUTO = "auto"
+
+
+class FlashAttentionOptions(BaseModel):
+    """Options of the attention backend `flash_attn`.
+
+    provider: the library that contains the kernels. "auto" selects the first that meets all
+        requirements, in the order "vllm", "fa3", "flash_attn", "torch".
+    graph_splits: maximum number of splits of a context in captured decodes with FA3. Intermediate
+        results take graph_splits · requests · query heads · head size · 4 bytes. Other steps have
+        no such limit.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    provider: Literal["auto", "vllm", "fa3", "flash_attn", "torch"] = AUTO
+    graph_splits: Annotated[int, Field(ge=1, le=256)] = 32

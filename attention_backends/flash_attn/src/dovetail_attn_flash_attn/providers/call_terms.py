@@ -1,0 +1,78 @@
+"""The arguments of a call, by term. Each provider has a table from terms to its own names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.errors import ContractError
+from dovetail_attn_flash_attn.providers.provider import CallTensors, LayerShape, StepTensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Everything that a kernel call depends on. tensors: None while a schedule is computed."""
+
+    shape: LayerShape
+    step: StepTensors
+    tensors: CallTensors | None = None
+    schedule: torch.Tensor | None = None
+
+    @property
+    def given(self) -> CallTensors:
+        """The tensors of the call."""
+        assert self.tensors is not None
+        return self.tensors
+
+
+def _sinks(call: Call) -> torch.Tensor | None:
+    """Return the sinks in bfloat16: the only dtype that the kernels support."""
+    sinks_H = call.given.sinks_H
+    return None if sinks_H is None else sinks_H.to(torch.bfloat16)
+
+
+TERMS: Mapping[str, Callable[[Call], object]] = {
+    "queries": lambda call: call.given.q_THD,
+    "keys": lambda call: call.given.keys_NBKD,
+    "values": lambda call: call.given.values_NBKD,
+    "out": lambda call: call.given.out_THD,
+    "sinks": _sinks,
+    "schedule": lambda call: call.schedule,
+    "num_rows": lambda call: call.step.num_rows,
+    "query_start": lambda call: call.step.query_start_R1,
+    "key_lens": lambda call: call.step.key_lens_R,
+    "cu_key_lens": lambda call: call.step.cu_key_lens_R1,
+    "table": lambda call: call.step.table_RM,
+    "block_size": lambda call: call.step.block_size,
+    "max_query_len": lambda call: call.step.max_query_len,
+    "max_key_len": lambda call: call.step.max_key_len,
+    "num_splits": lambda call: call.step.num_splits,
+    "num_heads": lambda call: call.shape.num_heads,
+    "num_kv_heads": lambda call: call.shape.num_kv_heads,
+    "head_size": lambda call: call.shape.head_size,
+    "dtype": lambda call: call.shape.dtype,
+    "scale": lambda call: call.shape.scale,
+    "causal": lambda call: True,
+    "window_size": lambda call: call.shape.window_size,
+    "window_left": lambda call: call.shape.window_size[0],
+    "window_right": lambda call: call.shape.window_size[1],
+    "soft_cap": lambda call: call.shape.soft_cap,
+    "has_soft_cap": lambda call: call.shape.soft_cap > 0,
+}
+
+
+def arguments(names: Mapping[str, str], call: Call) -> dict[str, object]:
+    """Return the keyword arguments of a call.
+
+    names: the provider's name of each term that it supports. Raises ContractError if the layer has
+    a soft cap or sinks and the provider has no name for them: they must not be ignored.
+    """
+    tensors = call.tensors
+    if tensors is not None:
+        if call.shape.soft_cap and "soft_cap" not in names:
+            raise ContractError("a provider without soft caps was selected for a layer with one")
+        if tensors.sinks_H is not None and "sinks" not in names:
+            raise ContractError("a provider without sinks was selected for a layer with sinks")
+    return {name: TERMS[term](call) for term, name in names.items()}
